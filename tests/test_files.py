@@ -59,7 +59,7 @@ def test_what_is_read_is_not_written(
 ) -> None:
     other = name(model)
     files = CommandFiles(force=force)
-    if output_first and force:
+    if output_first and force and not other.is_symlink():  # a link is no output anyway
         files.write("-o", other)
         with pytest.raises(UsageError, match=r"MODEL and -o are the same file.*-o another"):
             files.read("MODEL", model)
@@ -152,3 +152,25 @@ def test_a_folder_that_takes_no_files_is_refused_at_once() -> None:
     """Whatever rights the user has in it."""
     with pytest.raises(UsageError, match="not writable"):
         CommandFiles().write("-o", Path("/proc/model.onnx"))
+
+
+@pytest.mark.parametrize("leads_to", ["file", "nothing"])
+def test_a_link_is_no_output(tmp_path: Path, leads_to: str) -> None:
+    # it would be replaced by the model, and what it leads to keep the old one
+    if leads_to == "file":
+        (tmp_path / "real.onnx").write_text("old")
+    link = tmp_path / "link.onnx"
+    link.symlink_to(tmp_path / "real.onnx")
+    files = CommandFiles(force=True)
+    with pytest.raises(UsageError, match=r"output is a link to .*real\.onnx"):
+        files.write("-o", link)
+    # what is added to is followed
+    CommandFiles().write("--study", link, replaces=False)
+
+
+def test_a_link_is_no_folder_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "saved_model.pb").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(UsageError, match="output is a link"):
+        CommandFiles(force=True).write("-o", tmp_path / "link", folder="saved_model.pb")

@@ -96,7 +96,8 @@ class CommandFiles:
         if folder:
             check_writable_folder(path, folder, force=self._force)
         else:
-            check_writable(path, force=self._force or not replaces)
+            kept = path if replaces else Path(os.path.realpath(path))
+            check_writable(kept, force=self._force or not replaces)
         self._outputs[path] = role
         state = _state(path)
         if replaces and state is not None:
@@ -171,6 +172,7 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 def check_writable(path: Path, *, force: bool) -> None:
     """Raise UsageError unless a file may be put at ``path``."""
+    _check_link(path)
     if path.is_dir():
         raise UsageError("output is a directory", where=str(path), fix="give a file name")
     if path.exists():
@@ -189,6 +191,7 @@ def check_writable_folder(path: Path, marker: str, *, force: bool) -> None:
     An existing folder is replaced only with ``force``, and only if it is such a model: if it
     has a file ``marker``.
     """
+    _check_link(path)
     if path.exists():
         if not (path / marker).is_file():
             raise UsageError(
@@ -201,6 +204,19 @@ def check_writable_folder(path: Path, marker: str, *, force: bool) -> None:
                 "output exists", where=str(path), fix="choose another name or pass --force"
             )
     _check_parent(path)
+
+
+def _check_link(path: Path) -> None:
+    """Raise UsageError for a link: it would be replaced, and what it leads to stay as it was.
+
+    What is written beside a model (its tensors, its plan) has to be where the model is.
+    """
+    if path.is_symlink():
+        raise UsageError(
+            f"output is a link to {os.path.realpath(path)}",
+            where=str(path),
+            fix="give the name that it leads to, or remove the link",
+        )
 
 
 def _check_parent(path: Path) -> None:
