@@ -124,8 +124,10 @@ class OnnxRuntimeSession:
     def _check_rows(self, arrays: Sequence[Array]) -> None:
         """Raise EngineError for an empty input of a model that would end the process."""
         empty = [s.name for s, a in zip(self._inputs, arrays, strict=True) if not a.size]
+        if not empty:
+            return
         op = next((s.op for s in self._source.steps if s.op in _NEED_ROWS), "")
-        if empty and op:
+        if op:
             raise EngineError(
                 f"the input {empty[0]!r} is empty, and ONNX Runtime ends the process where"
                 f" {op} reads no rows or no steps",
