@@ -67,6 +67,20 @@ def test_a_graph_that_does_not_run_for_another_size_says_so() -> None:
         low(torch.randn(5, 4))
 
 
+def test_a_lack_of_memory_is_no_fault_of_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    low = ft.convert(nn.ReLU(), (torch.randn(3, 4),), "all:bf16")
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(low, "forward", full)
+    with (
+        pytest.warns(UserWarning, match="captured with 3"),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        low(torch.randn(5, 4))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64])
 def test_another_type_is_an_error(dtype: torch.dtype) -> None:
     """The graph's casts would take it, where the module itself raises an error."""

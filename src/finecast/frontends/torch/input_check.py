@@ -80,7 +80,7 @@ class InputCheck:
     def failed(self, error: RuntimeError, args: Any, kwargs: Any) -> Exception:
         """What to raise for an error of the graph on these inputs."""
         other = self.other_size(args, kwargs)
-        if not other:
+        if not other or isinstance(error, torch.OutOfMemoryError):
             return error
         why = (str(error).strip().splitlines() or [""])[0]
         return UsageError(
