@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Tests that run at the same time do not each take all cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells have their background jobs ignore it, and finecast, run by tests, would as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Speed is benchmarked, never tested: no deadline anywhere.
 settings.register_profile("dev", deadline=None)

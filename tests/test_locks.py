@@ -41,7 +41,7 @@ def held_elsewhere(path: Path) -> Generator[subprocess.Popen[str]]:
 def test_the_error_names_the_process(tmp_path: Path) -> None:
     output = tmp_path / "é out.onnx"
     with held_elsewhere(output) as process:
-        wanted = f"-o is being written by another finecast, process {process.pid} .*-INT"
+        wanted = f"-o is being written by another finecast, process {process.pid} .*kill"
         with pytest.raises(UsageError, match=wanted), locked({output: "-o"}):
             pass
 

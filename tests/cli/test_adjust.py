@@ -46,7 +46,10 @@ def test_it_is_told_and_explained(finecast: Finecast, files: tuple[Path, Path]) 
         assert RULE in {verdict["rule"] for verdict in said["verdicts"]}
 
 
-def test_channels_are_told_and_applied_again(finecast: Finecast, tmp_path: Path) -> None:
+def test_channels_are_told_and_applied_again(
+    finecast: Finecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     if not probe_one(OpenVinoEngine(), Format.INT8).runs:
         pytest.skip("this CPU has no integer products that are right")
     net = rescaled.written(tmp_path / "net.onnx", "smooth")

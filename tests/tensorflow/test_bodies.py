@@ -303,8 +303,11 @@ def test_tune_plans_what_is_in_a_body(
 
 
 def test_inspect_shows_what_is_in_bodies(
-    saved: Callable[[str], Saved], capsys: pytest.CaptureFixture[str]
+    saved: Callable[[str], Saved],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["inspect", str(saved("lstm").path)]) == ExitCode.DONE
     said = capsys.readouterr().out
     assert "matmul 3 " in said  # two in the body

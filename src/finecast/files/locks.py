@@ -126,7 +126,7 @@ def _writer(descriptor: int) -> tuple[str, str]:
     if not number.isdigit():
         return "another process", "wait for it"
     if host == socket.gethostname():
-        return f"process {number}", f"wait for it, end it (kill -INT {number})"
+        return f"process {number}", f"wait for it, end it (kill {number})"
     return f"process {number} on {host}", "wait for it"
 
 
