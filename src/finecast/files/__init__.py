@@ -283,6 +283,23 @@ def suffix_in_lower_case(path: Path) -> Generator[Path]:
         yield link
 
 
+@contextmanager
+def writing(path: Path | str) -> Generator[None]:
+    """Turn an error of the system inside into one that names ``path`` as what is written.
+
+    Raises:
+        UsageError: Instead of an OSError, as where the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the output: {error.strerror or error}",
+            where=str(path),
+            fix="choose a folder that exists, is writable and has room",
+        ) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, in one step as ``write_bytes``.
 
@@ -303,7 +320,7 @@ def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> Non
     Raises:
         UsageError: If the file cannot be written.
     """
-    try:
+    with writing(path):
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         # In a temporary folder: a temporary file would be readable by its owner alone.
@@ -311,8 +328,6 @@ def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> Non
             staged = Path(folder) / path.name
             staged.write_bytes(content)
             staged.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
 
 
 def digest(path: Path, *more: Path) -> str:

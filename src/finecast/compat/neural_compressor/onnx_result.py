@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnx.external_data_helper import uses_external_data
 
 from finecast.errors import FinecastError, UsageError
+from finecast.files import writing
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES
@@ -85,10 +86,8 @@ class OnnxResult:
                 where=str(path),
                 fix="give another name",
             )
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
         frontend.save(self.converted, path, force=True)
 
     def nodes(self) -> Any:

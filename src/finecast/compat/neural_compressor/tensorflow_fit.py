@@ -14,6 +14,7 @@ from finecast.compat.neural_compressor.lowest import all_low_but
 from finecast.engines.probe import speed_of
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import UsageError
+from finecast.files import writing
 from finecast.frontends.tensorflow.loading import read_frozen
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
@@ -45,10 +46,8 @@ class TensorFlowResult:
             UsageError: If it cannot be written.
         """
         path = Path(root)
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
         self.model.save(path, force=True)
 
 

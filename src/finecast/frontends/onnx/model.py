@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError, naming
-from finecast.files import DATA_SUFFIX, check_writable, digest
+from finecast.files import DATA_SUFFIX, check_writable, digest, writing
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import MadeTensor
@@ -226,6 +226,7 @@ def save(
     data_name = path.name + DATA_SUFFIX
     try:
         with (
+            writing(path),
             paused_collection(keeps=False),
             tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as name,
         ):
@@ -237,12 +238,8 @@ def save(
             if (folder / data_name).exists():
                 (folder / data_name).replace(path.parent / data_name)
             (folder / path.name).replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the output: {error.strerror or error}",
-            where=str(path),
-            fix="choose a folder that exists, is writable and has room",
-        ) from error
+    except UsageError:
+        raise
     except Exception as error:  # onnx_ir raises what Python raises on malformed models
         raise ModelError(
             f"the model cannot be written: {_first_line(error.__cause__ or error)}",

@@ -31,10 +31,17 @@ from finecast.subjects.engine.sizes import shapes_for
 
 
 def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
-    """The first feeds of the user's data, by the engine asked for; empty without data."""
+    """The first feeds of the user's data; empty if none were given.
+
+    The model's inputs are told by the engine asked for, or by another one where it does not
+    load the model: some models are loaded only when their shapes are known.
+    """
     if options.data is None:
         return []
-    _, session = first_that_loads(source.runners(options.engine), source.loadable)
+    asked = source.runners(options.engine)
+    names = {one.name for one in asked}
+    others = [one for one in source.runners(None) if one.name not in names]
+    _, session = first_that_loads([*asked, *others], source.loadable)
     return calibration_batches(session, options.data)
 
 

@@ -12,6 +12,7 @@ from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.errors import EngineError, UsageError
+from finecast.files import writing
 from finecast.graph import Graph
 from finecast.pipeline.artefact import Verified
 from finecast.pipeline.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
@@ -81,18 +82,19 @@ def publish(parts: Sequence[Path], place: Path, where: str) -> None:
         UsageError: If one cannot be moved; earlier files are then put back.
     """
     done: list[tuple[Path, Path | None]] = []
-    try:
-        for part in parts:
-            target, backup = place / part.name, part.with_name(f"{part.name}.before")
-            kept = target.replace(backup) if target.exists() else None
-            done.append((target, kept))
-            part.replace(target)
-    except OSError as error:
-        for target, kept in reversed(done):
-            target.unlink(missing_ok=True)
-            if kept is not None:
-                kept.rename(target)
-        raise UsageError(f"cannot write the output: {error.strerror}", where=where) from error
+    with writing(where):
+        try:
+            for part in parts:
+                target, backup = place / part.name, part.with_name(f"{part.name}.before")
+                kept = target.replace(backup) if target.exists() else None
+                done.append((target, kept))
+                part.replace(target)
+        except OSError:
+            for target, kept in reversed(done):
+                target.unlink(missing_ok=True)
+                if kept is not None:
+                    kept.rename(target)
+            raise
 
 
 def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:

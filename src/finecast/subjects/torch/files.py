@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.engines.torch.session import ProgramSignature, examples
 from finecast.errors import ModelError, UsageError
+from finecast.files import writing
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.containers import containers_in
@@ -133,20 +134,16 @@ def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None
     if not path.parent.is_dir():
         raise UsageError("no such folder", where=str(path.parent), fix="create it first")
     extra = {PLAN_FILE: plan.to_json()} if plan is not None else {}
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
-            staged = Path(folder) / "model.pt2"
-            with quiet():
-                _write(program, staged, extra)
-                # The written file has to load, without trust unless the program's own
-                # containers need it.
-                load_program(staged, trust=bool(containers_in(staged)))
-            size = staged.stat().st_size
-            staged.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the output: {error.strerror or error}",
-            where=str(path),
-            fix="choose a folder that exists, is writable and has room",
-        ) from error
+    with (
+        writing(path),
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder,
+    ):
+        staged = Path(folder) / "model.pt2"
+        with quiet():
+            _write(program, staged, extra)
+            # The written file has to load, without trust unless the program's own
+            # containers need it.
+            load_program(staged, trust=bool(containers_in(staged)))
+        size = staged.stat().st_size
+        staged.replace(path)
     return size
