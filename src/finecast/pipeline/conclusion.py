@@ -83,7 +83,7 @@ class Conclusion:
         built.release()
         speed = measurements.times.speed(name)
         return replace(
-            self._beside_anchors(outcome, measurements, name),
+            outcome,
             gains=gains,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
@@ -118,8 +118,7 @@ class Conclusion:
         """The outcome that the fp32 model stays, for the reason ``why``."""
         measurements = self._measure(self.hints, measuring.BASELINE)
         same, plan = self._fp32(measurements), self.planner.unchanged(why)
-        outcome = self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
-        return self._beside_anchors(outcome, measurements, ANCHOR)
+        return self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
 
     def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
         return self.measuring.measure(built, effort, self.planner, self.analysis)
@@ -137,21 +136,16 @@ class Conclusion:
             cost=measurements.costs.latency_s(name),
         )
 
-    def _beside_anchors(
-        self, outcome: Outcome, measurements: Measurements, result: str
-    ) -> Outcome:
-        """``outcome`` with its anchors, and a warning of those that are better."""
-        anchors, costs = self._anchors(measurements), measurements.costs
-        better = better_alone(
-            anchors if self.measuring.objective.of_time else (),
-            lambda metric: self.trials.no_worse(metric, outcome.tuned.metric),
-            lambda name: costs.between(name, result),
-        )
-        return replace(
-            outcome,
-            anchors=anchors,
-            evaluations=self.trials.evaluations,
-            warnings=(*outcome.warnings, *better),
+    def _better_alone(
+        self, anchors: Sequence[Anchor], measurements: Measurements, result: str, metric: float
+    ) -> tuple[str, ...]:
+        """A warning for each anchor that is better than the result, which has ``metric``."""
+        if not self.measuring.objective.of_time:
+            return ()
+        return better_alone(
+            anchors,
+            lambda found: self.trials.no_worse(found, metric),
+            lambda name: measurements.costs.between(name, result),
         )
 
     def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
@@ -185,7 +179,8 @@ class Conclusion:
         built: Built | None = None,
         errors: tuple[float, float] = (0.0, 0.0),
     ) -> Outcome:
-        subject = self.subject
+        subject, anchors = self.subject, self._anchors(measurements)
+        result = ANCHOR if built is None else plan.digest
         return Outcome(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
             why=why,
@@ -207,7 +202,9 @@ class Conclusion:
                 *subject.told,
                 *subject.model.notes(self.planner),
                 *measurements.times.notes,
+                *self._better_alone(anchors, measurements, result, tuned.metric),
             ),
+            anchors=anchors,
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,
             built=built,
