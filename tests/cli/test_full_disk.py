@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,19 +10,9 @@ import torch
 
 from finecast.errors import ExitCode
 from tests.cli.conftest import Answer
+from tests.full_disk import files_of_at_most
 
 Finecast = Callable[..., Answer]
-
-
-@contextmanager
-def files_of_at_most(size_bytes: int) -> Generator[None]:
-    """Writing more than that into one file fails inside, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def saved_as(suffix: str, net: Path) -> Path:

@@ -186,51 +186,19 @@ def test_a_bug_has_its_own_code(
     assert r"ZeroDivisionError: \x1b[2J" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) -> None:
-    mine, study = tmp_path / "mine.py", tmp_path / "low.study.db"
+def end_while_it_evaluates(net: Path, body: str, number: signal.Signals) -> None:
+    """Run ``tune`` with a function of this body, and end it once that says "evaluating"."""
+    mine = net.with_name("mine.py")
     mine.write_text(
-        SCORE + "import sys, time\n"
+        f"{SCORE}import sys, time\n"
         "def f(run):\n"
-        "    run({'x': X})\n"
-        "    print('evaluating', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    Study(study)
-    command = [sys.executable, "-m", "finecast", "tune", str(net), "--eval", f"{mine}:f"]
-    with subprocess.Popen(
-        [*command, "-o", str(tmp_path / "low.onnx")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ),
-    ) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "evaluating\n"
-        run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=60)
-    assert run.returncode == ExitCode.INTERRUPTED
-    assert err.strip() == "error: interrupted: no trial was finished, nothing was written"
-    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix in (".onnx", ".db")) == [
-        "low.study.db",
-        "net.onnx",
-    ]
-    assert Study(study).count() == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_nothing_but_the_user_s_files(
-    net: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        SCORE + "import sys, time\n"
-        "def f(run):\n"
+        f"{body}"
         "    print('evaluating', flush=True)\n"
         "    time.sleep(60)\n"
     )
     command = [sys.executable, "-m", "finecast", "tune", str(net), "--eval", f"{mine}:f"]
     with subprocess.Popen(
-        [*command, "-o", str(tmp_path / "low.onnx")],
+        [*command, "-o", str(net.with_name("low.onnx"))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -242,6 +210,24 @@ def test_a_signal_leaves_nothing_but_the_user_s_files(
         _, err = run.communicate(timeout=60)
     assert run.returncode == ExitCode.INTERRUPTED
     assert err.strip() == "error: interrupted: no trial was finished, nothing was written"
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) -> None:
+    study = tmp_path / "low.study.db"
+    Study(study)
+    end_while_it_evaluates(net, "    run({'x': X})\n", signal.SIGINT)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix in (".onnx", ".db")) == [
+        "low.study.db",
+        "net.onnx",
+    ]
+    assert Study(study).count() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_but_the_user_s_files(
+    net: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    end_while_it_evaluates(net, "", number)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py", "net.onnx"]
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from finecast.engines import get_engine
 from finecast.engines.probe import probe_one
 from finecast.errors import ModelError, UsageError
 from finecast.numbers.formats import Format
+from tests.full_disk import files_of_at_most
 
 tf: Any = pytest.importorskip("tensorflow")
 keras: Any = pytest.importorskip("keras")
@@ -83,17 +81,6 @@ def test_profile_runs_a_saved_model_beside_what_it_gave(net: Any, tmp_path: Path
     given = ["--runs", "2", "--seconds", "0.01", "--no-memory", "--json"]
     assert main(["profile", str(saved), str(low), *given]) == 0
     assert main(["profile", str(saved), *given]) == 0
-
-
-@contextmanager
-def files_of_at_most(size_bytes: int) -> Generator[None]:
-    """Let no file grow beyond a size: writing fails as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("out", ["low", "low.xml"])
