@@ -1,6 +1,6 @@
 """Compares finecast's models with OpenVINO's own precision hint, on every net.
 
-    python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--tune] [NET ...]
+    python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--tune] [--ir] [NET ...]
     python -m benchmarks.bench_hint --write
 
 Three models of each net are compared: ``all:bf16``; ``choice``, a plan of what the hint
@@ -8,7 +8,8 @@ lowers; and ``exact``, that plan without roundings that the hint leaves out. Fig
 kernels, the error against fp32 over eight inputs, and the processor time of a call on one
 core. Each net runs in a process of its own, and its line is kept in a file: a net that has a
 line is not run again, unless it is named. ``--tune`` compares the result of ``tune`` with the
-hint, where twice the hint's error is allowed. ``--write`` puts the tables into
+hint, where twice the hint's error is allowed; with ``--ir`` it writes OpenVINO's IR, which
+may state the plan by marks and the hint itself. ``--write`` puts the tables into
 RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
 """
 
@@ -74,7 +75,7 @@ def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
     }
 
 
-def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
+def tuned(net: hint_nets.Net, output: Path) -> dict[str, Any]:
     """The result of ``tune`` on one core, where the error may be twice the hint's.
 
     ``tune`` counts processor time, too.
@@ -89,17 +90,18 @@ def tuned(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
 
     allowed = 2 * errors(models, net.feeds)["hint"]
     outcome = api.tune(
-        net.model, folder / "tuned.onnx", evaluate=score, calib=lambda: net.feeds,
+        net.model, output, evaluate=score, calib=lambda: net.feeds,
         criterion="absolute", tolerance=allowed, policy="auto:bf16", engine="openvino",
     )  # fmt: skip
     # Loaded anew: what was loaded before the search lies in other memory, and was 4% faster.
     models = _references(net)
     if outcome.improved:
-        models["tuned"] = Compiled.of(folder / "tuned.onnx", "f32")
+        models["tuned"] = Compiled.of(output, "bf16" if outcome.plan.by_hint else "f32")
     return {
         "verdict": outcome.verdict.value,
         "why": outcome.why,
         "ops": dict(outcome.ops),
+        "by_hint": outcome.plan.by_hint,
         "chosen": [r.text for d in outcome.plan.decisions[:1] for r in d.reasons][-1:],
         "seconds": outcome.seconds,
         "errors": errors(models, net.feeds),
@@ -176,7 +178,8 @@ def speeds(models: Mapping[str, Compiled], feeds: Feeds) -> dict[str, list[float
 
 def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """The line of one net, from a process of its own."""
-    more = ["--exports", str(given.exports), *(["--tune"] if given.tune else [])]
+    flags = {"--tune": given.tune, "--ir": given.ir}
+    more = ["--exports", str(given.exports), *(name for name, on in flags.items() if on)]
     line = run_apart("bench_hint", [name, "--one", *more], limit_s=_LIMIT_S)
     return {"net": name, **line}
 
@@ -223,7 +226,9 @@ def main() -> int:
     parser.add_argument("--exports", type=Path, default=_BUILD / "hint-nets")
     parser.add_argument("--lines", type=Path, default=_BUILD / "hint.jsonl")
     parser.add_argument("--tuned-lines", type=Path, default=_BUILD / "hint-tuned.jsonl")
+    parser.add_argument("--ir-lines", type=Path, default=_BUILD / "hint-tuned-ir.jsonl")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--ir", action="store_true", help="with --tune: write OpenVINO's IR")
     parser.add_argument("--write", action="store_true", help="the tables, of the lines kept")
     parser.add_argument("--one", action="store_true", help="one net, here; prints its line")
     given = parser.parse_args()
@@ -231,14 +236,17 @@ def main() -> int:
         count_processor_time()
         net = hint_nets.net(given.net[0], given.exports)
         with tempfile.TemporaryDirectory() as folder:
-            found = (tuned if given.tune else measured)(net, Path(folder))
+            made = Path(folder) / ("tuned.xml" if given.ir else "tuned.onnx")
+            found = tuned(net, made) if given.tune else measured(net, Path(folder))
             print(json.dumps({"net": given.net[0], **found}))
         return 0
     if given.write:
         write_tables(lines_of(given.lines), lines_of(given.tuned_lines))
         return 0
     print_environment()
-    lines: Path = given.tuned_lines if given.tune else given.lines
+    lines: Path = (
+        given.ir_lines if given.ir else given.tuned_lines if given.tune else given.lines
+    )
     lines.parent.mkdir(parents=True, exist_ok=True)
     before = {} if given.net else lines_of(lines)
     for name in given.net or hint_nets.known():

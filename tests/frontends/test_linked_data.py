@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from finecast import api
 from finecast.engines import get_engine
-from finecast.engines.links import without_links
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx.links import without_links
 
 DATA = "model.onnx_data"
 SIZE = 32

@@ -74,7 +74,29 @@ def test_a_more_accurate_plan_is_taken_until_it_is_known_to_be_slower(
         return measured
 
     best, told = last_race(
-        FAST, candidates, fp32=1.0, trials=made, evaluate=lambda _: 0.95, race=race
+        FAST,
+        candidates,
+        fp32=1.0,
+        trials=made,
+        evaluate=lambda _: 0.95,
+        race=race,
+        error=lambda c: c.error,
     )
     assert best.name == taken
     assert told is measured
+
+
+def test_errors_are_measured_of_plans_that_nearly_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fine`` was predicted to be more accurate, and is not; the prediction is reported."""
+    candidates = [FAST, FINE]
+    measured = raced(monkeypatch, 1.02, CALM)
+    best, _ = last_race(
+        FAST,
+        candidates,
+        fp32=1.0,
+        trials=trials({"fast": 0.95}, candidates),
+        evaluate=lambda _: 0.95,
+        race=lambda _: measured,
+        error=lambda c: {"fast": 0.9, "fine": 1.1}[c.name],
+    )
+    assert (best.name, best.error) == ("fast", FAST.error)

@@ -85,6 +85,7 @@ def test_digest_is_of_what_the_plan_does(plan: Plan, other: Plan) -> None:
         replace(PLAN, opset=23),
         replace(PLAN, io={"x": Format.BF16}),
         replace(PLAN, decisions=PLAN.decisions[:2]),
+        replace(PLAN, by_hint=True),
         replace(PLAN, decisions=(replace(PLAN.decisions[0], format=Format.FP32),)),
     ],
 )
@@ -110,6 +111,7 @@ def test_plans_of_every_version_load(sample: Path) -> None:
     assert plan.io == {"x": Format.BF16}
     assert plan.from_type == stated.get("from_type", "")
     assert plan.keep_ops == stated.get("keep_ops", False)
+    assert plan.by_hint == stated.get("by_hint", False)
     assert [a.to_dict() for a in plan.adjustments] == stated.get("adjustments", [])
 
 
@@ -128,7 +130,7 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
         ("[]", "not a finecast plan"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: KeyError"),
-        ('{"version": 99}', r"version 99 is newer than 5.*upgrade finecast"),
+        ('{"version": 99}', r"version 99 is newer than 6.*upgrade finecast"),
         (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
         (PLAN.to_json()[:-20], "not a finecast plan"),
         (PLAN.to_json().replace('"opset": 22', '"opset": Infinity'), "not a finecast plan"),

@@ -199,6 +199,14 @@ class Narrowing:
             help="Change types only: rewrite no low op as another that the engine recognises.",
         ),
     ] = False
+    by_hint: Annotated[
+        bool,
+        typer.Option(
+            "--by-hint",
+            help="OpenVINO's IR without casts: mark ops that keep fp32, leave the others to"
+            " OpenVINO's own precision hint. tune tries both, unless this is given.",
+        ),
+    ] = False
     calibration: Annotated[
         str | None,
         typer.Option(
@@ -244,6 +252,7 @@ class Narrowing:
             io_low="low" in ports,
             io=assignments(tuple(p for p in ports if p != "low"), option="--io"),
             keep_ops=self.keep_ops,
+            by_hint=self.by_hint,
         )
         return replace(choice, policy=policy)
 

@@ -165,7 +165,13 @@ def write_report(
     lines.append(where)
     if improved and not outcome.target:
         many = outcome.objective is Objective.THROUGHPUT
-        run = how_to_run(output, outcome.plan.engine, outcome.ops, throughput=many)
+        run = how_to_run(
+            output,
+            outcome.plan.engine,
+            outcome.ops,
+            throughput=many,
+            by_hint=outcome.plan.by_hint,
+        )
         lines += run.splitlines()
     trials = number_of(outcome.reused, "trial")
     reused = f", {trials} of the study reused" if outcome.reused else ""

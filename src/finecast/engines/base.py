@@ -109,6 +109,7 @@ class KernelFormats:
     stored: str
 
 
+@runtime_checkable
 class KernelSession(Session, Protocol):
     """A model whose engine tells which kernels it runs."""
 

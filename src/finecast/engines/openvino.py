@@ -1,7 +1,8 @@
 """OpenVINO: the default engine on CPU, the one with bf16 kernels for ONNX models.
 
 Law: ops compute in the types that the model states. Sessions are compiled with the inference
-precision hint ``f32``, under which OpenVINO adds no lower precision of its own, and without
+precision hint ``f32``, under which OpenVINO adds no lower precision of its own, or with the
+one that the model is made for, where its fp32 ops are marked; and without
 dynamic quantization, which rounds operands of products with 8-bit weights to 8 bits. Two
 exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
 integers in 32 bits.
@@ -28,8 +29,7 @@ from finecast.engines.base import (
     Loadable,
     TensorSpec,
 )
-from finecast.engines.links import without_links
-from finecast.engines.openvino_config import config
+from finecast.engines.openvino_config import HINT, HINTS, config
 from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import (
     constants_of,
@@ -43,6 +43,8 @@ from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.onnx.links import without_links
+from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import load, reads
 from finecast.frontends.openvino.types import LABELS
@@ -56,8 +58,6 @@ if TYPE_CHECKING:
     _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck]
     _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
 
-# Values of the inference precision hint, by which OpenVINO lowers a model by itself.
-_HINTS = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
 _OTHER_WAYS = "keep the op named in its own type; an ONNX model: try --engine onnxruntime"
@@ -298,7 +298,8 @@ class OpenVinoEngine:
         """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
         try:
             with self._read(model, where) as (read, source, names):
-                compiled = self._core.compile_model(read, self._device, settings)
+                stated = _stated(read, settings)
+                compiled = self._core.compile_model(read, self._device, stated)
                 sizes = SizeCheck(read)
             yield (compiled, sizes), source, names
         except RuntimeError as error:
@@ -325,11 +326,17 @@ class OpenVinoEngine:
         yield own, source, partial(op_names, own)
 
 
+def _stated(model: openvino.Model, settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` with the hint that the model is made for, if no low one is asked for."""
+    own = hint_of(model)
+    return settings | {HINT: own} if own and settings[HINT] == "f32" else settings
+
+
 def _hint(fmt: Format) -> str:
     """OpenVINO's name of the precision hint for ``fmt``; raises EngineError if it has none."""
-    if fmt not in _HINTS:
+    if fmt not in HINTS:
         raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
-    return _HINTS[fmt]
+    return HINTS[fmt]
 
 
 def _check_depth(source: ModelSource, where: str) -> None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from finecast.numbers.formats import Format
+
 if TYPE_CHECKING:
     import openvino
 
+HINT: Final = "INFERENCE_PRECISION_HINT"
+"""The type that OpenVINO lowers fp32 ops to by itself; ``f32`` for none."""
+HINTS: Final = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
+"""Its values by the format."""
 DYNAMIC_QUANTIZATION: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """Unless it is 0, operands of products with 8-bit weights are rounded to 8 bits, too."""
 
@@ -29,7 +35,7 @@ def config(
         serving: The performance hint: ``LATENCY`` or ``THROUGHPUT``.
     """
     found: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": hint,
+        HINT: hint,
         "PERFORMANCE_HINT": serving,
         "PERF_COUNT": profiling,
     }

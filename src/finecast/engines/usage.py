@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from finecast.engines.openvino_config import DYNAMIC_QUANTIZATION
+from finecast.engines.openvino_config import DYNAMIC_QUANTIZATION, HINTS
+from finecast.numbers.formats import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,8 @@ class Usage:
     """Code that runs a model in the types that it states.
 
     Attributes:
-        code: Python; ``{path}`` stands for a literal of the model's path.
+        code: Python; ``{path}`` stands for a literal of the model's path, ``{hint}`` for the
+            name of a type.
         throughput: The code for many requests at once, if it differs.
         notes: Notes for users of a low format, by its label.
     """
@@ -29,9 +31,9 @@ USAGES: Final[Mapping[str, Usage]] = {
     "openvino": Usage(
         # By default OpenVINO lowers the ops that the plan left in fp32, too.
         code='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
-        ' "f32"}}); without the hint OpenVINO chooses types itself',
+        ' "{hint}"}}); without the hint OpenVINO chooses types itself',
         throughput='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
-        ' "f32", "PERFORMANCE_HINT": "THROUGHPUT"}}); give it requests by an'
+        ' "{hint}", "PERFORMANCE_HINT": "THROUGHPUT"}}); give it requests by an'
         " openvino.AsyncInferQueue; without the first hint OpenVINO chooses types itself,"
         " without the second it serves one request at a time",
         notes={
@@ -60,7 +62,12 @@ USAGES: Final[Mapping[str, Usage]] = {
 
 
 def how_to_run(
-    output: Path, engine: str, formats: Collection[str], *, throughput: bool = False
+    output: Path,
+    engine: str,
+    formats: Collection[str],
+    *,
+    throughput: bool = False,
+    by_hint: bool = False,
 ) -> str:
     """The text that says how to run ``output``; empty for an engine without a usage.
 
@@ -69,10 +76,14 @@ def how_to_run(
         engine: The engine it was tuned in.
         formats: Labels of the formats that its ops compute in.
         throughput: Whether it was tuned for many requests at once.
+        by_hint: Whether the engine's hint lowers its ops, and not casts in the model.
     """
     usage = USAGES.get(engine)
     if usage is None:
         return ""
-    notes = (note for label, note in usage.notes.items() if label in formats)
+    low = next((f for f in HINTS if f.label in formats and f is not Format.FP32), None)
+    hint = HINTS[low if by_hint and low else Format.FP32]
+    notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
     code = (throughput and usage.throughput) or usage.code
-    return "; ".join((f"run it: {code.format(path=repr(str(output)))}", *notes))
+    stated = code.format(path=repr(str(output)), hint=hint)
+    return "; ".join((f"run it: {stated}", *notes))

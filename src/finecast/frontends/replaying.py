@@ -20,8 +20,25 @@ class Restated:
     reason: str
 
 
-def check_made_for(plan: Plan, digest: str, where: str) -> None:
-    """Raise ModelError unless ``plan`` was made for the model of that digest."""
+def check_made_for(plan: Plan, digest: str, where: str, *, by_hint: bool = False) -> None:
+    """Check that a model of one library can be that of ``plan``.
+
+    Args:
+        plan: The plan.
+        digest: The digest of the model.
+        where: What messages call the model.
+        by_hint: Whether models of the library can mark ops that keep fp32 under a hint.
+
+    Raises:
+        ModelError: If the plan was made for another model, or as another library reads it.
+    """
+    if plan.by_hint and not by_hint:
+        raise ModelError(
+            f"the plan is one by the precision hint of {plan.engine}, for which this model has"
+            " no marks",
+            where=where,
+            fix="write OpenVINO's IR, whose name ends in .xml, or leave --by-hint out",
+        )
     if plan.model != digest:
         raise ModelError(
             f"the plan was made for another model: digest {plan.model}, not {digest}",

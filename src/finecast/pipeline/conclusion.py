@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.pipeline import measuring
-from finecast.pipeline.adjusting import Gain, output_error
+from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
 from finecast.pipeline.hint import Anchor, better_alone
 from finecast.pipeline.measuring import Measurements, Measuring
@@ -68,9 +68,7 @@ class Conclusion:
             what = f"the plan {found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
-        subject = self.subject
-        feeds = subject.feeds(self.workload)
-        error = output_error(subject.session(built), subject.reference, feeds)
+        error = self.measuring.output_error(built)
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             measurements,

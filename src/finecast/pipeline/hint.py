@@ -8,8 +8,8 @@ evaluated and timed beside the tuned model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from finecast.measure.racing import Interval
@@ -47,6 +47,15 @@ class Hinting(Protocol):
 
         A hint under which the engine lowers nothing, or cannot run the model, is left out.
         """
+        ...
+
+
+@runtime_checkable
+class StatesByHint(Protocol):
+    """A subject whose plans may be stated by the engine's hint instead of by casts."""
+
+    def by_hint(self, plan: Plan) -> Plan | None:
+        """``plan`` so stated; None if that is not possible."""
         ...
 
 
@@ -91,6 +100,43 @@ def better_alone(
         for one in anchors
         if one.passed and no_worse(one.metric) and (cost := beside(one.name)).high < 1
     )
+
+
+def with_hints(subject: Subject, proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The proposals, and each again stated by the engine's hint where that is possible."""
+    found = list(proposals)
+    if isinstance(subject, StatesByHint):
+        plans = ((p, subject.by_hint(p.plan)) for p in proposals)
+        found += [
+            replace(p, name=f"{p.name}, by the hint", plan=plan) for p, plan in plans if plan
+        ]
+    return found
+
+
+def with_hinted_errors(
+    proposals: Mapping[str, Proposal],
+    raced: Mapping[str, Built],
+    error: Callable[[Built], float],
+) -> dict[str, Proposal]:
+    """The proposals, with errors of those by a hint that tell what the engine does not round.
+
+    Law: the predicted error of a plan by the hint is to that of the same plan by casts as
+    their measured ones are.
+
+    Args:
+        proposals: Proposals by the plan's digest.
+        raced: The models that run, by the plan's digest.
+        error: Measures the relative error of a model.
+    """
+    found = dict(proposals)
+    for digest, one in proposals.items():
+        casts = replace(one.plan, by_hint=False).digest
+        if casts == digest or not raced.keys() >= {digest, casts}:
+            continue
+        ratio = error(raced[digest]) / (error(raced[casts]) or math.nan)
+        if math.isfinite(ratio):
+            found[digest] = replace(one, error=one.error * ratio**2)
+    return found
 
 
 def hinted_proposals(

@@ -3,7 +3,8 @@
 The first race, of all plans, tells times to some percent only, and the fastest of many plans
 is the fastest partly by chance. What one race says of two plans that differ by about 3% may
 differ in the next. So here a more accurate plan counts as equally fast until it is known to
-be more than 3% slower, and two runs of one search agree.
+be more than 3% slower, and two runs of one search agree. Errors are measured, too: predicted
+ones may put two nearly equal plans in the wrong order.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def last_race(
     trials: Trials,
     evaluate: Callable[[Plan], float],
     race: Callable[[Sequence[Candidate]], Measurements],
+    error: Callable[[Candidate], float],
 ) -> tuple[Candidate, Measurements]:
     """The best plan, and the measurements of the race that tells its speed.
 
@@ -48,6 +50,7 @@ def last_race(
         trials: What was evaluated.
         evaluate: Gives the metric of a plan.
         race: Races some of ``candidates`` beside fp32 until their speeds are known.
+        error: Measures the squared output error of a plan.
     """
     least = trials.budget.goal.min_speedup
     left = list(candidates)
@@ -58,14 +61,14 @@ def last_race(
         measurements = race(racing)
         costs, raced = measurements.costs, {c.plan.digest for c in racing}
         known = [
-            replace(c, cost=fp32 * costs.slowdown(c.plan.digest).median)
+            replace(c, cost=fp32 * costs.slowdown(c.plan.digest).median, error=error(c))
             for c in racing
-            if c.plan.digest in costs.names
+            if racing[1:] and c.plan.digest in costs.names
         ]
         same = partial(_same_time, costs)
         chained = chain(known, fp32, least, same)
         best = trials.search(chained, evaluate, same) if racing[1:] else None
-        best = best or found
+        best = _as_predicted(best, racing) if best else found
         left = [c for c in left if c.plan.digest not in raced]
         if costs.speed(best.plan.digest).median >= least or races == _MOST:
             return best, measurements
@@ -73,6 +76,12 @@ def last_race(
         if following is None:
             return best, measurements
         found = following
+
+
+def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:
+    """``best`` with its predicted error instead of the measured one."""
+    digest = best.plan.digest
+    return replace(best, error=next(c.error for c in racing if c.plan.digest == digest))
 
 
 def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:

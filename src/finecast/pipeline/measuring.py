@@ -10,6 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
+from finecast.pipeline.adjusting import output_error
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.search import SAME_TIME
 from finecast.pipeline.subject import Built, Subject
@@ -116,6 +117,12 @@ class Measuring:
             return Measurements(costs=race, times=times)
         fp32, costs = self._bytes(loaded, planner, analysis)
         return Measurements(costs=Race.stated(fp32, costs), times=times)
+
+    def output_error(self, built: Built) -> float:
+        """The relative error of a model's outputs on the timed feeds, against fp32."""
+        subject = self.subject
+        session = subject.session(built)
+        return output_error(session, subject.reference, subject.feeds(self.workload))
 
     def _bytes(
         self, built: Mapping[str, Built], planner: Planner, analysis: Analysis | None

@@ -19,7 +19,7 @@ from finecast.measure.racing import ANCHOR
 from finecast.pipeline.adjusting import Adjustments, gaining_kinds, share_left
 from finecast.pipeline.conclusion import Conclusion
 from finecast.pipeline.goal import Budget, Goal
-from finecast.pipeline.hint import hinted_proposals
+from finecast.pipeline.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.pipeline.last_race import last_race
 from finecast.pipeline.measuring import Measurements, Measuring, ranking
 from finecast.pipeline.narrowing import drop_slow_formats
@@ -182,6 +182,7 @@ class _Tuning:
             trials=self.trials,
             evaluate=self._evaluate,
             race=race,
+            error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
         )
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
@@ -354,7 +355,8 @@ class _Tuning:
         As the machine's load changes between races, costs are relative to the fp32 model of
         the same race, times its cost in the first race.
         """
-        unique = {p.plan.digest: p for p in reversed(proposals)}
+        stated = with_hints(self.subject, proposals)
+        unique = {p.plan.digest: p for p in reversed(stated)}
         for done, (digest, proposal) in enumerate(unique.items()):
             self.built[digest] = self.subject.model.build(proposal.plan)
             self.progress("convert", done + 1, len(unique))
@@ -366,6 +368,8 @@ class _Tuning:
         if self.fp32 is None:
             self.fp32 = found.costs.latency_s(ANCHOR)
         fp32_s = found.times.latency(ANCHOR).median_s
+        raced = {d: models[d] for d in found.times.names if d in models}
+        unique = with_hinted_errors(unique, raced, self.measuring.output_error)
         candidates = [
             Candidate(
                 name=p.name,

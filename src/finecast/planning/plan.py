@@ -20,7 +20,7 @@ from finecast.rules.quantized import computed_in
 from finecast.rules.reason import Reason
 from finecast.rules.scaled_operands import coded_result
 
-PLAN_VERSION: Final = 5
+PLAN_VERSION: Final = 6
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -57,6 +57,8 @@ class Plan:
         from_type: The type that a model in low precision is converted to fp32 from, before
             anything else; empty for a model in fp32.
         keep_ops: Whether all ops are stated as they were.
+        by_hint: Whether the model stays in fp32 and marks the ops that keep it, and the
+            engine lowers the others by its own precision hint, with casts of its own.
         adjustments: Changes of operands, made before the decisions are applied.
     """
 
@@ -68,14 +70,18 @@ class Plan:
     engine: str = ""
     from_type: str = ""
     keep_ops: bool = False
+    by_hint: bool = False
     adjustments: tuple[Adjustment, ...] = ()
 
     @property
     def version(self) -> int:
         """The oldest version of the file format that can state this plan.
 
-        2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply.
+        2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
+        6 ``by_hint``.
         """
+        if self.by_hint:
+            return 6
         if any(a.exponents for a in self.adjustments):
             return 5
         if self.adjustments:
@@ -116,7 +122,12 @@ class Plan:
     @property
     def lowers(self) -> bool:
         """Whether any op has a format lower than fp32."""
-        return any(d.format is not Format.FP32 for d in self.decisions)
+        return bool(self.low_formats)
+
+    @property
+    def low_formats(self) -> frozenset[Format]:
+        """The formats lower than fp32 that ops have."""
+        return frozenset(d.format for d in self.decisions) - {Format.FP32}
 
     @property
     def digest(self) -> str:
@@ -138,6 +149,7 @@ class Plan:
         """Content of the fields that are saved only if they differ from the default."""
         found: dict[str, Any] = {"from_type": self.from_type} if self.from_type else {}
         found |= {"keep_ops": True} if self.keep_ops else {}
+        found |= {"by_hint": True} if self.by_hint else {}
         adjusted = [a.to_dict() for a in self.adjustments]
         return found | ({"adjustments": adjusted} if adjusted else {})
 
@@ -250,6 +262,7 @@ class Plan:
                 decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
                 from_type=str(content.get("from_type", "")),
                 keep_ops=bool(content.get("keep_ops", False)),
+                by_hint=bool(content.get("by_hint", False)),
                 adjustments=tuple(
                     Adjustment.from_dict(a) for a in content.get("adjustments", ())
                 ),

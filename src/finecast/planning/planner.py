@@ -82,6 +82,7 @@ class Planner:
             engine=self.engine,
             from_type=self.from_type,
             keep_ops=self.policy.keep_ops,
+            by_hint=self.policy.by_hint,
         )
 
     def _decision(

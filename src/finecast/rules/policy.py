@@ -77,6 +77,8 @@ class Policy:
         io_low: Whether all inputs and outputs are declared in the low format.
         keep_ops: Whether ops are kept as they are, and none is replaced by an op that the
             engine recognises.
+        by_hint: Whether the model stays in fp32, with marks on the ops that keep it, and the
+            engine lowers the others by its own precision hint.
         open_formats: Whether ``formats`` is a default, so that ``tune`` may try others that
             the engine has kernels for.
         calibration: How the range of an encoding is chosen from observed values.
@@ -92,6 +94,7 @@ class Policy:
     io: Mapping[str, Format] = field(default_factory=dict[str, Format])
     io_low: bool = False
     keep_ops: bool = False
+    by_hint: bool = False
     open_formats: bool = False
     calibration: Calibration = Calibration.MINMAX
     adjust: tuple[Adjust, ...] | None = None

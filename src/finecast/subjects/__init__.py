@@ -111,7 +111,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         writes_folder=True,
     ),
     FrontendEntry(
-        suffixes=(".xml", ".keras", ".tflite", ".pb", ".pdmodel"),
+        suffixes=(".xml", ".onnx", ".keras", ".tflite", ".pb", ".pdmodel"),
         packages=("openvino", "finecast.frontends.openvino", "keras"),
         module="finecast.subjects.openvino.model",
         requires="openvino",

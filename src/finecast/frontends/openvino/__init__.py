@@ -10,7 +10,8 @@ from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.openvino import instrument
 from finecast.frontends.openvino.adjusting import adjust
-from finecast.frontends.openvino.changes import changes_of, mark
+from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark
+from finecast.frontends.openvino.marks import marked, state_hint, unmark_ops
 from finecast.frontends.openvino.mean_errors import with_mean_errors
 from finecast.frontends.openvino.model import (
     OvFile,
@@ -37,6 +38,7 @@ from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope, conversion_stays
+from finecast.rules.quantized import quantized_notes
 
 if TYPE_CHECKING:
     import openvino
@@ -69,6 +71,12 @@ class OvPrepared(PreparedAsIs):
     file: OvFile
     model: openvino.Model
     of: ModelLibrary = _LIBRARY
+
+    @property
+    def hints(self) -> tuple[Format, ...]:
+        """Formats of precision hints that a model can be made for; none if it came low."""
+        low = any(n.format not in (None, Format.FP32) for n in self.graph.nodes)
+        return () if low or quantized_notes(self.graph) else (Format.BF16, Format.FP16)
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
@@ -150,7 +158,9 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         ModelError: If the plan was made for another model, or this is a conversion that
             cannot be taken back.
     """
-    check_made_for(plan, file.digest, file.name)
+    check_made_for(plan, file.digest, file.name, by_hint=True)
+    if plan.by_hint:
+        return _by_hint(file, plan)
     copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
@@ -167,6 +177,25 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         if not plan.keep_ops:
             stated += restate(copy)
     return OvApplied(model=copy, graph=graph, edits=done, restated=stated)
+
+
+def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
+    """The model with marks on the plan's fp32 ops, made for the hint for its low format."""
+    opened = _opened(file, plan.policy)
+    (low,) = plan.low_formats or {Format.FP32}
+    copy = file.with_every_mark(opened)
+    graph, _ = read(copy, digest=file.digest)
+    plan.check(graph, where=file.name)
+    kept = {name for name, fmt in plan.formats.items() if fmt is Format.FP32}
+    before = marked(opened)
+    unmark_ops(copy, kept | before)
+    changes = changes_of(copy) or Changes()
+    changes.marked = (*sorted(kept - before),)
+    keep(copy, changes)
+    mark(copy, plan.digest, plan.policy)
+    state_hint(copy, TYPES[low])
+    ports = resolve_io(graph, plan.io, TYPES, _LIBRARY.name)
+    return OvApplied(model=copy, graph=graph, edits=edits_of(graph, plan, ports))
 
 
 def roundable(

@@ -57,6 +57,7 @@ class Changes:
         types: OpenVINO's names of the types that inputs and Converts had before.
         adjusted: Adjustments of constants, oldest first, as ``adjusting.py`` notes them.
         inverses: The products that became quotients.
+        marked: The ops that were marked, to keep fp32 under a precision hint.
     """
 
     added: dict[str, Added] = field(default_factory=dict[str, Added])
@@ -65,6 +66,7 @@ class Changes:
         default_factory=dict[str, "list[dict[str, str | int]]"]
     )
     inverses: dict[str, Inverse] = field(default_factory=dict[str, Inverse])
+    marked: tuple[str, ...] = ()
 
     def retyped(self, name: str, before: str) -> None:
         """Note that ``name`` had the type ``before``; a type noted earlier stays."""
@@ -94,6 +96,7 @@ def changes_of(model: openvino.Model) -> Changes | None:
             },
             types={str(n): str(t) for n, t in content["types"].items()},
             adjusted={str(n): [dict(a) for a in made] for n, made in adjusted.items()},
+            marked=tuple(map(str, content.get("marked", ()))),
             inverses={
                 str(n): Inverse(name=str(of), first=bool(first))
                 for n, (of, first) in inverses.items()
@@ -118,6 +121,7 @@ def keep(model: openvino.Model, changes: Changes) -> None:
     content |= {"adjusted": changes.adjusted} if changes.adjusted else {}
     inverses = {name: [i.name, int(i.first)] for name, i in changes.inverses.items()}
     content |= {"inverses": inverses} if inverses else {}
+    content |= {"marked": changes.marked} if changes.marked else {}
     model.set_rt_info(json.dumps(content, separators=(",", ":")), list(_CHANGES_KEY))
 
 

@@ -18,7 +18,10 @@ from finecast.frontends.keras_models import (
     import_keras,
     load_keras,
 )
+from finecast.frontends.onnx import model as onnx_model
+from finecast.frontends.onnx.links import without_links
 from finecast.frontends.openvino.changes import converted_to
+from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
 from finecast.frontends.openvino.saved_model import state_left_out, taken_signature
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     import openvino
 
 IR_SUFFIX: Final = ".xml"
+ONNX_SUFFIX: Final = ".onnx"
 WEIGHTS_SUFFIX: Final = ".bin"
 _IN_MEMORY: Final = Path("<openvino.Model>.xml")
 """What messages call a model that came from no file."""
@@ -38,6 +42,10 @@ _BESIDE: Final = {IR_SUFFIX: WEIGHTS_SUFFIX, ".pdmodel": ".pdiparams"}
 # read it.
 _KINDS: Final = {
     ".xml": ("an OpenVINO IR", "write it again with openvino.save_model"),
+    ONNX_SUFFIX: (
+        "an ONNX model",
+        "name the output NAME.onnx, which is written without OpenVINO's reading",
+    ),
     ".pb": (
         "a frozen GraphDef",
         "freeze the graph's variables, or give the folder of a SavedModel",
@@ -70,6 +78,7 @@ class OvFile:
     external: tuple[Path, ...] = ()
     told: tuple[str, ...] = ()
     _size_bytes: int | None = None
+    _all_marked: openvino.Model | None = None
 
     @property
     def name(self) -> str:
@@ -86,6 +95,14 @@ class OvFile:
             self._size_bytes = size_bytes(self.model)
         return self._size_bytes
 
+    def with_every_mark(self, model: openvino.Model) -> openvino.Model:
+        """A copy with all ops marked of ``model``, which is this or an earlier form of it."""
+        if model is not self.model:
+            return with_every_mark(model)
+        if self._all_marked is None:
+            self._all_marked = with_every_mark(model)
+        return self._all_marked.clone()
+
     @property
     def converted(self) -> str:
         """The policy of an earlier conversion; empty if there was none."""
@@ -93,8 +110,8 @@ class OvFile:
 
 
 def reads(path: Path) -> bool:
-    """Whether ``load`` takes such a path: a folder, or a file with a known suffix."""
-    return path.is_dir() or _suffix(path) in _KINDS.keys() - {""}
+    """Whether a path is of a kind that ``load`` alone reads: a folder, or by its suffix."""
+    return path.is_dir() or _suffix(path) in _KINDS.keys() - {"", ONNX_SUFFIX}
 
 
 def load(path: Path, *, trust: bool = False) -> OvFile:
@@ -179,6 +196,8 @@ def save(model: openvino.Model, path: Path) -> int:
 
     try:
         openvino.save_model(model, path, compress_to_fp16=False)
+        if names := marked(model):
+            write_marks(path, names)
     except RuntimeError as error:  # its text is that of C++'s streams, without a reason
         free = shutil.disk_usage(path.parent).free
         raise UsageError(
@@ -218,9 +237,15 @@ def _suffix(path: Path) -> str:
 
 
 def _parts(path: Path) -> list[Path]:
-    """The files of a model: itself and its weights, or all in its folder, sorted."""
+    """The files of a model: itself and its weights, or all in its folder, sorted.
+
+    Raises:
+        ModelError: If an ONNX model is malformed, or its weights are outside of its folder.
+    """
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
+    if _suffix(path) == ONNX_SUFFIX:
+        return [path, *onnx_model.load(path).external]
     beside = _BESIDE.get(_suffix(path))
     weights = None if beside is None else path.with_suffix(beside)
     return [path] if weights is None or not weights.is_file() else [path, weights]
@@ -232,6 +257,11 @@ def _readable(path: Path, trust: bool) -> Generator[Path]:
 
     Of other single files it is one whose suffix is in lower case, as OpenVINO needs it.
     """
+    if _suffix(path) == ONNX_SUFFIX:
+        with without_links(path) as place:
+            assert isinstance(place, Path)
+            yield place
+        return
     if _suffix(path) != KERAS_SUFFIX:
         alone = _parts(path) == [path]
         with suffix_in_lower_case(path) if alone else nullcontext(path) as named:

@@ -20,6 +20,7 @@ from finecast.frontends.openvino.changes import (
     converted_to,
     unmark,
 )
+from finecast.frontends.openvino.marks import marked, unmark_ops
 from finecast.frontends.openvino.restating import take_back
 from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of
 from finecast.numbers.formats import Format
@@ -59,6 +60,7 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
             _restate(ops[name], kind)
     model.validate_nodes_and_infer_types()  # what is taken back next reads these types
     take_back(changes, ops)
+    unmark_ops(model, marked(model).difference(changes.marked))
     unmark(model)
     model.validate_nodes_and_infer_types()
 

@@ -141,7 +141,9 @@ class EngineBuilt:
 
     @property
     def casts(self) -> int:
-        """Number of casts, without those of the model's inputs and outputs."""
+        """Number of casts, without those of inputs and outputs; the engine's are not known."""
+        if self.plan.by_hint:
+            return 0
         return cast_count(self.applied.graph, self.applied.edits)
 
     def release(self) -> None:

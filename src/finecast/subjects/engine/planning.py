@@ -30,6 +30,7 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.adjusting import AdjustableModel
+from finecast.subjects.engine.by_hint import check_by_hint
 from finecast.subjects.engine.casting import measure_casts
 from finecast.subjects.engine.native import NativeSource, PreparedModel
 
@@ -81,6 +82,8 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
     """
     if policy.adjust and not isinstance(prepared, AdjustableModel):
         raise no_adjustments(f"one of {prepared.library}")
+    if policy.by_hint:
+        check_by_hint(policy, engine, prepared)
     if isinstance(engine, EmulatorEngine):
         check_formats(engine.emulation, policy)
     for fmt in policy.formats:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Final
 
 from finecast.engines.base import Engine, Feeds, Session, StreamingEngine, outputs_on
+from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import FUSIONS, fuses
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, speed_of
@@ -37,6 +38,7 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.subjects.engine.adjusting import Adjuster
+from finecast.subjects.engine.by_hint import by_hint, check_marks
 from finecast.subjects.engine.hint import (
     HintedModel,
     OriginalModel,
@@ -173,12 +175,26 @@ class EngineSubject:
             try:
                 if isinstance(one, EngineBuilt) and one.loaded is None:
                     check_on_integers(self.engine, one.plan, one.applied, timing[0])
+                    self._check_marks(one)
                 session = self.session(one)
                 session.run(timing[0])  # a missing kernel may show only in a run
                 calls[name] = partial(run_all, session, timing)
             except EngineError as error:
-                self.tell(f"a plan was dropped: {error.what}")
+                # The same plan by casts, if it races, stands for it.
+                if replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
+                    self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
+
+    def _check_marks(self, built: EngineBuilt) -> None:
+        """Load a plan by a hint; raise EngineError if ops do not keep fp32 that should."""
+        if built.plan.by_hint:
+            session, _ = load_with_kernels(self.engine, built.model)
+            check_marks(built.plan, session)
+            built.loaded = session
+
+    def by_hint(self, plan: Plan) -> Plan | None:
+        """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
+        return by_hint(self.engine, self._plain, plan)
 
     def tell(self, *notes: str) -> None:
         """Add notes for the user, each once."""

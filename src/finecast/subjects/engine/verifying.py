@@ -18,6 +18,7 @@ from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
+from finecast.subjects.engine.by_hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import AppliedModel, EngineBuilt, RoundableSource
 from finecast.subjects.engine.publishing import (
@@ -84,6 +85,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         ran = reference_run(reference, feeds, applied.graph, careful)
     del reference, careful  # one large model at a time
     session, after = pair.converted()
+    check_marks(plan, session)
     seen = Verified(
         engine=name,
         note=ran.note,

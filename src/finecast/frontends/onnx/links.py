@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from finecast.errors import ModelError
-from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx.model import load
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def without_links(model: Path | bytes) -> Generator[Path | bytes]:
 def _names(model: Path) -> list[Path]:
     """External data that the model may read, relative to its folder and below it."""
     try:
-        files = frontend.load(model).external
+        files = load(model).external
     except ModelError:  # the engine will say what is wrong
         return []
     names = [f.relative_to(model.parent) for f in files]

@@ -1,0 +1,95 @@
+"""Marks on ops of an ``ov.Model`` that keep fp32 under OpenVINO's own precision hint.
+
+Under the hint OpenVINO lowers ops by itself, in kernels that no model with types of its own
+gets: the cast of an input is one with its change of layout, and products of low operands give
+fp32 results. Ops with the attribute ``precise`` keep their type (on CPUs, since OpenVINO
+2024.0: openvinotoolkit/openvino, pull request 21440). So a plan can be stated without casts:
+the model stays in fp32, the plan's fp32 ops are marked, and the hint is noted in the model.
+
+OpenVINO's passes replace ops, and marks of ops that are replaced may be lost. What a model was
+compiled to shows it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from finecast.frontends.openvino.bodies import every_op
+from finecast.frontends.openvino.changes import ROOT
+
+if TYPE_CHECKING:
+    import openvino
+
+_HINT_KEY: Final = (ROOT, "precision_hint")
+_LOW: Final = frozenset({"bf16", "f16"})
+_ATTRIBUTE: Final = {"name": "precise", "version": "0"}
+# What releases of OpenVINO call the attribute in memory: before 2026, and since.
+_KEYS: Final = ("precise_0", "DisablePrecisionConversion_0")
+
+
+def hint_of(model: openvino.Model) -> str:
+    """OpenVINO's name of the low precision hint that the model is made for; empty for none."""
+    key = list(_HINT_KEY)
+    found = str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
+    return found if found in _LOW else ""
+
+
+def state_hint(model: openvino.Model, hint: str) -> None:
+    """Note in the model that it is made for the precision hint ``hint``."""
+    model.set_rt_info(hint, list(_HINT_KEY))
+
+
+def marked(model: openvino.Model) -> frozenset[str]:
+    """Names of the ops that are marked."""
+    return frozenset(op.get_friendly_name() for op in every_op(model) if _keys(op))
+
+
+def with_every_mark(model: openvino.Model) -> openvino.Model:
+    """A copy in which all ops are marked; ``unmark_ops`` takes marks away.
+
+    Marks cannot be set from Python, only be read: so the copy is written and read again.
+    """
+    import openvino
+
+    names = {op.get_friendly_name() for op in every_op(model)}
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})  # the files are deleted
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        path = Path(folder) / "model.xml"
+        openvino.save_model(model, path, compress_to_fp16=False)
+        write_marks(path, names)
+        return core.read_model(path)
+
+
+def unmark_ops(model: openvino.Model, kept: Collection[str]) -> None:
+    """Take the marks from all ops but those named in ``kept``."""
+    for op in every_op(model):
+        if op.get_friendly_name() not in kept:
+            info: Any = op.get_rt_info()
+            for key in _keys(op):
+                del info[key]
+
+
+def write_marks(path: Path, names: Collection[str]) -> None:
+    """Mark the ops of these names in IR that was written to ``path``.
+
+    OpenVINO before 2026 reads this spelling alone, and later releases read it, too.
+    """
+    tree = ET.parse(path)  # OpenVINO wrote it just now
+    for layer in tree.iter("layer"):
+        if layer.get("name") not in names:
+            continue
+        info = layer.find("rt_info")
+        if info is None:
+            info = ET.SubElement(layer, "rt_info")
+        ET.SubElement(info, "attribute", _ATTRIBUTE)
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _keys(op: openvino.Node) -> list[str]:
+    info: Any = op.get_rt_info()
+    return [key for key in _KEYS if key in info]

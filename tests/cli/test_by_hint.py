@@ -1,0 +1,139 @@
+"""Plans stated by OpenVINO's own hint, as a user asks for them; ONNX models as its IR."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import openvino
+import pytest
+
+from finecast.engines import get_engine
+from finecast.engines.base import Feeds, HintingEngine
+from finecast.errors import ExitCode
+from finecast.frontends import onnx as onnx_frontend
+from finecast.frontends import openvino as frontend
+from finecast.frontends.openvino.marks import hint_of
+from finecast.numbers.formats import Format
+from finecast.pipeline.hint import with_hinted_errors
+from finecast.planning.choices import Proposal
+from finecast.planning.plan import Plan
+from tests.cli.conftest import Answer
+from tests.frontends.test_openvino_marks import FEEDS, convolutions
+
+Finecast = Callable[..., Answer]
+BF16 = ["--auto-cast", "all", "--auto-cast-type", "bf16"]
+
+
+@pytest.fixture
+def ir(tmp_path: Path) -> Path:
+    frontend.save(convolutions(), tmp_path / "net.xml")
+    return tmp_path / "net.xml"
+
+
+def test_convert_by_hint(finecast: Finecast, ir: Path, tmp_path: Path) -> None:
+    out, plan = tmp_path / "low.xml", tmp_path / "plan.json"
+    kept = ["--exclude", "^[cr]1$"]
+    answer = finecast(
+        "convert", ir, "-o", out, *BF16, *kept, "--by-hint", "--plan-out", plan, "--json"
+    )
+    assert answer.code == 0, answer.err
+    assert answer.json["ops"] == {"bf16": 6, "fp32": 2}
+    assert answer.json["casts"] == 0
+    assert 0 < answer.json["verified"]["relative_error"] < 0.02
+    assert json.loads(plan.read_text())["by_hint"] is True
+    again = tmp_path / "again.xml"
+    answer = finecast("apply", plan, ir, "-o", again)
+    assert answer.code == 0, answer.err
+    assert hint_of(frontend.load(again).model) == "bf16"
+    assert out.with_suffix(".bin").read_bytes() == again.with_suffix(".bin").read_bytes()
+
+
+def test_an_onnx_model_becomes_ir(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    out = tmp_path / "low.xml"
+    answer = finecast("convert", net, "-o", out, *BF16, "--by-hint", "--json")
+    assert answer.code == 0, answer.err
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    hinted = engine.load_hinted(net, Format.BF16)
+    feeds = feeds_for(hinted.inputs[0].name, net)
+    ours, theirs = engine.load(out).run(feeds), hinted.run(feeds)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def feeds_for(name: str, net: Path) -> Feeds:
+    shape = onnx_frontend.load(net).model.graph.inputs[0].shape
+    assert shape is not None
+    sizes = [d if isinstance(d, int) else 2 for d in shape]
+    return {name: np.random.default_rng(0).normal(size=sizes).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--io", "low"], "leave --io out"),
+        (["--io", "x=bf16"], "leave --io out"),
+        (["--auto-cast-type", "bf16,fp16"], "one low format.*--auto-cast-type bf16 or fp16"),
+        (["--target", "trn1"], r"-o NAME\.xml"),
+    ],
+)
+def test_what_a_hint_cannot_state_is_refused(
+    finecast: Finecast, ir: Path, tmp_path: Path, options: list[str], says: str
+) -> None:
+    given = [] if "--auto-cast-type" in options else ["--auto-cast-type", "bf16"]
+    answer = finecast(
+        "convert", ir, "-o", tmp_path / "o.xml", "--auto-cast", "all", *given, *options,
+        "--by-hint",
+    )  # fmt: skip
+    assert answer.code == ExitCode.USAGE
+    assert re.search(says, " ".join(answer.err.split()))
+    assert not (tmp_path / "o.xml").exists()
+
+
+def test_other_models_have_no_marks(finecast: Finecast, net: Path, tmp_path: Path) -> None:
+    answer = finecast("convert", net, "-o", tmp_path / "o.onnx", *BF16, "--by-hint")
+    assert answer.code == ExitCode.USAGE
+    assert "-o NAME.xml" in " ".join(answer.err.split())
+
+
+def test_tune_tries_both_and_says_how_to_run_it(
+    finecast: Finecast, ir: Path, tmp_path: Path
+) -> None:
+    """What is written runs in OpenVINO by the line that is printed, as it was measured."""
+    np.savez(tmp_path / "data.npz", x=np.repeat(FEEDS["x"], 4, axis=0))
+    for options, tried in (([], {True, False}), (["--by-hint"], {True})):
+        out = tmp_path / "tuned.xml"
+        answer = finecast(
+            "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--auto-cast", "all",
+            "--auto-cast-type", "bf16", "--criterion", "absolute", "--tolerance", "0.5",
+            "--study", tmp_path / "study", "--force", *options,
+        )  # fmt: skip
+        assert answer.code == 0, answer.err
+        if "improved" not in answer.out:  # bf16 is slow on this CPU, or the machine is busy
+            continue
+        plan = Plan.load(out.with_suffix(".plan.json"))
+        assert plan.by_hint in tried
+        found = re.search(r"(openvino\.Core\(\).*?\}\))", " ".join(answer.out.split()))
+        assert found is not None
+        hint = "bf16" if plan.by_hint else "f32"
+        assert f'"{hint}"' in found[1]
+        compiled = eval(found[1], {"openvino": openvino})  # the user's line
+        assert compiled.inputs
+
+
+def test_errors_of_plans_by_a_hint_are_in_the_measured_ratio() -> None:
+    def proposal(*, by_hint: bool) -> Proposal:
+        plan = Plan(model="m", policy="p", opset=0, decisions=(), by_hint=by_hint)
+        return Proposal(name="one", plan=plan, time_s=1.0, error=4.0)
+
+    both = {p.plan.digest: p for p in (proposal(by_hint=False), proposal(by_hint=True))}
+    casts, hinted = both
+    measured = {casts: 0.1, hinted: 0.05}
+    found = with_hinted_errors(both, {d: d for d in both}, lambda d: measured[d])  # pyright: ignore
+    assert found[casts].error == 4.0
+    assert found[hinted].error == 1.0
+    alone = with_hinted_errors(both, {hinted: hinted}, lambda d: measured[d])  # pyright: ignore
+    assert alone == both

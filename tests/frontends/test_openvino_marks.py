@@ -1,0 +1,166 @@
+"""Plans stated by OpenVINO's own hint: what is planned in fp32 keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openvino
+import pytest
+from openvino import opset13 as op
+
+import finecast
+from finecast.engines import get_engine
+from finecast.engines.base import HintingEngine
+from finecast.engines.openvino import OpenVinoEngine
+from finecast.errors import EngineError, ModelError
+from finecast.frontends import openvino as frontend
+from finecast.frontends.openvino.marks import hint_of, marked
+from finecast.frontends.openvino.undo import original
+from finecast.frontends.replaying import check_made_for
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.rules.policy import Policy, patterns
+from finecast.subjects.engine.by_hint import check_marks
+from finecast.subjects.engine.planning import make_planner
+from tests.frontends.openvino_graphs import chain, model_of
+
+SHAPE = [1, 8, 12, 12]
+FEEDS = {"x": np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)}
+# What a CPU without kernels in bf16 runs says nothing of marks.
+needs_bf16 = pytest.mark.skipif(
+    not OpenVinoEngine().capabilities()[Format.BF16].runs, reason="no kernels in bf16 here"
+)
+
+
+def convolutions(count: int = 4) -> openvino.Model:
+    """``c0``, ``c1`` ...: convolutions with a relu behind each."""
+    rng = np.random.default_rng(0)
+    value = x = op.parameter(SHAPE, np.float32, name="x")
+    for number in range(count):
+        weights = op.constant((rng.normal(size=(8, 8, 3, 3)) / 8).astype(np.float32))
+        ones, name = [1, 1], f"c{number}"
+        value = op.relu(op.convolution(value, weights, ones, ones, ones, ones, name=name))
+        value.set_friendly_name(f"r{number}")
+    value.output(0).set_names({"y"})
+    return model_of([value], [x])
+
+
+def planned(model: openvino.Model, *kept: str) -> tuple[frontend.OvFile, Planner]:
+    policy = Policy.parse("all:bf16")
+    policy = replace(policy, by_hint=True, exclude=patterns(kept, option=""))
+    file = frontend.from_model(model)
+    return file, make_planner(frontend.prepare(file, policy), policy, get_engine("openvino"))
+
+
+def computed(model: openvino.Model | Path) -> dict[str, str]:
+    """The format of the kernel of each op, as the engine loads the model."""
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    kernels = engine.load_hinted(model, Format.FP32).kernel_formats()
+    return {name: kernel.computed for kernel in kernels for name in kernel.ops}
+
+
+@needs_bf16
+def test_ops_planned_in_fp32_keep_it_and_the_others_are_lowered(tmp_path: Path) -> None:
+    file, planner = planned(convolutions(), "^[cr]1$")
+    low = frontend.apply(file, planner.lowest()).model
+    frontend.save(low, tmp_path / "low.xml")
+    for given in (
+        low,
+        low.clone(),
+        tmp_path / "low.xml",
+        frontend.load(tmp_path / "low.xml").model,
+    ):
+        formats = computed(given)
+        assert {formats[f"c{n}"] for n in (0, 2, 3)} == {"bf16"}
+        assert formats["c1"] == "fp32"
+    kinds = {
+        o.get_element_type().get_type_name() for op_ in low.get_ops() for o in op_.outputs()
+    }
+    assert kinds == {"f32"}, "the model itself has no type but fp32"
+
+
+@needs_bf16
+def test_outputs_are_those_of_the_hint_where_nothing_is_kept() -> None:
+    model = convolutions()
+    file, planner = planned(model)
+    low = frontend.apply(file, planner.lowest()).model
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    ours = engine.load(low).run(FEEDS)["y"]
+    assert np.array_equal(ours, engine.load_hinted(model, Format.BF16).run(FEEDS)["y"])
+    assert not np.array_equal(ours, engine.load(model).run(FEEDS)["y"])
+
+
+def test_the_next_conversion_starts_from_the_original(tmp_path: Path) -> None:
+    model = convolutions()
+    file, planner = planned(model, "c1")
+    low = frontend.apply(file, planner.lowest()).model
+    assert hint_of(low) == "bf16"
+    assert "c1" in marked(low)
+    frontend.save(low, tmp_path / "low.xml")
+    read = frontend.load(tmp_path / "low.xml")
+    assert read.converted == "all:bf16"
+    before = original(read.model, "all:fp16")
+    assert not marked(before)
+    assert not hint_of(before)
+    engine = get_engine("openvino")
+    assert np.array_equal(
+        engine.load(before).run(FEEDS)["y"], engine.load(model).run(FEEDS)["y"]
+    )
+
+
+def test_marks_that_the_user_made_stay(tmp_path: Path) -> None:
+    file, planner = planned(convolutions(), "c1")
+    frontend.save(frontend.apply(file, planner.lowest()).model, tmp_path / "theirs.xml")
+    text = (tmp_path / "theirs.xml").read_text()
+    assert text.count('"precise"') == len(marked(frontend.load(tmp_path / "theirs.xml").model))
+    theirs = openvino.Core().read_model(tmp_path / "theirs.xml")
+    for key in list(theirs.get_rt_info()):  # no notes: another tool made the marks
+        del theirs.get_rt_info()[key]
+    again, planner = planned(theirs, "c2")
+    low = frontend.apply(again, planner.lowest()).model
+    assert {"c1", "c2"} <= marked(low)
+    frontend.save(low, tmp_path / "low.xml")
+    read = frontend.load(tmp_path / "low.xml")
+    assert "c1" in marked(read.model)
+    before = marked(original(read.model, "all:fp16"))
+    assert "c1" in before
+    assert "c2" not in before
+
+
+@needs_bf16
+def test_a_lost_mark_is_an_error() -> None:
+    """OpenVINO replaces a product and its bias by one op without marks."""
+    file, planner = planned(chain(), "^first$")
+    low = frontend.apply(file, planner.lowest()).model
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    session = engine.load_hinted(low, Format.FP32)
+    if computed(low)["first"] == "fp32":
+        check_marks(planner.lowest(), session)
+        return
+    with pytest.raises(EngineError, match=r"'first' is planned in fp32 and runs in bf16"):
+        check_marks(planner.lowest(), session)
+
+
+def test_a_plan_by_hint_gives_no_model_of_another_library() -> None:
+    file, planner = planned(convolutions())
+    plan: Plan = planner.lowest()
+    assert plan.by_hint
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(ModelError, match=r"whose name ends in \.xml"):
+        check_made_for(plan, file.digest, "m.onnx")
+
+
+def test_converted_twice_by_one_policy(tmp_path: Path) -> None:
+    frontend.save(convolutions(), tmp_path / "net.xml")
+    policy = replace(Policy.parse("all:bf16"), by_hint=True)
+    first = finecast.convert(tmp_path / "net.xml", tmp_path / "a.xml", policy)
+    assert (first.casts, first.plan.by_hint) == (0, True)
+    second = finecast.convert(tmp_path / "a.xml", tmp_path / "b.xml", policy)
+    assert second.plan.by_hint
+    assert hint_of(frontend.load(tmp_path / "b.xml").model) == "bf16"
