@@ -1,6 +1,7 @@
 """Compares finecast's models with OpenVINO's own precision hint, on every net.
 
-    python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--tune] [--ir] [NET ...]
+    python -m benchmarks.bench_hint [--exports FOLDER] [--lines FILE] [--tune] [--ir]
+        [NET ...]
     python -m benchmarks.bench_hint --write
 
 Three models of each net are compared: ``all:bf16``; ``choice``, a plan of what the hint
@@ -8,9 +9,9 @@ lowers; and ``exact``, that plan without roundings that the hint leaves out. Fig
 kernels, the error against fp32 over eight inputs, and the processor time of a call on one
 core. Each net runs in a process of its own, and its line is kept in a file: a net that has a
 line is not run again, unless it is named. ``--tune`` compares the result of ``tune`` with the
-hint, where twice the hint's error is allowed; with ``--ir`` it writes OpenVINO's IR, which
-may state the plan by marks and the hint itself. ``--write`` puts the tables into
-RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
+hint, where twice the hint's error is allowed. With ``--ir`` models are OpenVINO's IR, made for
+the hint, with marks on what keeps fp32; ``tune`` chooses between that and casts. ``--write``
+puts the tables into RESULTS-hint.md. The zoo's nets need the interpreter of ``.venv-zoo``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,16 +58,17 @@ _EFFORT: Final = Effort(min_time_s=1.0, settle_s=1.5)
 _LIMIT_S: Final = 300
 
 
-def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
-    """All figures of one net."""
-    files = {name: folder / f"{i}.onnx" for i, name in enumerate(("all", "choice", "exact"))}
-    plan = api.convert(
-        net.model, files[_ALL], "all:bf16", engine="openvino", verify=False
-    ).plan
-    for name, chosen in hint_plans(net).items():
+def measured(net: hint_nets.Net, folder: Path, *, ir: bool) -> dict[str, Any]:
+    """All figures of one net; of IR those of ``all`` by the hint."""
+    suffix = "xml" if ir else "onnx"
+    files = {n: folder / f"{i}.{suffix}" for i, n in enumerate(("all", "choice", "exact"))}
+    policy = replace(Policy.parse("all:bf16"), by_hint=ir)
+    plan = api.convert(net.model, files[_ALL], policy, engine="openvino", verify=False).plan
+    for name, chosen in ({} if ir else hint_plans(net)).items():
         api.apply(chosen, net.model, files[name], verify=False)
     models = _references(net)
-    models |= {n: Compiled.of(f, "f32") for n, f in files.items() if f.is_file()}
+    hint = "bf16" if ir else "f32"
+    models |= {n: Compiled.of(f, hint) for n, f in files.items() if f.is_file()}
     return {
         "kernels": {n: asdict(kernels_of(m.model)) for n, m in models.items()},
         "low_only": low_only_in(plan, net.model, files[_ALL]),
@@ -176,6 +178,13 @@ def speeds(models: Mapping[str, Compiled], feeds: Feeds) -> dict[str, list[float
     return {**times, "hint_ms": [1e3 * race.latency(ANCHOR).median_s]}
 
 
+def _lines_asked_for(given: argparse.Namespace) -> Path:
+    """The file with the lines of the figures that the options ask for."""
+    if given.ir:
+        return given.tuned_ir_lines if given.tune else given.ir_lines
+    return given.tuned_lines if given.tune else given.lines
+
+
 def in_process(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """The line of one net, from a process of its own."""
     flags = {"--tune": given.tune, "--ir": given.ir}
@@ -226,9 +235,10 @@ def main() -> int:
     parser.add_argument("--exports", type=Path, default=_BUILD / "hint-nets")
     parser.add_argument("--lines", type=Path, default=_BUILD / "hint.jsonl")
     parser.add_argument("--tuned-lines", type=Path, default=_BUILD / "hint-tuned.jsonl")
-    parser.add_argument("--ir-lines", type=Path, default=_BUILD / "hint-tuned-ir.jsonl")
+    parser.add_argument("--ir-lines", type=Path, default=_BUILD / "hint-ir.jsonl")
+    parser.add_argument("--tuned-ir-lines", type=Path, default=_BUILD / "hint-tuned-ir.jsonl")
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--ir", action="store_true", help="with --tune: write OpenVINO's IR")
+    parser.add_argument("--ir", action="store_true", help="write OpenVINO's IR, by its hint")
     parser.add_argument("--write", action="store_true", help="the tables, of the lines kept")
     parser.add_argument("--one", action="store_true", help="one net, here; prints its line")
     given = parser.parse_args()
@@ -237,16 +247,17 @@ def main() -> int:
         net = hint_nets.net(given.net[0], given.exports)
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / ("tuned.xml" if given.ir else "tuned.onnx")
-            found = tuned(net, made) if given.tune else measured(net, Path(folder))
+            found = (
+                tuned(net, made) if given.tune else measured(net, Path(folder), ir=given.ir)
+            )
             print(json.dumps({"net": given.net[0], **found}))
         return 0
     if given.write:
-        write_tables(lines_of(given.lines), lines_of(given.tuned_lines))
+        kept = (given.lines, given.tuned_lines, given.ir_lines, given.tuned_ir_lines)
+        write_tables(*map(lines_of, kept))
         return 0
     print_environment()
-    lines: Path = (
-        given.ir_lines if given.ir else given.tuned_lines if given.tune else given.lines
-    )
+    lines: Path = _lines_asked_for(given)
     lines.parent.mkdir(parents=True, exist_ok=True)
     before = {} if given.net else lines_of(lines)
     for name in given.net or hint_nets.known():

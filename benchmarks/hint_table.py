@@ -22,6 +22,9 @@ _COLUMNS: Final = (
     "error: hint", "`all`", "choice", "exact", "speed: `all`", "choice", "exact",
     "misses",
 )  # fmt: skip
+_IR_COLUMNS: Final = (
+    "net", "kernels: fp32", "hint", "`all`", "error: hint", "`all`", "speed", "misses"
+)  # fmt: skip
 _TUNED_COLUMNS: Final = (
     "net",
     "verdict",
@@ -29,6 +32,7 @@ _TUNED_COLUMNS: Final = (
     "error",
     "beaten in",
     "took",
+    "stated by",
 )
 
 
@@ -79,6 +83,14 @@ class Row:
         }
         return tuple(name for name, missed in found.items() if missed)
 
+    def ir_cells(self) -> tuple[str, ...]:
+        """Those of the table of plans by the hint."""
+        return (
+            self.line["net"], *(str(self.kernels[n]) for n in ("fp32", "hint", "all")),
+            f"{self.line['errors']['hint']:.2g}", f"{self.error('all'):.2f}",
+            f"{self.speed('all'):.2f}", ", ".join(self.misses),
+        )  # fmt: skip
+
     def cells(self) -> tuple[str, ...]:
         """The table's."""
         kernels = (str(self.kernels.get(n, "")) for n in ("fp32", "hint", "all", "choice"))
@@ -125,26 +137,36 @@ class TunedRow:
         return (
             self.line["net"], self.line["verdict"], f"{median:.2f} ({low:.2f} to {high:.2f})",
             f"{self.error:.2f}", "**both**" if self.beaten else "",
-            f"{self.line['seconds']:.0f} s",
+            f"{self.line['seconds']:.0f} s", "hint" if self.line.get("by_hint") else "casts",
         )  # fmt: skip
 
 
-def write_tables(
-    lines: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Write the tables of these nets into RESULTS-hint.md."""
-    rows = [Row(line) for _, line in sorted(lines.items()) if "failed" not in line]
-    found = [TunedRow(line) for _, line in sorted(tuned.items()) if "failed" not in line]
-    beaten = sum(row.beaten for row in found)
-    hint_table = table(_COLUMNS, [row.cells() for row in rows])
-    tune_table = table(_TUNED_COLUMNS, [row.cells() for row in found])
-    counts = f"Beaten by the hint in both: {beaten} of {len(found)}."
+Lines = Mapping[str, Mapping[str, Any]]
+
+
+def write_tables(lines: Lines, tuned: Lines, ir: Lines, tuned_ir: Lines) -> None:
+    """Write the tables of these nets into RESULTS-hint.md; those of IR are ``ir``'s."""
+    rows, ir_rows = _rows(lines), _rows(ir)
     texts = {
-        "": [_summary(rows), "", *hint_table, *_failed(lines)],
-        " tune": [counts, "", *tune_table, *_failed(tuned)],
+        "": [_summary(rows), "", *table(_COLUMNS, [row.cells() for row in rows])],
+        " ir": [_summary(ir_rows), "", *table(_IR_COLUMNS, [r.ir_cells() for r in ir_rows])],
+        " tune": _tuned(tuned),
+        " tune ir": _tuned(tuned_ir),
     }
-    for which, text in texts.items():
-        put(PAGE, f"bench_hint{which}", text)
+    for (which, text), made in zip(texts.items(), (lines, ir, tuned, tuned_ir), strict=True):
+        if made:
+            put(PAGE, f"bench_hint{which}", [*text, *_failed(made)])
+
+
+def _rows(lines: Lines) -> list[Row]:
+    return [Row(line) for _, line in sorted(lines.items()) if "failed" not in line]
+
+
+def _tuned(lines: Lines) -> list[str]:
+    found = [TunedRow(line) for _, line in sorted(lines.items()) if "failed" not in line]
+    beaten = sum(row.beaten for row in found)
+    counts = f"Beaten by the hint in both: {beaten} of {len(found)}."
+    return [counts, "", *table(_TUNED_COLUMNS, [row.cells() for row in found])]
 
 
 def put(page: Path, mark: str, lines: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from finecast.pipeline.hint import with_hinted_errors
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from tests.cli.conftest import Answer
-from tests.frontends.test_openvino_marks import FEEDS, convolutions
+from tests.frontends.test_openvino_marks import FEEDS, convolutions, needs_hint
 
 Finecast = Callable[..., Answer]
 BF16 = ["--auto-cast", "all", "--auto-cast-type", "bf16"]
@@ -34,6 +34,7 @@ def ir(tmp_path: Path) -> Path:
     return tmp_path / "net.xml"
 
 
+@needs_hint
 def test_convert_by_hint(finecast: Finecast, ir: Path, tmp_path: Path) -> None:
     out, plan = tmp_path / "low.xml", tmp_path / "plan.json"
     kept = ["--exclude", "^[cr]1$"]
@@ -52,6 +53,7 @@ def test_convert_by_hint(finecast: Finecast, ir: Path, tmp_path: Path) -> None:
     assert out.with_suffix(".bin").read_bytes() == again.with_suffix(".bin").read_bytes()
 
 
+@needs_hint
 def test_an_onnx_model_becomes_ir(finecast: Finecast, net: Path, tmp_path: Path) -> None:
     out = tmp_path / "low.xml"
     answer = finecast("convert", net, "-o", out, *BF16, "--by-hint", "--json")
@@ -99,6 +101,7 @@ def test_other_models_have_no_marks(finecast: Finecast, net: Path, tmp_path: Pat
     assert "-o NAME.xml" in " ".join(answer.err.split())
 
 
+@needs_hint
 def test_tune_tries_both_and_says_how_to_run_it(
     finecast: Finecast, ir: Path, tmp_path: Path
 ) -> None:
@@ -111,9 +114,9 @@ def test_tune_tries_both_and_says_how_to_run_it(
             "--auto-cast-type", "bf16", "--criterion", "absolute", "--tolerance", "0.5",
             "--study", tmp_path / "study", "--force", *options,
         )  # fmt: skip
-        assert answer.code == 0, answer.err
-        if "improved" not in answer.out:  # bf16 is slow on this CPU, or the machine is busy
+        if "unchanged: no plan is faster" in answer.out:  # bf16 may be slow on this CPU
             continue
+        assert answer.code == 0, answer.err
         plan = Plan.load(out.with_suffix(".plan.json"))
         assert plan.by_hint in tried
         found = re.search(r"(openvino\.Core\(\).*?\}\))", " ".join(answer.out.split()))

@@ -89,6 +89,6 @@ def check_marks(plan: Plan, session: Session) -> None:
         lost = next((n for n in kept if alone or fp32[n].matmul_engine), None)
         if lost is not None and kernel.computed == low.label:
             raise EngineError(
-                f"{lost!r} is planned in fp32 and runs in {low.label}: its mark is lost there",
-                fix="state the plan by casts: leave --by-hint out",
+                f"{lost!r} is planned in fp32 and runs in {low.label}: its mark is lost there,"
+                " so that casts have to state this plan (without --by-hint)"
             )
