@@ -110,8 +110,8 @@ def test_tune_tries_both_and_says_how_to_run_it(
     for options, tried in (([], {True, False}), (["--by-hint"], {True})):
         out = tmp_path / "tuned.xml"
         answer = finecast(
-            "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute", "--tolerance", "0.5",
-            "--study", tmp_path / "study", "--force", *options,
+            "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
+            "--tolerance", "0.5", "--study", tmp_path / "study", "--force", *options,
         )  # fmt: skip
         if "unchanged: no plan is faster" in answer.out:  # bf16 may be slow on this CPU
             continue
