@@ -19,7 +19,7 @@ from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.reader import read
-from finecast.frontends.roundable import with_roundings
+from finecast.frontends.roundable import with_roundings, with_switches
 from finecast.frontends.rounding import rounded
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
@@ -433,3 +433,28 @@ def test_a_model_that_openvino_itself_does_not_run_is_not_the_conversion_s_fault
     assert "model.reshape" in str(caught.value)
     assert "verify=False" in str(caught.value)
     assert not (tmp_path / "low.xml").exists()
+
+
+@pytest.mark.parametrize("kind", ["hard_sigmoid", "selu"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_parameters_that_have_to_be_constants_are_probed(kind: str, inside: bool) -> None:
+    """OpenVINO loads no HardSigmoid or Selu whose parameters an input could change."""
+    x = op.parameter([-1, WIDTH], np.float32, name="x")
+    scaled = op.multiply(x, op.constant(np.float32(1.7)), name="scaled")
+    first, second = (op.constant(np.float32(n)) for n in (0.3, 0.77))
+    made: Any = getattr(op, kind)(scaled, first, second, name="made")
+    ends = [op.relu(made, name="end")] if inside else [made]
+    model = model_of(ends, [x])
+    copy = frontend.roundable(frontend.from_model(model))
+    graph = copy.graph
+    number = next(n.id for n in graph.nodes if n.name == "made")
+    ports = {(number, index): Format.BF16 for index in range(3)}
+    low = with_switches(copy, [Switch(ports=ports)])
+    given = np.linspace(-4, 4, 5 * WIDTH, dtype=np.float32).reshape(5, WIDTH)
+    engine = get_engine("openvino")
+    session, name = engine.load(low), graph.outputs[0].name
+    feeds = {graph.inputs[0].name: given}
+    off = session.run({**feeds, SWITCH: np.array([False])})[name]
+    on = session.run({**feeds, SWITCH: np.array([True])})[name]
+    assert np.allclose(off, engine.load(model).run(feeds)[name], rtol=1e-6, atol=1e-6)
+    assert 0 < error(on, off) < 0.01

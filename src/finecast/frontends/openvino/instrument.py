@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from finecast.frontends import rounding
 from finecast.frontends.openvino.bodies import hand_in
+from finecast.frontends.openvino.parameters import state_parameters
 from finecast.frontends.openvino.reader import read
 from finecast.frontends.openvino.types import new_constant, port_key, take_names
 from finecast.graph import INNER, Graph
@@ -69,6 +70,7 @@ class OvRoundable:
 
     def __init__(self, model: openvino.Model) -> None:
         self._graph, self._binding = read(model.clone())
+        state_parameters(self._binding)
         ids = {port_key(port): value for value, port in enumerate(self._binding.values)}
         self._results: dict[int, list[openvino.Node]] = {}
         for result in self._binding.model.get_results():
