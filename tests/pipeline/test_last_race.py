@@ -86,8 +86,11 @@ def test_a_more_accurate_plan_is_taken_until_it_is_known_to_be_slower(
     assert told is measured
 
 
-def test_errors_are_measured_of_plans_that_nearly_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``fine`` was predicted to be more accurate, and is not; the prediction is reported."""
+@pytest.mark.parametrize(("fine", "taken"), [(1.1, FAST), (0.85, FAST), (0.75, FINE)])
+def test_errors_are_measured_of_plans_that_nearly_tie(
+    monkeypatch: pytest.MonkeyPatch, fine: float, taken: Candidate
+) -> None:
+    """``fine`` was predicted to be more accurate, and may not be: 5% are no difference."""
     candidates = [FAST, FINE]
     measured = raced(monkeypatch, 1.02, CALM)
     best, _ = last_race(
@@ -97,6 +100,6 @@ def test_errors_are_measured_of_plans_that_nearly_tie(monkeypatch: pytest.Monkey
         trials=trials({"fast": 0.95}, candidates),
         evaluate=lambda _: 0.95,
         race=lambda _: measured,
-        error=lambda c: {"fast": 0.9, "fine": 1.1}[c.name],
+        error=lambda c: {"fast": 0.9, "fine": fine}[c.name],
     )
-    assert (best.name, best.error) == ("fast", FAST.error)
+    assert (best.name, best.error) == (taken.name, taken.error), "as predicted"

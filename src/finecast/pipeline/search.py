@@ -87,14 +87,19 @@ def chain(
     baseline: float,
     min_speedup: float = MIN_SPEEDUP,
     same: SameTime = same_time,
+    finer: float = 1.0,
 ) -> list[Candidate]:
-    """Candidates that gain enough over the baseline and that no other beats, fastest first."""
+    """Candidates that gain enough over the baseline and that no other beats, fastest first.
+
+    A slower one counts as more accurate if its squared error is below ``finer`` times the
+    other's.
+    """
     kept: list[Candidate] = []
     fastest: Candidate | None = None  # of those that count as equally fast as kept[-1]
     for one in sorted(candidates, key=lambda c: (c.cost, c.error)):
         if one.cost * min_speedup >= baseline:
             continue
-        if kept and one.error >= kept[-1].error:
+        if kept and one.error >= finer * kept[-1].error:
             continue
         # Equally fast as the one before and more accurate: it takes that one's place.
         if fastest is not None and same(fastest, one):
