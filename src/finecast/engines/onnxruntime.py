@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from finecast.engines import other_engines
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.cpus import cpus
 from finecast.engines.onnxruntime_profile import kernel_times
@@ -33,8 +34,13 @@ _NO_KERNEL = re.compile(
 )
 _NO_SCHEMA = re.compile(r"Fatal error: (?P<op>[\w.:]+)\(-?\d+\) is not a registered")
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)\s(?=[A-Z'])")
+_LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)>?\s(?=[A-Z'])")
 _LONGEST = 240
+_OLDEST_OPSET = 7  # ONNX Runtime's documentation, "Versioning": opset 7 and later
+_RAISE_OPSET = (
+    f"ONNX Runtime has the ops of opset {_OLDEST_OPSET} and later: raise the model's by"
+    " onnx.version_converter.convert_version(onnx.load(FILE), 13)"
+)
 _SUFFIX = "ExecutionProvider"
 _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
@@ -256,7 +262,7 @@ class OnnxRuntimeEngine:
             raise EngineError(
                 f"ONNX Runtime cannot load the model: {explain(error)}",
                 where=where,
-                fix="try --engine openvino, or keep the op named in its own type",
+                fix=_RAISE_OPSET if source.opset < _OLDEST_OPSET else other_engines(self.name),
             ) from error
         return OnnxRuntimeSession(
             session, source, where=where, profile=opener if profiling else None
@@ -331,7 +337,8 @@ def explain(error: Exception) -> str:
     """The reason in an ONNX Runtime exception, one line without source locations."""
     text = _PREFIX.sub("", " ".join(str(error).split()))
     if found := _NO_KERNEL.search(text):
-        return f"no kernel for {found['op']} (opset {found['version']}) at {found['name']!r}"
+        at = f" at {found['name']!r}" if found["name"] else ""
+        return f"no kernel for {found['op']} (opset {found['version']}){at}"
     if found := _NO_SCHEMA.search(text):
         return f"no kernel for {found['op'].replace(':', '.')}"
     text = _LOCATION.sub("", text) or type(error).__name__
