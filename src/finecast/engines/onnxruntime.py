@@ -41,6 +41,11 @@ _RAISE_OPSET = (
     f"ONNX Runtime has the ops of opset {_OLDEST_OPSET} and later: raise the model's by"
     " onnx.version_converter.convert_version(onnx.load(FILE), 13)"
 )
+_TOO_NEW = re.compile("model IR version|is under development")
+_LOWER_VERSIONS = (
+    "state versions that it reads: opset_imports and ir_version of onnx.helper.make_model,"
+    " or onnx.version_converter.convert_version(model, 21) and model.ir_version = 10"
+)
 _SUFFIX = "ExecutionProvider"
 _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
@@ -262,7 +267,7 @@ class OnnxRuntimeEngine:
             raise EngineError(
                 f"ONNX Runtime cannot load the model: {explain(error)}",
                 where=where,
-                fix=_RAISE_OPSET if source.opset < _OLDEST_OPSET else other_engines(self.name),
+                fix=_fix(explain(error), source.opset) or other_engines(self.name),
             ) from error
         return OnnxRuntimeSession(
             session, source, where=where, profile=opener if profiling else None
@@ -343,6 +348,13 @@ def explain(error: Exception) -> str:
         return f"no kernel for {found['op'].replace(':', '.')}"
     text = _LOCATION.sub("", text) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _fix(reason: str, opset: int) -> str:
+    """What to do about a model of a version that is not read; empty for other reasons."""
+    if opset < _OLDEST_OPSET:
+        return _RAISE_OPSET
+    return _LOWER_VERSIONS if _TOO_NEW.search(reason) else ""
 
 
 def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
