@@ -140,8 +140,11 @@ def test_inspect_fits_a_terminal_of_80_columns(
     """Names of classes stay whole, and ops beside them take several lines."""
     monkeypatch.setenv("COLUMNS", "80")
     rng = np.random.default_rng(0)
-    model = parse("""net (float[N,2000] x) => (float[N,2000] y) {
-      a = MatMul(x, w)
+    model = parse("""net (float[N,2000] x) => (float[N,2000] y, int64[2] t) {
+      s = Shape(x)
+      t = Identity(s)
+      i = Identity(x)
+      a = MatMul(i, w)
       b = Add(a, x)
       c = Mul(b, b)
       d = ReduceSumSquare(c)

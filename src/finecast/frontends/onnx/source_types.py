@@ -46,6 +46,10 @@ SOURCE_TYPES: Final = {
 CODES: Final = "int8"
 """The value of ``--from-type`` for models with QuantizeLinear and DequantizeLinear."""
 
+_ON_CODES: Final = frozenset(
+    {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}
+)
+"""Ops that compute with codes, as QuantFormat.QOperator and quantize_dynamic write them."""
 _FLOAT: Final = ir.DataType.FLOAT
 _LABELS: Final = {dtype: label for label, dtype in SOURCE_TYPES.items()} | {_FLOAT: "fp32"}
 # Element types as type strings of ONNX's definitions spell them: ``tensor(float16)``.
@@ -111,10 +115,13 @@ def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]
     change = Dequantizing(model)
     change.run()
     if not change.ops:
+        others = sorted({n.op_type for n in every_node(model.graph)} & _ON_CODES)
         raise UsageError(
-            "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32",
+            "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32"
+            + (f", but ops on codes: {', '.join(others)}" if others else ""),
             where=f"--from-type {CODES}",
-            fix="leave it out",
+            fix="leave it out"
+            + ("; or quantize with QuantFormat.QDQ, or give the fp32 model" if others else ""),
         )
     note = (
         "taken from int8: weights stay the rounded numbers that they were, values are in fp32,"
