@@ -24,7 +24,7 @@ from finecast.frontends.onnx.definitions import (
     definition,
     normal_domain,
 )
-from finecast.frontends.onnx.dequantizing import Dequantizing
+from finecast.frontends.onnx.dequantizing import ON_CODES, Dequantizing
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
 from finecast.frontends.onnx.names import FreshNames
@@ -46,10 +46,6 @@ SOURCE_TYPES: Final = {
 CODES: Final = "int8"
 """The value of ``--from-type`` for models with QuantizeLinear and DequantizeLinear."""
 
-_ON_CODES: Final = frozenset(
-    {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}
-)
-"""Ops that compute with codes, as QuantFormat.QOperator and quantize_dynamic write them."""
 _FLOAT: Final = ir.DataType.FLOAT
 _LABELS: Final = {dtype: label for label, dtype in SOURCE_TYPES.items()} | {_FLOAT: "fp32"}
 # Element types as type strings of ONNX's definitions spell them: ``tensor(float16)``.
@@ -115,7 +111,7 @@ def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]
     change = Dequantizing(model)
     change.run()
     if not change.ops:
-        others = sorted({n.op_type for n in every_node(model.graph)} & _ON_CODES)
+        others = sorted({n.op_type for n in every_node(model.graph)} & ON_CODES)
         raise UsageError(
             "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32"
             + (f", but ops on codes: {', '.join(others)}" if others else ""),
