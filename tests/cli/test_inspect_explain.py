@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from finecast.errors import ExitCode
 from finecast.rules import RULES
 from finecast.subjects.engine import model
 from tests.cli.conftest import Answer
+from tests.frontends.tools import parse, tensor
 
 Finecast = Callable[..., Answer]
 
@@ -130,3 +132,29 @@ def test_what_takes_long_to_compile_is_explained_without_its_kernels(
     assert "kernels were not compared" in answer.err
     assert "finecast convert" in answer.err
     assert "decision" in answer.out
+
+
+def test_inspect_fits_a_terminal_of_80_columns(
+    finecast: Finecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of classes stay whole, and ops beside them take several lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    rng = np.random.default_rng(0)
+    model = parse("""net (float[N,2000] x) => (float[N,2000] y, int64[2] t) {
+      s = Shape(x)
+      t = Identity(s)
+      i = Identity(x)
+      a = MatMul(i, w)
+      b = Add(a, x)
+      c = Mul(b, b)
+      d = ReduceSumSquare(c)
+      e = Div(c, d)
+      y = Exp(e)
+    }""")
+    w = rng.normal(size=(2000, 2000)).astype(np.float32)
+    model.graph.initializer.append(tensor("w", w))
+    onnx.save(model, tmp_path / "net.onnx")
+    lines = finecast("inspect", tmp_path / "net.onnx").out.splitlines()
+    table = [line for line in lines if not line.startswith("/")]
+    assert max(len(line) for line in table) <= 80
+    assert any(line.startswith("  elementwise ") for line in table)

@@ -254,28 +254,6 @@ def test_an_op_in_a_format_that_was_not_asked_for_is_a_slip(
     assert "--auto-cast-type bf16,int8" in answer.err
 
 
-@needs_openvino
-def test_an_engine_that_does_not_run_the_given_model_is_told_apart(
-    finecast: Finecast, tmp_path: Path
-) -> None:
-    """OpenVINO has no kernel for one op at all, and ONNX Runtime none in bf16 for another."""
-    net = saved(
-        """net (float[4,4] x) => (float[4,4] y) {
-          [scaled] s = ai.onnx.ml.Scaler<offset=[0.5],scale=[2.0]>(x)
-          [last] y = Sub(s, x)
-        }""",
-        tmp_path,
-    )
-    model = onnx.load(net)
-    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
-    onnx.save(model, net)
-    bf16 = ["--auto-cast", "all", "--auto-cast-type", "bf16"]
-    answer = finecast("convert", net, "-o", tmp_path / "low.onnx", *bf16)
-    assert answer.code == ExitCode.FAILED
-    assert "openvino, even as it was given: OpenVINO cannot load" in answer.err
-    assert "onnxruntime: ONNX Runtime cannot load" in answer.err
-
-
 def test_errors_on_random_inputs_are_said_to_be_so(finecast: Finecast, tmp_path: Path) -> None:
     net = saved("net (float[4,16] x) => (float[4,16] y) { y = Tanh(x) }", tmp_path)
     np.savez(tmp_path / "data.npz", x=np.ones((8, 16), np.float32))

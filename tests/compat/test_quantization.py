@@ -27,6 +27,7 @@ from finecast.engines.base import Capability
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, FinecastError, UsageError
+from finecast.frontends.onnx.versions import NEWEST_IR
 from finecast.numbers.formats import Format
 from finecast.pipeline.goal import Goal
 from finecast.rules.policy import Adjust
@@ -403,3 +404,28 @@ def test_the_first_that_passes_ends_the_search_unless_there_is_time() -> None:
     criterion = AccuracyCriterion().to_criterion()
     assert not Goal(criterion=criterion, max_trials=100, first_is_enough=True).goes_on
     assert Goal(criterion=criterion, max_trials=100, timeout_s=5).goes_on
+
+
+def test_a_model_that_openvino_does_not_load_is_quantized_in_onnx_runtime() -> None:
+    """INC's own engine: the advice was to try it, and no setting names it."""
+    model = net()
+    scaler = onnx.helper.make_node("Scaler", ["x"], ["s"], "scale", domain="ai.onnx.ml")
+    scaler.attribute.append(onnx.helper.make_attribute("scale", [0.5]))
+    scaler.attribute.append(onnx.helper.make_attribute("offset", [0.5]))
+    model.graph.node[0].CopyFrom(scaler)
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    done = quantization.fit(model, PostTrainingQuantConfig(), calib_dataloader=[(X[:32], 0)])
+    assert done is not None
+    assert "QuantizeLinear" in {n.op_type for n in done.model.graph.node}
+
+
+def test_a_model_of_versions_newer_than_it_needs_is_quantized(tmp_path: Path) -> None:
+    model = net()
+    model.ir_version = 14
+    onnx.save(model, tmp_path / "net.onnx")
+    for given in (model, str(tmp_path / "net.onnx")):
+        done = quantization.fit(
+            given, PostTrainingQuantConfig(), calib_dataloader=[(X[:32], 0)]
+        )
+        assert done is not None
+        assert done.model.ir_version == NEWEST_IR

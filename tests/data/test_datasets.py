@@ -127,6 +127,14 @@ def test_labels_by_name(tmp_path: Path) -> None:
         load_npz(file, [SPEC], labels="z")
 
 
+def test_folders_and_other_files_are_told_how_to_be_given(tmp_path: Path) -> None:
+    """Folders of .npy files and tables: the advice was to check the path."""
+    np.save(tmp_path / "x.npy", X)
+    for given in (tmp_path, tmp_path / "x.npy"):
+        with pytest.raises(UsageError, match=r"one file, named as the inputs.*calib FILE\.py"):
+            open_npz(given)
+
+
 def test_files_that_are_no_npz(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load_npz(tmp_path / "none.npz", [SPEC])

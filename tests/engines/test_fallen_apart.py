@@ -97,3 +97,8 @@ def test_what_a_plan_means_to_cast_is_not_told() -> None:
     ends = [one for one in plan.decisions if one.node != "make_d"]
     mixed = replace(plan, decisions=(replace(first, node="make_d"), *ends))
     assert broken_by(mixed, before, after) == ()
+
+
+def test_kernels_that_fall_apart_alike_are_told_once() -> None:
+    """OpenVINO runs one Einsum of attention once for each head and batch."""
+    assert len(fallen_apart(kernels("ab", "ab", "ab"), kernels("a", "b"))) == 1

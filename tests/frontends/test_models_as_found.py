@@ -448,3 +448,14 @@ def test_dictionaries_are_refused_by_name(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"output 'y' is a dictionary.*'zipmap': False"):
         frontend.load(tmp_path / "m.onnx")
+
+
+def test_sparse_initializers_are_refused_by_name(tmp_path: Path) -> None:
+    """They were left out, and what read one was told to be made by no node."""
+    model = parse("net (float[N,4] x) => (float[N,2] y) { y = MatMul(x, w) }")
+    values = helper.make_tensor("w", TensorProto.FLOAT, [2], [1.0, 2.0])
+    places = helper.make_tensor("places", TensorProto.INT64, [2], [1, 6])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4, 2]))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"initializer 'w' is sparse.*from_array"):
+        frontend.load(tmp_path / "m.onnx")

@@ -114,6 +114,29 @@ def test_what_came_quantized_stays_and_the_rest_is_planned(
     assert kinds(tmp_path / "same.onnx") == kinds(quantized)
 
 
+def test_the_advice_to_take_it_to_fp32_can_be_followed(quantized: Path) -> None:
+    """Of ops on codes there is no fp32 form, and the advice ended in an error."""
+    warnings = api.convert(quantized, policy="all:bf16", verify=False).warnings
+    advised = any("--from-type int8" in text for text in warnings)
+    assert advised == (quantized.stem == "qdq")
+    if not advised:
+        with pytest.raises(
+            UsageError, match=r"ops on codes: .*quantize with QuantFormat\.QDQ"
+        ):
+            api.convert(quantized, policy="all:bf16", from_type="int8")
+
+
+def test_every_op_is_counted_in_a_type(qdq: Path) -> None:
+    """In older opsets a DequantizeLinear has no type to follow, and was counted in none."""
+    everything = api.convert(qdq, policy="none", verify=False).ops
+    nothing = api.convert(qdq, policy="all:bf16", verify=False, user_rules={"keep": _keep})
+    assert "" not in {**everything, **nothing.ops}
+
+
+def _keep(_node: object) -> str:
+    return "fp32"
+
+
 def test_what_came_quantized_is_counted(quantized: Path) -> None:
     types = Counter[str]()
     for row in api.inspect(quantized).classes:

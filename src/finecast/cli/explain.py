@@ -108,16 +108,19 @@ def _find(graph: Graph, name: str) -> Node:
 def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Sequence[str]:
     """Kernels of the fp32 model with ``node`` that the plan's model runs in several.
 
-    Where kernels cannot be compared a warning says so; the node is explained all the same.
+    They are those of ``engine``, by default of the one that the plan was made in. Where
+    kernels cannot be compared a warning says so; the node is explained all the same.
     """
+    from finecast.engines import ENGINES
     from finecast.pipeline.model import TellsKernels
 
     if not isinstance(model, TellsKernels):
         return []
     try:
-        found = model.fallen_apart(plan, engine)
+        own = plan.engine if plan.engine in ENGINES else None
+        found = model.fallen_apart(plan, engine or own)
     except EngineError as error:
-        warn(f"kernels were not compared: {error}")
+        warn(f"kernels were not compared: {error.line}")
         return []
     return [one.text for one in found if any(node.name in part for part in one.parts)]
 

@@ -63,8 +63,8 @@ def _print(census: Census, low: str) -> None:
         f"{census.name}: {opset}{census.nodes} nodes,"
         f" {census.parameters:,} parameters, {census.size_bytes / 1e6:.2f} MB",
         ("class", "ops", "types"),
-        ("nodes", "MFLOP", "MB moved", "parameters"),
-        fold="ops",
+        ("nodes", "MFLOP", "MB\nmoved", "params"),
+        fold=("ops", "types"),
     )
     for row in census.classes:
         add_row(

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = 80
 """The usual width of a terminal, for output that is read on none known: files and CI logs."""
-_LEAST_WIDTH = 12
+_LEAST_WIDTH = 9
 """Columns of words are not made narrower than that to keep others on one line."""
+_LEAST_NAME = 11
+"""And columns that are kept on one line where the width suffices, such as names of rows."""
 _BETWEEN = 3
 """Characters between two columns."""
 _EVERY_S = 15.0
@@ -70,15 +72,19 @@ def _fitted(table: Table, columns: int) -> int:
     from rich.text import Text
 
     fixed, figures = 0, 0
-    for column in table.columns:
+    least: dict[int, int] = {}
+    for index, column in enumerate(table.columns):
         texts = [t for t in (column.header, *column.cells) if isinstance(t, Text)]
         widest = max((line.cell_len for t in texts for line in t.split("\n")), default=0)
-        words = column.justify != "right"
-        fixed += _BETWEEN + (widest if column.no_wrap else min(widest, _LEAST_WIDTH))
-        figures += _BETWEEN + (min(widest, _LEAST_WIDTH) if words else widest)
+        least[index] = widest
+        if column.justify != "right":
+            least[index] = min(widest, _LEAST_NAME if column.no_wrap else _LEAST_WIDTH)
+        fixed += _BETWEEN + (widest if column.no_wrap else least[index])
+        figures += _BETWEEN + least[index]
     if fixed > columns:
-        for column in table.columns:
+        for index, column in enumerate(table.columns):
             column.no_wrap = column.justify == "right"
+            column.min_width = least[index]
     return max(columns, figures)
 
 

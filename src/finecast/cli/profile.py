@@ -108,7 +108,9 @@ def run(
 
       finecast profile tuned.onnx --engine onnxruntime --ops
     """
-    loader = _loader(models, engine)
+    from finecast.engines import first_that_works
+
+    loaders = _loaders(models, engine)
     if data.given and feeds.sizes:
         raise UsageError(
             "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
@@ -118,10 +120,16 @@ def run(
         _loadable(models, trust=trust) as paths,
         progress("profiling", quiet=as_json) as report,
     ):
-        loaded: list[_Loaded] = []
-        for index, (label, path) in enumerate(zip(_labels(models), paths, strict=True)):
-            report(f"loading {label}", index, 3 * len(models))
-            loaded.append(ready(label, models[index], loader.load(path, profiling=ops)))
+        labels = _labels(models)
+
+        def load_all(one: Engine) -> list[_Loaded]:
+            loaded: list[_Loaded] = []
+            for index, (label, path) in enumerate(zip(labels, paths, strict=True)):
+                report(f"loading {label}", index, 3 * len(models))
+                loaded.append(ready(label, models[index], one.load(path, profiling=ops)))
+            return loaded
+
+        loader, loaded = first_that_works(loaders, load_all)
         report("running", len(models), 3 * len(models))
         spec = f"{loader.name}:{loader.device}"
         race = _raced(loaded, rounds)
@@ -189,27 +197,27 @@ def _loadable(models: Sequence[Path], *, trust: bool) -> Generator[Sequence[Path
         yield paths
 
 
-def _loader(models: Sequence[Path], engine: str | None) -> Engine:
-    """The engine that runs all ``models``.
+def _loaders(models: Sequence[Path], engine: str | None) -> list[Engine]:
+    """The engines that may run all ``models``, in order of preference.
 
     Raises:
         UsageError: If a model cannot be profiled, or the engine's time says nothing.
     """
-    from finecast.engines import EMULATOR, engine_for, get_engine
-    from finecast.subjects import check_engine, check_options
+    from finecast.engines import EMULATOR, engines_for, get_engine
+    from finecast.subjects import check_engine, check_options, runs_in
 
     for path in models:
         check_options(path, {"profile": True})
-    loader = get_engine(engine) if engine else engine_for(models)
-    if loader.name == EMULATOR:
+    loaders = [get_engine(engine)] if engine else engines_for(models)
+    if loaders[0].name == EMULATOR:
         raise UsageError(
             "the emulator's time says nothing of the device",
             where="--engine",
             fix="finecast ladder and finecast tune --target model the time of one",
         )
     for path in models:
-        check_engine(path, loader.name)
-    return loader
+        check_engine(path, loaders[0].name)
+    return [one for one in loaders if all(runs_in(path, one.name) for path in models)]
 
 
 def _raced(loaded: Sequence[_Loaded], rounds: Rounds) -> Race:

@@ -23,6 +23,10 @@ from finecast.errors import UsageError
 # The most bytes of all compressed arrays of a file: what a desktop computer can spare.
 _COMPRESSED_MOST: Final = 4 << 30
 _PIECE_BYTES: Final = 1 << 20
+_ONE_FILE: Final = (
+    "save all samples in one file, named as the inputs: numpy.savez(FILE, **{NAME: ARRAY});"
+    " a function of yours reads other files: --calib FILE.py:FUNCTION, and --eval in tune"
+)
 # The zip format's local file header, which ends with the lengths of the name and extra field.
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
@@ -47,11 +51,11 @@ def open_npz(path: Path) -> dict[str, Array]:
         raise UsageError(
             f"cannot read the data: {error.strerror or error}",
             where=where,
-            fix="check the path",
+            fix=_ONE_FILE if path.is_dir() else "check the path",
         ) from error
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise UsageError(
-            "not an .npz file, or a truncated one", where=where, fix="save it with numpy.savez"
+            "not an .npz file, or a truncated one", where=where, fix=_ONE_FILE
         ) from error
     # zipfile raises RuntimeError for an encrypted member, and NotImplementedError, which is a
     # RuntimeError, for an unknown compression.

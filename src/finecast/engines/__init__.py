@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import EngineError, UsageError
@@ -23,6 +23,8 @@ __all__ = [
     "get_engine",
     "installed",
 ]
+
+T = TypeVar("T")
 
 EMULATOR = "emulator"
 """``emulator:TARGET`` computes as TARGET would. It runs models in other engines."""
@@ -146,18 +148,18 @@ def default_engine() -> Engine:
     raise EngineError("no engine is installed", fix=advice)
 
 
-def engine_for(models: Sequence[Path]) -> Engine:
-    """The engine that runs all of ``models`` by default.
+def engines_for(models: Sequence[Path]) -> list[Engine]:
+    """The engines that may run all of ``models``, in order of preference.
 
     For SavedModels, which are folders, and Keras files TensorFlow; if it is not installed, or
-    one of them is another file, the default engine.
+    one of them is another file, those that read ONNX files.
     """
     from finecast.frontends.keras_models import KERAS_SUFFIX
 
     own = [name for name in reading(SAVED_MODELS) if installed(name)]
     if own and all(m.is_dir() or m.suffix.lower() == KERAS_SUFFIX for m in models):
-        return get_engine(own[0])
-    return default_engine()
+        return [get_engine(own[0])]
+    return candidates(None)
 
 
 def candidates(spec: str | None) -> list[Engine]:
@@ -172,17 +174,56 @@ def candidates(spec: str | None) -> list[Engine]:
 
 
 def first_that_loads(engines: Sequence[Engine], model: Loadable) -> tuple[Engine, Session]:
-    """The first of ``engines`` that loads ``model``.
+    """The first of ``engines`` that loads ``model``; raises EngineError if none does."""
+    return first_that_works(engines, lambda engine: engine.load(model))
+
+
+def first_that_works(
+    engines: Sequence[Engine], work: Callable[[Engine], T]
+) -> tuple[Engine, T]:
+    """The first of ``engines`` in which ``work`` raises no EngineError, and what it gives.
 
     Raises:
-        EngineError: If none does; gives each one's reason.
+        EngineError: If it does in all of them; gives each one's reason.
     """
-    failures: list[str] = []
+    failures: dict[str, EngineError] = {}
     for engine in engines:
         try:
-            return engine, engine.load(model)
+            return engine, work(engine)
         except EngineError as error:
             if len(engines) == 1:
                 raise
-            failures.append(f"{engine.name}: {error.what}")
-    raise EngineError("no engine here can run the model", where="; ".join(failures))
+            failures[engine.name] = error
+    raise EngineError(
+        "no engine here can run the model",
+        where="; ".join(f"{name}: {error.what}" for name, error in failures.items()),
+        fix=what_loads_it(failures),
+    )
+
+
+def other_engines(name: str) -> str:
+    """What to do about a model that the engine ``name`` does not load: take another one."""
+    others = [f"--engine {other}" for other in reading(ONNX) if other != name]
+    return f"an ONNX model: try {' or '.join(others)}"
+
+
+def what_loads_it(failures: Mapping[str, EngineError]) -> str:
+    """What to do about a model that no engine of ``failures`` loads, by the engines' names."""
+    if len(failures) == 1:
+        return next(iter(failures.values())).fix
+    own = [error.fix for name, error in failures.items() if error.fix != other_engines(name)]
+    return "; or ".join(filter(None, own)) or "export it with ops that one of them has"
+
+
+def led_by_one_that_loads(engines: Sequence[Engine], model: Loadable) -> Sequence[Engine]:
+    """``engines``, and before all others the first that loads ``model``, if one does.
+
+    A single engine is not tried.
+    """
+    if len(engines) < 2:
+        return engines
+    try:
+        first, _ = first_that_loads(engines, model)
+    except EngineError:
+        return engines
+    return [first, *(one for one in engines if one is not first)]

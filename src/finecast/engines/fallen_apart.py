@@ -48,17 +48,18 @@ def load_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels
 def fallen_apart(before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
     """Kernels of ``before`` that ``after`` runs in several, in the order of ``before``.
 
-    Nodes that are in no kernel of ``after`` are not counted.
+    Nodes that are in no kernel of ``after`` are not counted. Kernels that fall apart alike,
+    such as those of one node that an engine runs once for each head, are told once.
     """
     home = {node: k for k, nodes in enumerate(after) for node in nodes}
-    found: list[FallenApart] = []
+    found: dict[FallenApart, None] = {}
     for kernel in before:
         parts: dict[int, list[str]] = {}
         for node in kernel:
             if node in home:
                 parts.setdefault(home[node], []).append(node)
         if len(parts) > 1:
-            found.append(FallenApart(parts=tuple(tuple(p) for p in parts.values())))
+            found[FallenApart(parts=tuple(tuple(p) for p in parts.values()))] = None
     return tuple(found)
 
 
@@ -70,10 +71,10 @@ def broken_by(plan: Plan, before: Kernels, after: Kernels) -> tuple[FallenApart,
     """
     low = {d.node: d.format for d in plan.decisions if d.format is not Format.FP32}
     computes = {d.node for d in plan.decisions if not by_name(d.op).exact}
-    found: list[FallenApart] = []
+    found: dict[FallenApart, None] = {}
     for one in fallen_apart(before, after):
         nodes = {node for part in one.parts for node in part}
         parts = tuple(part for part in one.parts if not computes.isdisjoint(part))
         if nodes <= low.keys() and len({low[n] for n in nodes}) == 1 and len(parts) > 1:
-            found.append(FallenApart(parts=parts))
+            found[FallenApart(parts=parts)] = None
     return tuple(found)

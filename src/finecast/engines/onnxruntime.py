@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from finecast.engines import other_engines
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.cpus import cpus
 from finecast.engines.onnxruntime_profile import kernel_times
@@ -33,8 +34,18 @@ _NO_KERNEL = re.compile(
 )
 _NO_SCHEMA = re.compile(r"Fatal error: (?P<op>[\w.:]+)\(-?\d+\) is not a registered")
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)\s(?=[A-Z'])")
+_LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)>?\s(?=[A-Z'])")
 _LONGEST = 240
+_OLDEST_OPSET = 7  # ONNX Runtime's documentation, "Versioning": opset 7 and later
+_RAISE_OPSET = (
+    f"ONNX Runtime has the ops of opset {_OLDEST_OPSET} and later: raise the model's by"
+    " onnx.version_converter.convert_version(onnx.load(FILE), 13)"
+)
+_TOO_NEW = re.compile("model IR version|is under development")
+_LOWER_VERSIONS = (
+    "state versions that it reads: opset_imports and ir_version of onnx.helper.make_model,"
+    " or onnx.version_converter.convert_version(model, 21) and model.ir_version = 10"
+)
 _SUFFIX = "ExecutionProvider"
 _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
@@ -256,7 +267,7 @@ class OnnxRuntimeEngine:
             raise EngineError(
                 f"ONNX Runtime cannot load the model: {explain(error)}",
                 where=where,
-                fix="try --engine openvino, or keep the op named in its own type",
+                fix=_fix(explain(error), source.opset) or other_engines(self.name),
             ) from error
         return OnnxRuntimeSession(
             session, source, where=where, profile=opener if profiling else None
@@ -331,11 +342,19 @@ def explain(error: Exception) -> str:
     """The reason in an ONNX Runtime exception, one line without source locations."""
     text = _PREFIX.sub("", " ".join(str(error).split()))
     if found := _NO_KERNEL.search(text):
-        return f"no kernel for {found['op']} (opset {found['version']}) at {found['name']!r}"
+        at = f" at {found['name']!r}" if found["name"] else ""
+        return f"no kernel for {found['op']} (opset {found['version']}){at}"
     if found := _NO_SCHEMA.search(text):
         return f"no kernel for {found['op'].replace(':', '.')}"
     text = _LOCATION.sub("", text) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _fix(reason: str, opset: int) -> str:
+    """What to do about a model of a version that is not read; empty for other reasons."""
+    if opset < _OLDEST_OPSET:
+        return _RAISE_OPSET
+    return _LOWER_VERSIONS if _TOO_NEW.search(reason) else ""
 
 
 def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
+from finecast.engines import other_engines
 from finecast.engines.attribution import attribute
 from finecast.engines.base import (
     Array,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
-_OTHER_WAYS = "keep the op named in its own type; an ONNX model: try --engine onnxruntime"
 _NEEDS_RANK = (
     "state how many dimensions the input has before the model is saved: for an OpenVINO model"
     " ov.convert_model(..., input=[...]), or model.reshape({NAME: [-1, 3, 224, 224]})"
@@ -307,7 +307,7 @@ class OpenVinoEngine:
             raise EngineError(
                 f"OpenVINO cannot load the model: {reason}",
                 where=where,
-                fix=_NEEDS_RANK if "dynamic rank" in reason else _OTHER_WAYS,
+                fix=_NEEDS_RANK if "dynamic rank" in reason else other_engines(self.name),
             ) from error
 
     @contextmanager
@@ -346,7 +346,7 @@ def _check_depth(source: ModelSource, where: str) -> None:
             f"bodies of control flow nest {source.depth} deep, and OpenVINO's time to"
             f" compile doubles with each level: {_DEEPEST} at most",
             where=where,
-            fix="try --engine onnxruntime",
+            fix=other_engines("openvino"),
         )
 
 

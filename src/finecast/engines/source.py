@@ -31,13 +31,15 @@ class ModelStep:
 class ModelSource:
     """Ports and nodes of an ONNX model; nodes in file order, which ONNX has topological.
 
-    ``depth`` is how many levels bodies of control flow are nested.
+    ``depth`` is how many levels bodies of control flow are nested, ``opset`` the version of
+    ONNX's own operation set.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     steps: tuple[ModelStep, ...]
     depth: int = 0
+    opset: int = 0
 
     @property
     def producers(self) -> dict[str, str]:
@@ -78,6 +80,7 @@ def read_source(model: Path | bytes) -> ModelSource:
         outputs=tuple(_spec(v, where) for v in proto.graph.output),
         steps=tuple(_step(node) for node in proto.graph.node),
         depth=_depth(proto.graph),
+        opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
     )
 
 

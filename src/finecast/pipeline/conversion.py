@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.graph import Graph, Node
+from finecast.ops import OpKind, by_name
 from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Verified
-from finecast.planning.plan import Plan
+from finecast.planning.plan import Decision, Plan
 from finecast.rules.policy import Policy, conversion_stays
+from finecast.rules.reason import DECISION, Reason
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Types of ops that no policy changes, because they are not fp32."""
-NOTHING_CONVERTED: Final = "nothing was converted: the rules leave every op in its type"
+_NOTHING_CONVERTED: Final = "nothing was converted: the rules leave every op in its type"
 NOTHING_GAINS: Final = (
     "nothing was converted: of the ops that the rules permit none gains by its time here"
     " (--auto-cast all converts them all the same)"
@@ -54,6 +56,32 @@ class Conversion:
     model: Any = None
     restated: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
+
+
+def nothing_converted(plan: Plan) -> str:
+    """A note that ``plan`` lowers nothing, with a verdict.
+
+    It is the verdict that most of the model's products have, or most ops where none has one.
+    """
+    found = _verdicts(d for d in plan.decisions if by_name(d.op).kind is OpKind.MATMUL)
+    whose = "product" if found else "op"
+    found = found or _verdicts(plan.decisions)
+    if not found:
+        return _NOTHING_CONVERTED
+    rule, count = Counter(reason.rule for reason in found).most_common(1)[0]
+    whose += "s" if count > 1 else ""
+    text = next(reason.text for reason in found if reason.rule == rule)
+    return f"{_NOTHING_CONVERTED}, {count} {whose} by the rule {rule!r}: {text}"
+
+
+def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:
+    """The verdicts of rules that leave an op no other format than it has."""
+    return [
+        reason
+        for decision in decisions
+        for reason in decision.reasons
+        if reason.permits == (decision.format.label,) and reason.rule != DECISION
+    ]
 
 
 def earlier_conversion(was: str, policy: Policy) -> list[str]:

@@ -111,10 +111,14 @@ class Plan:
         return dict(Counter(d.format.label for d in self.decisions).most_common())
 
     def counts_in(self, graph: Graph) -> dict[str, int]:
-        """Like ``counts``; an op of a quantized region counts as what it computes in."""
+        """Like ``counts``; an op of a quantized region counts as what it computes in.
+
+        In an older opset an op may have no format of its own, and counts as decided.
+        """
         nodes = {n.name: n for n in graph.nodes}
         labels = (
-            computed_in(graph, nodes[d.node]) if d.format is Format.FP32 else d.format.label
+            (computed_in(graph, nodes[d.node]) if d.format is Format.FP32 else "")
+            or d.format.label
             for d in self.decisions
         )
         return dict(Counter(labels).most_common())

@@ -12,7 +12,7 @@ from finecast.planning.assign import highest, lowest
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
-from finecast.rules.reason import Reason
+from finecast.rules.reason import DECISION, Reason
 
 
 def _no_opset(_: Mapping[int, Format]) -> int:
@@ -89,7 +89,7 @@ class Planner:
         self, node: Node, fmt: Format, because: str, evidence: Mapping[str, float | str]
     ) -> Decision:
         permission = self.permissions[node.id]
-        chosen = Reason(rule="decision", text=because, permits=(fmt.label,), evidence=evidence)
+        chosen = Reason(rule=DECISION, text=because, permits=(fmt.label,), evidence=evidence)
         free = len(permission.formats) > 1
         return Decision(
             node=node.name,

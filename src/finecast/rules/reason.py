@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+DECISION: Final = "decision"
+"""The rule of a reason for one of several formats that the rules permit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,14 +262,19 @@ def check_options(
 def check_engine(model: Path, engine: str) -> None:
     """Raise UsageError unless ``engine`` loads files of the kind of ``model``."""
     _check_kind(model)
-    names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
-    if engine not in names:
+    if not runs_in(model, engine):
+        names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
         kind = "SavedModels" if model.is_dir() else f"{model.suffix.lower()} files"
         raise UsageError(
             f"engine {engine!r} does not run {kind}",
             where=str(model),
             fix=f"use --engine {' or '.join(names)}, and only models that it runs",
         )
+
+
+def runs_in(model: Path, engine: str) -> bool:
+    """Whether ``engine`` loads files of the kind of ``model``."""
+    return any(engine in entry.engines for entry in _readers(model))
 
 
 def written_with(model: Path, output: Destination) -> Written:

@@ -17,8 +17,7 @@ from finecast.compat.neural_compressor.onnx_result import (
     OnnxResult,
     given_model,
 )
-from finecast.compat.neural_compressor.places import engine_name
-from finecast.engines import get_engine
+from finecast.compat.neural_compressor.places import engine_that_runs
 from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
@@ -50,9 +49,9 @@ class OnnxFit:
             ModelError: If it is not a valid model.
             EngineError: If the backend's provider is not installed.
         """
-        engine = get_engine(engine_name(settings.device, settings.backend))
         source = given_model(model)
         file = source.file
+        engine = engine_that_runs(file.path, settings.device, settings.backend)
         check_ports(file, settings.ports)
         policy = Policy(scope=Scope.AUTO, formats=(low,))
         planner = make_planner(frontend.prepare(file, policy), policy, engine)

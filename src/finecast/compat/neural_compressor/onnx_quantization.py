@@ -12,10 +12,9 @@ from finecast.compat.neural_compressor.evaluated_subject import EvaluatedSubject
 from finecast.compat.neural_compressor.evaluation import ModelEvaluation
 from finecast.compat.neural_compressor.onnx_fit import check_ports, feeds_of, predictor
 from finecast.compat.neural_compressor.onnx_result import GivenModel, OnnxResult, given_model
-from finecast.compat.neural_compressor.places import engine_name
+from finecast.compat.neural_compressor.places import engine_that_runs
 from finecast.compat.neural_compressor.quantization_config import PostTrainingQuantConfig
 from finecast.compat.neural_compressor.quantization_rules import op_rule
-from finecast.engines import get_engine
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, ModelError, UsageError
@@ -46,8 +45,8 @@ def quantize(
     Raises:
         FinecastError: As ``quantization.fit``.
     """
-    engine = get_engine(engine_name(conf.device, conf.backend))
     source = given_model(model)
+    engine = engine_that_runs(source.file.path, conf.device, conf.backend)
     check_ports(source.file, conf.ports)
     for text in conf.without_effect(evaluated=evaluation.given):
         warnings.warn(f"without effect: {text}", stacklevel=3)

@@ -22,6 +22,7 @@ from finecast.files import writing
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES
+from finecast.frontends.onnx.versions import stated_for_engines
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.rules.policy import Policy, Scope
@@ -152,7 +153,7 @@ def given_model(model: onnx.ModelProto | str | Path) -> GivenModel:
         ModelError: If it is not a valid model.
     """
     if not isinstance(model, onnx.ModelProto):
-        return GivenModel(file=frontend.load(Path(model)))
+        return GivenModel(file=stated_for_engines(frontend.load(Path(model))))
     folder = Folder()
     path = folder.path / "model.onnx"
     try:
@@ -165,7 +166,7 @@ def given_model(model: onnx.ModelProto | str | Path) -> GivenModel:
             path.write_bytes(model.SerializeToString())
         else:
             frontend.save(ir.from_proto(model), path)
-        return GivenModel(file=frontend.load(path), folder=folder)
+        return GivenModel(file=stated_for_engines(frontend.load(path)), folder=folder)
     except FinecastError as error:  # the user knows nothing of the temporary folder
         error.__init__(error.what, where="the given ModelProto", fix=error.fix)
         raise

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
+from finecast.engines import candidates, led_by_one_that_loads
+from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
@@ -49,6 +52,21 @@ def check_place(device: str, backend: str) -> None:
     if backend in _UNSUPPORTED:
         reason, fix = _UNSUPPORTED[backend]
         raise UsageError(f"backend {backend!r}: {reason}", fix=fix)
+
+
+def engine_that_runs(model: Path, device: str, backend: str) -> Engine:
+    """The engine of ``engine_name``, loaded as a library.
+
+    By default that is ONNX Runtime, INC's own engine, for a model that OpenVINO does not load.
+
+    Raises:
+        UsageError: As ``engine_name``.
+        EngineError: If it is not installed.
+    """
+    spec = engine_name(device, backend)
+    default = (backend, device) == ("default", "cpu")
+    engines = candidates(None if default else spec)
+    return led_by_one_that_loads(engines, model)[0]
 
 
 def engine_name(device: str, backend: str) -> str:

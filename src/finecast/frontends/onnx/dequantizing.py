@@ -36,6 +36,10 @@ from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Grid, Scaled
 
+ON_CODES: Final = frozenset(
+    {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}
+)
+"""Ops that compute with codes, as QuantFormat.QOperator and quantize_dynamic write them."""
 _FLOAT: Final = ir.DataType.FLOAT
 # The default of the nodes' attribute ``axis``: that of the channels.
 _AXIS: Final = 1

@@ -25,6 +25,7 @@ from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.sizes import free_negative_sizes
 from finecast.frontends.onnx.verify import (
+    check_dense,
     check_ports,
     check_tensors,
     inner_tensors,
@@ -154,6 +155,7 @@ def load(path: Path) -> OnnxFile:
     with paused_collection():
         proto = _parse(path)
         check_ports(proto, path)
+        check_dense(proto, path)
         data = check_tensors(proto, path)
         try:
             bring_in(proto, path.parent)

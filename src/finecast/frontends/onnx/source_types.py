@@ -24,7 +24,7 @@ from finecast.frontends.onnx.definitions import (
     definition,
     normal_domain,
 )
-from finecast.frontends.onnx.dequantizing import Dequantizing
+from finecast.frontends.onnx.dequantizing import ON_CODES, Dequantizing
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
 from finecast.frontends.onnx.names import FreshNames
@@ -111,10 +111,13 @@ def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]
     change = Dequantizing(model)
     change.run()
     if not change.ops:
+        others = sorted({n.op_type for n in every_node(model.graph)} & ON_CODES)
         raise UsageError(
-            "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32",
+            "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32"
+            + (f", but ops on codes: {', '.join(others)}" if others else ""),
             where=f"--from-type {CODES}",
-            fix="leave it out",
+            fix="leave it out"
+            + ("; or quantize with QuantFormat.QDQ, or give the fp32 model" if others else ""),
         )
     note = (
         "taken from int8: weights stay the rounded numbers that they were, values are in fp32,"

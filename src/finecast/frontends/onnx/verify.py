@@ -68,6 +68,30 @@ def check_ports(model: onnx.ModelProto, path: Path) -> None:
                 )
 
 
+def check_dense(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse sparse initializers, which onnx_ir leaves out: what reads one lacks an input.
+
+    Raises:
+        ModelError: If there is one; names it.
+    """
+    for graph in _graphs(model.graph):
+        for sparse in graph.sparse_initializer:
+            raise ModelError(
+                f"initializer {sparse.values.name!r} is sparse, and finecast reads dense ones",
+                where=str(path),
+                fix="write it as a dense initializer: onnx.numpy_helper.from_array(ARRAY,"
+                " NAME) in graph.initializer",
+            )
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all bodies of control flow in it."""
+    yield graph
+    for attribute in (a for node in graph.node for a in node.attribute):
+        for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+            yield from _graphs(body)
+
+
 def _is_map(kind: onnx.TypeProto) -> bool:
     for inner in ("sequence_type", "optional_type"):
         if kind.HasField(inner):

@@ -19,9 +19,9 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import (
-    NOTHING_CONVERTED,
     NOTHING_GAINS,
     Conversion,
+    nothing_converted,
 )
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.narrowing import drop_slow_formats
@@ -284,8 +284,9 @@ def _warnings(
     if earlier:
         found += earlier
     elif not applied.edits and policy.scope is not Scope.NONE:
-        permitted = set(planner.lowest().formats.values())
-        found.append(NOTHING_CONVERTED if used == permitted else NOTHING_GAINS)
+        lowest = planner.lowest()
+        permitted = set(lowest.formats.values())
+        found.append(nothing_converted(lowest) if used == permitted else NOTHING_GAINS)
     else:
         unused = [f.label for f in policy.formats if f not in used]
         if unused and len(policy.formats) > 1:

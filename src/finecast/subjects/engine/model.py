@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from finecast.devices.emulation import Emulation
-from finecast.engines import EMULATOR, first_that_loads, get_engine
+from finecast.engines import EMULATOR, first_that_loads, get_engine, led_by_one_that_loads
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.fallen_apart import FallenApart, broken_by, load_with_kernels
@@ -166,10 +166,15 @@ class EngineModel(NativeSource, StoredModel, Protocol):
         return graph
 
     def _verifiers(self, options: RunOptions) -> Sequence[Engine]:
-        """The engine given, else the device's emulator, else all that run the model here."""
+        """The engine given, else the device's emulator, else all that may run the model.
+
+        The first of them tells which kernels exist and what gains: one that loads the model,
+        if it has to load anywhere.
+        """
         if options.engine is None and options.device is not None:
             return [EmulatorEngine(emulation=options.device)]
-        return self.runners(options.engine)
+        engines = self.runners(options.engine)
+        return led_by_one_that_loads(engines, self.loadable) if options.verify else engines
 
 
 def _converter(

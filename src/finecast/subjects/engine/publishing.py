@@ -10,6 +10,7 @@ from typing import Final
 
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
+from finecast.engines import what_loads_it
 from finecast.engines.base import Array, Engine, Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.files import writing
@@ -61,9 +62,9 @@ def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     told = dict.fromkeys(() if every else given, ", even as it was given")
     where = "; ".join(f"{n}{told.get(n, '')}: {e.what}" for n, e in failures.items())
     if every:
-        fix = next(iter(failures.values())).fix
+        fix = what_loads_it(failures)
         unverified = "write the conversion unverified with --no-verify"
-        return EngineError(
+        return GivenModelError(
             "no engine here can run the model as it was given, before any conversion",
             where=where,
             fix=f"{fix}; or {unverified}" if fix else unverified,

@@ -9,6 +9,7 @@ from typing import Any
 from finecast.devices.emulation import Emulation
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, from_model
+from finecast.frontends.onnx.versions import stated_for_engines
 from finecast.pipeline.program import Program
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.model import EngineModel
@@ -24,12 +25,13 @@ def read(path: Path, *, trust: bool = False) -> OnnxModel:
         UsageError: If ``trust`` is given: there is nothing to trust.
     """
     check_trust(path, trust=trust)
-    return OnnxModel(file=frontend.load(path))
+    return OnnxModel(file=stated_for_engines(frontend.load(path)))
 
 
 def take(model: Any) -> OnnxModel:
     """Open an onnx.ModelProto, an onnx_ir.Model or an ``OnnxFile``."""
-    return OnnxModel(file=model if isinstance(model, OnnxFile) else from_model(model))
+    file = model if isinstance(model, OnnxFile) else from_model(model)
+    return OnnxModel(file=stated_for_engines(file))
 
 
 @dataclass(slots=True, kw_only=True)

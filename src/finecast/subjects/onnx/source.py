@@ -12,7 +12,7 @@ from finecast.engines.base import Engine, Session
 from finecast.engines.emulator import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared
-from finecast.graph import ROUNDS, Dim, Graph
+from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import earlier_conversion, kept_types
 from finecast.pipeline.sources import FeedMaker
@@ -30,6 +30,18 @@ from finecast.subjects.onnx.artefact import (
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+
+
+def _can_be_taken_out(graph: Graph, node: Node) -> bool:
+    """Whether ``--from-type int8`` removes the node: it reads a constant, or a QuantizeLinear.
+
+    What it reads of ops on codes (QLinearConv, as in QuantFormat.QOperator) has no fp32 form.
+    """
+    if node.op != "dequantize" or ROUNDS in node.attributes or node.inputs[0] is None:
+        return False
+    codes = graph.values[node.inputs[0]]
+    maker = None if codes.producer is None else graph.nodes[codes.producer]
+    return codes.constant is not None or (maker is not None and maker.op == "quantize")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +99,7 @@ class OnnxSource(FileSource[OnnxFile, Prepared]):
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep a type other than fp32, and the option to convert them."""
         found = kept_types(graph, policy)
-        if any(n.op == "dequantize" and ROUNDS not in n.attributes for n in graph.nodes):
+        if any(_can_be_taken_out(graph, node) for node in graph.nodes):
             found[frontend.CODES] = "ops between QuantizeLinear and DequantizeLinear keep int8"
         return [
             f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"

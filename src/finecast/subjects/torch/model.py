@@ -29,7 +29,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified, compare_finite
 from finecast.pipeline.census import Census
-from finecast.pipeline.conversion import NOTHING_CONVERTED, Conversion
+from finecast.pipeline.conversion import Conversion, nothing_converted
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.outcome import Outcome
@@ -159,7 +159,7 @@ class TorchModel(TorchSource):
                 captured = frontend.capture(self.model, (), fold=False)
             built, told = convert(captured, examples(self.model), policy, rules)
         if policy.scope is not Scope.NONE and not built.edits:
-            told = (*told, NOTHING_CONVERTED)
+            told = (*told, nothing_converted(built.plan))
         done = self._write(built, output, options, start)
         return replace(done, warnings=told)
 

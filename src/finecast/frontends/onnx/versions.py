@@ -1,0 +1,78 @@
+"""States a model by versions of ONNX that engines read, where newer ones add nothing to it.
+
+``onnx.helper.make_model`` writes the newest versions that onnx knows, whatever a model needs
+of them, and ONNX Runtime reads those of some releases before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import onnx_ir as ir
+
+from finecast.errors import naming
+from finecast.frontends.onnx import native
+from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
+from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.skeleton import restored, run_without_weights
+from finecast.frontends.onnx.widen import every_value
+
+# Those of ONNX 1.21, which ONNX Runtime 1.31 reads: 1.23 writes IR 14 and opset 28.
+NEWEST_IR: Final = 13
+NEWEST_OPSET: Final = 26
+# The last element type that this IR version has: later ones have types of 6 bits.
+_LAST_TYPE: Final = ir.DataType.INT2
+
+
+def stated_for_engines(file: OnnxFile) -> OnnxFile:
+    """``file`` by versions that engines read, in a temporary folder; itself if it is so.
+
+    It is itself, too, where a newer version is needed. The result has the digest of ``file``.
+    """
+    stated = _stated(file.model)
+    if stated is None:
+        return file
+    stage = Stage()
+    path = stage.folder / "model.onnx"
+    with naming(path, file.name):
+        save(stated, path, external_data=came_external(file.model) or None)
+        found = load(path)
+    return replace(
+        found,
+        digest=file.digest,
+        size_bytes=file.size_bytes,
+        name=file.name,
+        external=file.external,
+        stage=stage,
+        notes=(*file.notes, _note(file.model, stated)),
+    )
+
+
+def _stated(model: ir.Model) -> ir.Model | None:
+    """The model by older versions; None if it needs none, or they cannot state it."""
+    opset, version = opset_of(model), model.ir_version or 0
+    if opset <= NEWEST_OPSET and version <= NEWEST_IR:
+        return None
+    values = (*every_value(model), *model.graph.initializers.values())
+    if any(v.dtype is not None and v.dtype > _LAST_TYPE for v in values):
+        return None
+    older = model.clone()
+    if opset > NEWEST_OPSET:
+        convert = partial(native.transform, "convert", version=NEWEST_OPSET)
+        if model.functions:  # they have opsets of their own
+            return None
+        try:
+            older = restored(run_without_weights(older, convert), older)
+        except native.PassError:  # an op of it is new
+            return None
+    older.ir_version = min(version, NEWEST_IR)
+    return older
+
+
+def _note(model: ir.Model, stated: ir.Model) -> str:
+    return (
+        f"it states IR version {model.ir_version} and opset {opset_of(model)}, and is taken by"
+        f" {stated.ir_version} and {opset_of(stated)}, which ONNX Runtime reads"
+    )

@@ -1,0 +1,87 @@
+"""Models stated by versions of ONNX that are newer than what they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import finecast
+from finecast.engines import get_engine
+from finecast.errors import EngineError
+from finecast.files import digest
+from finecast.frontends.onnx import load
+from finecast.frontends.onnx.versions import NEWEST_IR, NEWEST_OPSET, stated_for_engines
+from tests.frontends.tools import tensor
+
+RNG = np.random.default_rng(0)
+NEWEST = [helper.make_opsetid("", 28)]
+TOLD = "it states IR version 14 and opset 28"
+
+
+def written(path: Path, *ops: str, opsets: list[onnx.OperatorSetIdProto] = NEWEST) -> Path:
+    """x @ w, and then ``ops``, each on the result of the one before; as textbooks make it."""
+    names = ["m", *(f"v{i}" for i in range(len(ops) - 1)), "y"]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"])]
+    nodes += [
+        helper.make_node(op, [a], [b]) for op, a, b in zip(ops, names, names[1:], strict=False)
+    ]
+    ends = [helper.make_tensor_value_info(n, 1, ["N", 64]) for n in "xy"]
+    w = tensor("w", RNG.normal(size=(64, 64)) / 8)
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], [w])
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=14), path)
+    return path
+
+
+def test_what_make_model_writes_is_taken_by_versions_that_engines_read(
+    tmp_path: Path,
+) -> None:
+    """Its ranges could not be observed, for ONNX Runtime does not read IR version 14."""
+    net = written(tmp_path / "net.onnx", "Relu", "Celu", "Softmax")
+    x = RNG.normal(size=(8, 64)).astype(np.float32)
+    done = finecast.convert(
+        net, tmp_path / "low.onnx", policy="all:fp16", engine="onnxruntime", data={"x": x}
+    )
+    assert done.ops == {"fp16": 3, "fp32": 1}  # opset 26 has Celu in fp32 alone
+    assert any(TOLD in text for text in done.warnings)
+    low = onnx.load(tmp_path / "low.onnx")
+    assert (low.ir_version, low.opset_import[0].version) == (NEWEST_IR, NEWEST_OPSET)
+    in_memory = finecast.convert(
+        onnx.load(net), policy="all:fp16", engine="onnxruntime", data={"x": x}
+    )
+    assert in_memory.plan.digest == done.plan.digest
+
+
+def test_it_keeps_its_digest_and_external_data(tmp_path: Path) -> None:
+    net = written(tmp_path / "net.onnx", "Relu")
+    onnx.save(onnx.load(net), net, save_as_external_data=True, location="w.bin")
+    file = load(net)
+    stated = stated_for_engines(file)
+    assert stated.path != file.path
+    assert (stated.digest, stated.external) == (file.digest, file.external)
+    assert stated.digest == digest(net, tmp_path / "w.bin")
+    get_engine("onnxruntime").load(stated.path)
+
+
+def test_what_needs_the_newer_opset_keeps_it(tmp_path: Path) -> None:
+    net = written(tmp_path / "net.onnx", "SwiGLU")
+    model = onnx.load(net)
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 32
+    onnx.save(model, net)
+    file = load(net)
+    assert stated_for_engines(file) is file
+
+
+def test_older_models_are_left_as_they_are(tmp_path: Path) -> None:
+    file = load(written(tmp_path / "net.onnx", "Relu"))
+    again = stated_for_engines(file)
+    assert stated_for_engines(again) is again
+
+
+def test_the_engine_says_which_versions_to_state(tmp_path: Path) -> None:
+    net = written(tmp_path / "net.onnx", "Relu")
+    with pytest.raises(EngineError, match=r"IR version: 14.*ir_version of onnx\.helper"):
+        get_engine("onnxruntime").load(net)
