@@ -22,6 +22,7 @@ from finecast.engines.torch.planning import (
     make_torch_planner,
 )
 from finecast.errors import UsageError
+from finecast.frontends.torch.regions import mark_regions
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
 from finecast.ops.flops import graph_flops
@@ -165,6 +166,7 @@ class Backend:
         """Compile one graph that Dynamo captured."""
         if self.coverage is not None:
             self.coverage.add(module, example_inputs)
+        mark_regions(module)
         # Inductor is imported here because it takes seconds, and warns about its own code as
         # it loads. Warnings of finecast and of the user's rules are let through.
         with warnings.catch_warnings():

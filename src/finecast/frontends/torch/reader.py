@@ -30,7 +30,8 @@ from finecast.frontends.torch.aten import (
     native_name,
     scalar_names,
 )
-from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.frontends.torch.regions import states_fp32
+from finecast.graph import SCALARS, STATED, Attribute, ConstantStats, Dim, Graph, Node, Value
 from finecast.numbers.formats import Format
 
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
@@ -380,6 +381,8 @@ def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
 
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
     """Arguments that are plain numbers or strings, by their name in the op's schema."""
+    if states_fp32(node):
+        yield STATED, 1
     if not isinstance(node.target, OpOverload):
         return
     operands = scalar_names(node.target)
