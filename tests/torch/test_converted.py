@@ -98,6 +98,14 @@ def test_a_copy_has_the_plan_and_checks_its_inputs(copied: Callable[[Any], Any])
             other(torch.ones(4, 8), 3.0)
 
 
+@COPIES
+def test_a_copy_warns_of_nothing_of_torchs(copied: Callable[[Any], Any]) -> None:
+    low = converted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied(low)
+
+
 def test_a_deep_copy_has_tensors_of_its_own() -> None:
     low = converted()
     other = copy.deepcopy(low)

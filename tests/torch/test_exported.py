@@ -100,6 +100,26 @@ def record(path: Path, name: str) -> bytes:
     return content
 
 
+@pytest.mark.parametrize("policy", ["none", "matmult:bf16", "auto:bf16", "matmult:int8"])
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.ones(2, 15),), "was captured with 16 in axis 1, got 15"),
+        ((torch.ones(2, 16, dtype=torch.int64),), "was captured with torch.float32, got"),
+        ((torch.ones(2, 16), torch.ones(2, 16)), "the program takes 1 inputs, got 2"),
+        ((torch.ones(16),), "was captured with a tensor of 2 axes"),
+    ],
+)
+def test_other_examples_than_the_programs_are_refused(
+    inputs: tuple[torch.Tensor, ...], message: str, policy: str
+) -> None:
+    program = torch.export.export(nn.Linear(16, 4), (torch.ones(2, 16),))
+    with pytest.raises(UsageError, match=message):
+        ft.convert(program, inputs, policy)
+    with pytest.raises(UsageError, match=message):
+        ft.tune(program, inputs, evaluate=lambda _: 1.0, policy=policy)
+
+
 def test_convert_file_keeps_shapes_free_and_halves_the_weights(saved: Path) -> None:
     low = saved.with_name("low.pt2")
     result = finecast.convert(saved, low, "all:bf16")

@@ -69,7 +69,11 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
-    with telling_stale(files), progress("converting", quiet=as_json), files.locked():
+    with (
+        telling_stale(files),
+        progress("converting", quiet=as_json) as report_progress,
+        files.locked(),
+    ):
         result = api.convert(
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
@@ -83,6 +87,7 @@ def run(
             force=written.force,
             external_data=written.external_data,
             from_type=source.from_type,
+            progress=report_progress,
         )
         if plan_out is not None:
             write_text(plan_out, result.plan.to_json())

@@ -37,6 +37,7 @@ from finecast.engines.torch.session import (
 from finecast.errors import EngineError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.measure.racing import Effort, Race
@@ -188,6 +189,7 @@ class TorchSubject:
         """
         examples = arguments_of(module, args, kwargs)
         captured = frontend.capture(module, *examples, dynamic_shapes=options.dynamic_shapes)
+        check_examples(captured.module, captured.program, *examples)
         original = runnable(module) if isinstance(module, ExportedProgram) else module
         source = TorchSource(
             model=original,
