@@ -22,13 +22,14 @@ from finecast.frontends.torch.aten import (
     ADMITTED,
     CONVERSIONS,
     WRITERS,
-    dtype_label,
     fixed_inputs,
     fixed_outputs,
+    is_layout,
     is_number,
     named_arguments,
     native_name,
     scalar_names,
+    type_label,
 )
 from finecast.frontends.torch.regions import states_fp32
 from finecast.graph import SCALARS, STATED, Attribute, ConstantStats, Dim, Graph, Node, Value
@@ -145,7 +146,7 @@ class _Reader:
             case "get_attr":
                 self._add(node, set())
                 tensor = attribute(self.module, str(node.target))
-                if node not in self.written:
+                if node not in self.written and not is_layout(type_label(tensor)):
                     self.constants.update(dict.fromkeys(self._all(node), tensor))
             case "output":
                 for source in tensor_inputs(node):
@@ -229,7 +230,7 @@ class _Reader:
             return None
         labels = {self._label(i) for i in (*inputs, *outputs) if i is not None}
         floats = labels & _FLOATS
-        if not floats or "fp64" in labels:
+        if not floats or "fp64" in labels or any(map(is_layout, labels)):
             return None
         read = {self._label(i) for i in inputs if i is not None}
         if not read & floats and not _names_type(node):
@@ -264,7 +265,7 @@ class _Reader:
         )
 
     def _label(self, value_id: int) -> str:
-        return dtype_label(self._tensor(value_id).dtype)
+        return type_label(self._tensor(value_id))
 
     def _tensor(self, value_id: int) -> torch.Tensor:
         source = self.binding.values[value_id]
@@ -281,7 +282,7 @@ class _Reader:
                 Value(
                     id=number,
                     name=f"{source.node.name}{suffix}",
-                    dtype=dtype_label(tensor.dtype),
+                    dtype=self._label(number),
                     shape=tuple(_dim(d) for d in tensor.shape),
                     producer=self.producers.get(number),
                     uses=tuple(self.uses.get(number, ())),

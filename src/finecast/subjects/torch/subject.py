@@ -107,7 +107,7 @@ class TuneOptions:
         prepare: ``prepare(module)`` is what is timed; by default the compiled module, if there
             is a compiler.
         probing: Probe every rounding alone, instead of one backward pass for all.
-        steps: Plans of the frontier that are built and timed.
+        steps: Plans of the frontier that are built and timed, at least 2.
         dynamic_shapes: As ``torch.export.export`` takes them.
     """
 
@@ -381,8 +381,12 @@ def copied(arguments: Arguments) -> Arguments:
 
 @contextmanager
 def unwritten(modules: Iterable[torch.nn.Module]) -> Generator[None]:
-    """Restore the modules' buffers afterwards if they were written to."""
-    buffers = {id(b): b for module in modules for b in module.buffers()}
+    """Restore the modules' buffers afterwards if they were written to.
+
+    Sparse ones are not looked at: no op writes into them.
+    """
+    found = (b for module in modules for b in module.buffers())
+    buffers = {id(b): b for b in found if b.layout is torch.strided}
     before = [(b, b.detach().clone()) for b in buffers.values()]
     try:
         yield
