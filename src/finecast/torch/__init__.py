@@ -9,7 +9,6 @@ from finecast.errors import EngineError
 if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
-from finecast.data.criterion import Criterion, CriterionKind
 from finecast.pipeline.outcome import Outcome
 from finecast.subjects.torch.convert import convert
 from finecast.subjects.torch.files import export, load, save
@@ -27,8 +26,6 @@ from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.
 
 __all__ = [
     "Backend",
-    "Criterion",
-    "CriterionKind",
     "Outcome",
     "Profile",
     "TuneOptions",

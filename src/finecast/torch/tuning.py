@@ -71,7 +71,7 @@ def tune(
         UserCodeError: If ``evaluate`` fails.
     """
     kept = criterion or Criterion()
-    _check_is(kept, Criterion, "criterion", "finecast.torch.Criterion(tolerance=0.01)")
+    _check_is(kept, Criterion, "criterion", "finecast.Criterion(tolerance=0.01)")
     goal = Goal(
         criterion=kept,
         objective=Objective.of(objective),
