@@ -145,6 +145,21 @@ def test_an_op_of_an_absent_package_is_told() -> None:
         StoredOp(namespace="nowhere", name="nothing", overload="default").found()
 
 
+@pytest.mark.parametrize("policy", ["none", "matmult:bf16"])
+def test_training_the_original_on_changes_nothing(policy: str) -> None:
+    module, x = Mixed(), torch.randn(4, 8)
+    module.norm.weight = module.linear.bias  # tied: one of them is low, or both are fp32
+    low = ft.convert(module, (x,), policy)
+    expected = low(x)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.add_(1)
+    assert torch.equal(low(x), expected)
+    if policy == "none":
+        tied = [t for _, t in low.named_parameters(remove_duplicate=False) if t.ndim == 1]
+        assert len({id(t) for t in tied}) == 2
+
+
 @pytest.mark.parametrize("change", ["half", "float", "double"])
 def test_types_stay_those_of_the_plan(change: str) -> None:
     low = converted()

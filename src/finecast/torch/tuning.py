@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
 from finecast.errors import UsageError
+from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.pipeline import tuning
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.objective import Objective
@@ -87,7 +88,7 @@ def tune(
             fix=f"give at least {_LEAST_STEPS}, or max_trials for fewer evaluations",
         )
     subject = TorchSubject.of_module(module, example_inputs, example_kwargs, how)
-    return tuning.tune(
+    outcome = tuning.tune(
         subject,
         ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
         goal,
@@ -95,6 +96,9 @@ def tune(
         user_rules=tuple((user_rules or {}).items()),
         progress=progress,
     )
+    if isinstance(outcome.model, ConvertedModule):
+        own_tensors(outcome.model)
+    return outcome
 
 
 def _check_is(given: object, kind: type, where: str, example: str) -> None:

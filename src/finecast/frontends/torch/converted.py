@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
@@ -187,6 +188,27 @@ class ConvertedModule(GraphModule):
 
 def _floats_to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def own_tensors(module: torch.nn.Module) -> None:
+    """Give ``module`` copies of its parameters and buffers; what is tied stays tied."""
+    made: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        named = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        for name, tensor in named:
+            if id(tensor) not in made:
+                made[id(tensor)] = _copy_of(tensor)
+            setattr(part, name, made[id(tensor)])
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        # torch has no deep copies of compressed layouts; those of dense ones keep the strides.
+        dense = tensor.layout is torch.strided
+        copied = copy.deepcopy(tensor.detach()) if dense else tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    return copied
 
 
 def _keeping_types(

@@ -146,7 +146,7 @@ class _Reader:
             case "get_attr":
                 self._add(node, set())
                 tensor = attribute(self.module, str(node.target))
-                if node not in self.written and not is_layout(type_label(tensor)):
+                if node not in self.written:
                     self.constants.update(dict.fromkeys(self._all(node), tensor))
             case "output":
                 for source in tensor_inputs(node):
@@ -367,7 +367,7 @@ def _dim(extent: int | torch.SymInt) -> Dim:
 
 
 def _stats(tensor: torch.Tensor | None) -> ConstantStats | None:
-    if tensor is None:
+    if tensor is None or is_layout(type_label(tensor)):
         return None
     return ConstantStats(size=tensor.numel(), read=partial(as_array, tensor))
 

@@ -30,6 +30,7 @@ from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured, ConvertedModule
+from finecast.frontends.torch.converted import own_tensors
 from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import hinted_shapes
@@ -61,7 +62,8 @@ def convert(
 
     Laws: inputs and outputs keep their types; ops that stay fp32 compute as before; ``auto``
     never chooses a format that is slower here; neither the example inputs nor the state of
-    ``module`` change, now or when the result runs. The predicted error of ``auto`` and
+    ``module`` change, now or when the result runs. The result has tensors of its own, so that
+    it stays as it is where ``module`` is trained on. The predicted error of ``auto`` and
     ``all`` is at most that of ``torch.autocast``: among such plans ``auto`` takes the
     fastest, and ``all``, with every product low, the one that moves least memory. The plan,
     with every rule's reason, is ``result.finecast_plan``.
@@ -98,6 +100,7 @@ def convert(
         built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
     for text in told:
         warnings.warn(text, stacklevel=2)
+    own_tensors(built.model)
     return built.model
 
 
