@@ -23,7 +23,7 @@ from finecast.errors import ModelError, UsageError
 from finecast.numbers.formats import Format
 from finecast.pipeline.outcome import Verdict
 from finecast.pipeline.sources import DataOptions
-from finecast.subjects.torch import subject
+from finecast.subjects.torch import integers, subject
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -98,6 +98,21 @@ def edited(path: Path, change: Mapping[str, bytes | None]) -> Path:
 def record(path: Path, name: str) -> bytes:
     content: bytes = torch._C.PyTorchFileReader(str(path)).get_record(name)
     return content
+
+
+def test_convert_of_a_file_tells_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integers, "compiled_frozen", lambda module, *_: (module, frozenset()))
+    ft.save(torch.export.export(nn.Linear(16, 4), (torch.ones(2, 16),)), tmp_path / "m.pt2")
+    stages: list[str] = []
+
+    def heard(stage: str, done: int, total: int) -> None:
+        assert done < total
+        stages.append(stage)
+
+    finecast.convert(tmp_path / "m.pt2", policy="matmult:int8", progress=heard)
+    assert stages == ["observe", "compile"]
 
 
 @pytest.mark.parametrize("policy", ["none", "matmult:bf16", "auto:bf16", "matmult:int8"])
