@@ -68,27 +68,17 @@ def tune(
 
     Raises:
         ModelError: If the module cannot be captured, or its own metric is NaN.
-        UsageError: If inputs or options do not fit.
         UserCodeError: If ``evaluate`` fails.
     """
-    kept = criterion or Criterion()
-    _check_is(kept, Criterion, "criterion", "finecast.Criterion(tolerance=0.01)")
+    how, kept = _checked(options or TuneOptions(), criterion or Criterion())
     goal = Goal(
         criterion=kept,
         objective=Objective.of(objective),
         max_trials=max_trials,
         timeout_s=timeout_s,
     )
-    how = options or TuneOptions()
-    _check_is(how, TuneOptions, "options", "finecast.torch.TuneOptions(steps=3)")
-    if how.steps < _LEAST_STEPS:
-        raise UsageError(
-            f"{how.steps} steps: the fastest plan and the most accurate one are two",
-            where="options",
-            fix=f"give at least {_LEAST_STEPS}, or max_trials for fewer evaluations",
-        )
     subject = TorchSubject.of_module(module, example_inputs, example_kwargs, how)
-    outcome = tuning.tune(
+    found = tuning.tune(
         subject,
         ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
         goal,
@@ -96,9 +86,26 @@ def tune(
         user_rules=tuple((user_rules or {}).items()),
         progress=progress,
     )
-    if isinstance(outcome.model, ConvertedModule):
-        own_tensors(outcome.model)
-    return outcome
+    return _with_own_tensors(found)
+
+
+def _with_own_tensors(found: Outcome) -> Outcome:
+    if isinstance(found.model, ConvertedModule):
+        own_tensors(found.model)
+    return found
+
+
+def _checked(how: TuneOptions, criterion: Criterion) -> tuple[TuneOptions, Criterion]:
+    """The arguments; a UsageError for other kinds, or too few steps."""
+    _check_is(criterion, Criterion, "criterion", "finecast.Criterion(tolerance=0.01)")
+    _check_is(how, TuneOptions, "options", "finecast.torch.TuneOptions(steps=3)")
+    if how.steps < _LEAST_STEPS:
+        raise UsageError(
+            f"{how.steps} steps: the fastest plan and the most accurate one are two",
+            where="options",
+            fix=f"give at least {_LEAST_STEPS}, or max_trials for fewer evaluations",
+        )
+    return how, criterion
 
 
 def _check_is(given: object, kind: type, where: str, example: str) -> None:
