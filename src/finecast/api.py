@@ -94,6 +94,7 @@ def convert(
     force: bool = False,
     external_data: bool | None = None,
     from_type: str | None = None,
+    progress: Progress = silent,
 ) -> Conversion:
     """Convert a model by a policy, verify it in an engine, and write it.
 
@@ -101,10 +102,8 @@ def convert(
         model: The model, or its path.
         output: Where the converted model goes; None: it is only the result's ``model``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        engine: ``NAME[:DEVICE]``; by default the first installed one that runs the model, or
-            the target's emulator.
-        target: A device that is not here, by name or with its options: the model is made for
-            its formats.
+        engine: ``NAME[:DEVICE]``; by default the first that runs the model, or an emulator.
+        target: A device that is not here, by name or with options: the model has its formats.
         data: An npz with the model's inputs, arrays by name, or batches: their ranges guide
             the rules, and the result is verified on the first batch. Without data it is
             verified on random feeds.
@@ -114,8 +113,8 @@ def convert(
         force: Whether an existing output may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside the output; None: only if
             they do not fit one file, or the model has them in that form.
-        from_type: Take the model's ops in this type (fp64, fp16, bf16) to fp32 first; inputs
-            and outputs keep their types.
+        from_type: Take ops in this type (fp64, fp16, bf16) to fp32 first; ports keep theirs.
+        progress: Told of each step.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -135,6 +134,7 @@ def convert(
                 dims=dims or {},
                 user_rules=user_rules or {},
                 verify=verify,
+                progress=progress,
             ),
         )
     said = without_opinion(user_rules or (), done.plan.reasons)

@@ -69,8 +69,10 @@ def test_a_planned_graph_says_how_it_is_saved() -> None:
 def test_types_stay_those_of_the_conversion(change: str) -> None:
     x = torch.randn(3, 8)
     for result in (planned(), by_modules()):
+        before = [t.dtype for t in result.parameters()]
         with pytest.raises(UsageError, match="its types are those of its plan"):
             getattr(result, change)()
+        assert [t.dtype for t in result.parameters()] == before
         result(x)
 
 

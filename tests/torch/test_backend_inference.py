@@ -35,8 +35,9 @@ def test_weights_are_cast_once_and_anew_when_they_change(
     net = nn.Sequential(first_layer, nn.ReLU(), nn.Linear(64, 16)).eval()
     first_layer.requires_grad_(requires_grad=False)
     x = torch.randn(4, 16)
-    compiled = ft.compile(net, "all:bf16")
-    ahead = compiled.finecast_backend.ahead
+    compiled = ft.compile(net, "all:bf16", accumulation=True)
+    ahead = compiled.finecast_backend.cache
+    assert ahead is not None
     with mode():
         first = compiled(x)
         casts = ahead.casts
@@ -49,8 +50,48 @@ def test_weights_are_cast_once_and_anew_when_they_change(
     with mode():
         assert error(compiled(x), net(x)) < 10 * Format.BF16.unit_roundoff
     assert ahead.casts == casts + 1
-    # The same object trains: its weights are cast inside the graph again.
+    # The same object trains, on the copies that it has.
     compiled(x).sum().backward()
     assert net[2].weight.grad is not None
     assert net[2].weight.grad.dtype is torch.float32
     assert ahead.casts == casts + 1
+
+
+def _in_place(weights: list[nn.Parameter]) -> None:
+    for weight in weights:
+        weight.data.copy_(torch.randn_like(weight))
+
+
+def _other_data(weights: list[nn.Parameter]) -> None:
+    for weight in weights:
+        weight.data = torch.randn_like(weight)
+
+
+def _by_numpy(weights: list[nn.Parameter]) -> None:
+    for weight in weights:
+        weight.detach().numpy()[:] = 3.0
+
+
+def _from_vector(weights: list[nn.Parameter]) -> None:
+    count = sum(weight.numel() for weight in weights)
+    nn.utils.vector_to_parameters(torch.randn(count), weights)
+
+
+@pytest.mark.parametrize(
+    ("write", "accumulation"),
+    [
+        *((w, False) for w in (_in_place, _other_data, _by_numpy, _from_vector)),
+        *((w, True) for w in (_other_data, _from_vector)),  # nothing tells of the others
+    ],
+)
+def test_weights_that_are_written_past_autograd_count(
+    write: Callable[[list[nn.Parameter]], None], op_by_op: None, *, accumulation: bool
+) -> None:
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(4, 16)
+    compiled = ft.compile(net, "all:bf16", accumulation=accumulation)
+    with torch.no_grad():
+        compiled(x)
+        write(list(net.parameters()))
+        assert error(compiled(x), net(x)) < 10 * Format.BF16.unit_roundoff

@@ -98,6 +98,14 @@ def test_a_copy_has_the_plan_and_checks_its_inputs(copied: Callable[[Any], Any])
             other(torch.ones(4, 8), 3.0)
 
 
+@COPIES
+def test_a_copy_warns_of_nothing_of_torchs(copied: Callable[[Any], Any]) -> None:
+    low = converted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied(low)
+
+
 def test_a_deep_copy_has_tensors_of_its_own() -> None:
     low = converted()
     other = copy.deepcopy(low)
@@ -137,6 +145,21 @@ def test_an_op_of_an_absent_package_is_told() -> None:
         StoredOp(namespace="nowhere", name="nothing", overload="default").found()
 
 
+@pytest.mark.parametrize("policy", ["none", "matmult:bf16"])
+def test_training_the_original_on_changes_nothing(policy: str) -> None:
+    module, x = Mixed(), torch.randn(4, 8)
+    module.norm.weight = module.linear.bias  # tied: one of them is low, or both are fp32
+    low = ft.convert(module, (x,), policy)
+    expected = low(x)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.add_(1)
+    assert torch.equal(low(x), expected)
+    if policy == "none":
+        tied = [t for _, t in low.named_parameters(remove_duplicate=False) if t.ndim == 1]
+        assert len({id(t) for t in tied}) == 2
+
+
 @pytest.mark.parametrize("change", ["half", "float", "double"])
 def test_types_stay_those_of_the_plan(change: str) -> None:
     low = converted()
@@ -144,11 +167,73 @@ def test_types_stay_those_of_the_plan(change: str) -> None:
     x = torch.randn(4, 8)
     state = {name: t.clone() for name, t in low.state_dict().items()}
     expected = low(x, 2.0).product
-    for module in (low, outer):
-        with pytest.raises(UsageError, match="its types are those of its plan"):
-            getattr(module, change)()
+    with pytest.raises(UsageError, match="its types are those of its plan"):
+        getattr(low, change)()
+    with pytest.warns(UserWarning, match="its types are those of its plan: it keeps them"):
+        getattr(outer, change)()
+    assert {name: t.dtype for name, t in low.state_dict().items()} == {
+        name: t.dtype for name, t in state.items()
+    }
     low.load_state_dict(state)
     assert torch.equal(low(x, 2.0).product, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_all_modules_around_change_their_types(dtype: torch.dtype) -> None:
+    # An error in the middle would leave those before in another type than those behind.
+    low = ft.convert(nn.Linear(8, 8), (torch.ones(4, 8),), "matmult:bf16")
+    outer = nn.Sequential(nn.Linear(8, 8), low, nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match="modules around it did change"):
+        outer.to(dtype)
+    assert {t.dtype for part in (outer[0], outer[2]) for t in part.parameters()} == {dtype}
+    with pytest.raises(UsageError, match=r"was captured with torch.float32, got"):
+        outer(torch.ones(4, 8, dtype=dtype))
+
+
+def test_a_change_of_device_and_type_moves_and_keeps_types() -> None:
+    low = ft.convert(nn.Linear(8, 8), (torch.ones(4, 8),), "matmult:bf16")
+    with pytest.warns(UserWarning, match="it keeps them"):
+        nn.Sequential(low).to("meta", torch.float16)
+    assert {(t.device.type, t.dtype) for t in low.parameters()} == {("meta", torch.bfloat16)}
+
+
+class Mixed(nn.Module):
+    """A product that is low and a norm that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("around", [False, True])
+def test_the_state_of_the_original_is_refused_whole(*, strict: bool, around: bool) -> None:
+    module = Mixed()
+    low: nn.Module = ft.convert(module, (torch.ones(4, 8),), "matmult:bf16")
+    before = {name: t.clone() for name, t in low.state_dict().items()}
+    assert "norm.weight" in before
+    state = {name: t + 1 for name, t in module.state_dict().items()}
+    outer = nn.Sequential(low)
+    target = outer if around else low
+    given = {f"0.{name}": t for name, t in state.items()} if around else state
+    with pytest.raises(RuntimeError, match="Load the state into the module that it was") as e:
+        target.load_state_dict(given, strict=strict)
+    assert "Missing key" not in str(e.value)
+    for name, tensor in low.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert target.load_state_dict(target.state_dict(), strict=strict)
+    # Without a word of it in the state the module stays as it is, as any module does.
+    assert outer.load_state_dict({}, strict=False).missing_keys
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_scripts_are_refused_with_the_way_to_go(*, around: bool) -> None:
+    low: nn.Module = ft.convert(nn.Linear(8, 8), (torch.ones(4, 8),), "matmult:bf16")
+    with pytest.raises(UsageError, match=r"reads Python's code.*torch\.jit\.trace"):
+        torch.jit.script(nn.Sequential(low) if around else low)
 
 
 def test_a_module_without_low_types_may_become_fp32() -> None:

@@ -23,7 +23,7 @@ from finecast.errors import ModelError, UsageError
 from finecast.numbers.formats import Format
 from finecast.pipeline.outcome import Verdict
 from finecast.pipeline.sources import DataOptions
-from finecast.subjects.torch import subject
+from finecast.subjects.torch import integers, subject
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -98,6 +98,41 @@ def edited(path: Path, change: Mapping[str, bytes | None]) -> Path:
 def record(path: Path, name: str) -> bytes:
     content: bytes = torch._C.PyTorchFileReader(str(path)).get_record(name)
     return content
+
+
+def test_convert_of_a_file_tells_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integers, "compiled_frozen", lambda module, *_: (module, frozenset()))
+    ft.save(torch.export.export(nn.Linear(16, 4), (torch.ones(2, 16),)), tmp_path / "m.pt2")
+    stages: list[str] = []
+
+    def heard(stage: str, done: int, total: int) -> None:
+        assert done < total
+        stages.append(stage)
+
+    finecast.convert(tmp_path / "m.pt2", policy="matmult:int8", progress=heard)
+    assert stages == ["observe", "compile"]
+
+
+@pytest.mark.parametrize("policy", ["none", "matmult:bf16", "auto:bf16", "matmult:int8"])
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.ones(2, 15),), "was captured with 16 in axis 1, got 15"),
+        ((torch.ones(2, 16, dtype=torch.int64),), "was captured with torch.float32, got"),
+        ((torch.ones(2, 16), torch.ones(2, 16)), "the program takes 1 inputs, got 2"),
+        ((torch.ones(16),), "was captured with a tensor of 2 axes"),
+    ],
+)
+def test_other_examples_than_the_programs_are_refused(
+    inputs: tuple[torch.Tensor, ...], message: str, policy: str
+) -> None:
+    program = torch.export.export(nn.Linear(16, 4), (torch.ones(2, 16),))
+    with pytest.raises(UsageError, match=message):
+        ft.convert(program, inputs, policy)
+    with pytest.raises(UsageError, match=message):
+        ft.tune(program, inputs, evaluate=lambda _: 1.0, policy=policy)
 
 
 def test_convert_file_keeps_shapes_free_and_halves_the_weights(saved: Path) -> None:

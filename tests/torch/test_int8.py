@@ -253,8 +253,30 @@ def test_what_does_not_compile_is_told(
         raise BackendCompilerFailed(fails, ValueError("no such layout\nin a graph"), None)
 
     monkeypatch.setattr(integers, "compiled_frozen", fails)
-    with pytest.raises(UsageError, match="cannot be compiled: no such layout"):
+    with pytest.raises(UsageError, match="cannot be compiled: ValueError: no such l") as told:
         ft.convert(net[0], (net[1],), "matmult:int8")
+    assert "C++" not in str(told.value)
+
+
+def test_a_missing_compiler_is_told(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def fails(*_: object) -> Any:
+        raise BackendCompilerFailed(fails, InvalidCxxCompiler(), None)
+
+    monkeypatch.setattr(integers, "compiled_frozen", fails)
+    with pytest.raises(UsageError, match=r"install a C\+\+ compiler"):
+        ft.convert(net[0], (net[1],), "matmult:int8")
+
+
+def test_each_step_is_told(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[str] = []
+    converted(monkeypatch, net, progress=lambda stage, *_: stages.append(stage))
+    assert stages == ["observe", "compile"]
 
 
 def test_wrong_sums_keep_everything_in_fp32(

@@ -246,3 +246,26 @@ def test_what_is_no_module_or_no_inputs_is_said(
 def test_compile_takes_no_path() -> None:
     with pytest.raises(UsageError, match="a str cannot be compiled"):
         ft.compile(cast("Any", "m.pt2"))
+
+
+@pytest.mark.parametrize("steps", [1, 0, -3])
+def test_too_few_steps_are_told(steps: int) -> None:
+    with pytest.raises(UsageError, match="give at least 2"):
+        ft.tune(
+            nn.Linear(4, 4),
+            (torch.ones(2, 4),),
+            evaluate=lambda _: 1.0,
+            options=ft.TuneOptions(steps=steps),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"criterion": 0.01}, r"0.01 is no Criterion .*Criterion\(tolerance=0.01\)"),
+        ({"options": {"steps": 3}}, r"is no TuneOptions .*TuneOptions\(steps=3\)"),
+    ],
+)
+def test_options_of_another_kind_are_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ft.tune(nn.Linear(4, 4), (torch.ones(2, 4),), evaluate=lambda _: 1.0, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,7 +69,7 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
-    with telling_stale(files), progress("converting", quiet=as_json), files.locked():
+    with telling_stale(files), progress("converting", quiet=as_json) as told, files.locked():
         result = api.convert(
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
@@ -83,18 +83,22 @@ def run(
             force=written.force,
             external_data=written.external_data,
             from_type=source.from_type,
+            progress=told,
         )
         if plan_out is not None:
             write_text(plan_out, result.plan.to_json())
-    for note in choice.told(set(result.plan.formats.values())):
-        warn(note)
+    _warn_of(choice.told(set(result.plan.formats.values())))
     report(result, written.output, as_json=as_json)
+
+
+def _warn_of(notes: Iterable[str]) -> None:
+    for note in notes:
+        warn(note)
 
 
 def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     """Print what a conversion did, and how it was verified."""
-    for line in result.warnings:
-        warn(line)
+    _warn_of(result.warnings)
     if as_json:
         write_json(to_dict(result, output))
         return

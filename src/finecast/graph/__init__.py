@@ -37,6 +37,9 @@ label of the format."""
 SCALARS: Final = "finecast.scalars"
 """Attribute of a node: the numbers that it takes as operands but that are no graph values."""
 
+STATED: Final = "finecast.stated"
+"""Attribute of a node that the model itself keeps from being lowered."""
+
 PHI: Final = "phi"
 """The op of a node that a frontend adds only to give values one format: its native name is
 ``finecast::phi``."""

@@ -40,6 +40,7 @@ class RunOptions:
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
         own: Whether the model may be changed in place, as nobody else holds it.
+        progress: Told of each step that takes long.
     """
 
     engine: str | None = None
@@ -50,6 +51,7 @@ class RunOptions:
     user_rules: Mapping[str, UserRule] = field(default_factory=dict[str, UserRule])
     verify: bool = True
     own: bool = False
+    progress: Progress = silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from finecast.rules.quantized import QUANTIZED
 from finecast.rules.reason import Reason
 from finecast.rules.scope import SCOPE
 from finecast.rules.state import STATE
+from finecast.rules.stated import STATED_FP32
 from finecast.rules.tier import TIER
 from finecast.rules.user import USER
 
@@ -65,6 +66,7 @@ RULES: Final[tuple[Rule, ...]] = (
     STATE,
     COORDINATES,
     OWN_CASTS,
+    STATED_FP32,
     QUANTIZED,
     OBSERVED,
     DEPTH,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch.export import ExportedProgram
 
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
+from finecast.errors import UsageError
+from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.pipeline import tuning
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.objective import Objective
@@ -22,6 +24,7 @@ from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 from finecast.usercode import guarded
 
 Evaluate = Callable[[torch.nn.Module], float]
+_LEAST_STEPS: Final = 2
 
 
 def tune(
@@ -67,16 +70,15 @@ def tune(
         ModelError: If the module cannot be captured, or its own metric is NaN.
         UserCodeError: If ``evaluate`` fails.
     """
+    how, kept = _checked(options or TuneOptions(), criterion or Criterion())
     goal = Goal(
-        criterion=criterion or Criterion(),
+        criterion=kept,
         objective=Objective.of(objective),
         max_trials=max_trials,
         timeout_s=timeout_s,
     )
-    subject = TorchSubject.of_module(
-        module, example_inputs, example_kwargs, options or TuneOptions()
-    )
-    return tuning.tune(
+    subject = TorchSubject.of_module(module, example_inputs, example_kwargs, how)
+    found = tuning.tune(
         subject,
         ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
         goal,
@@ -84,6 +86,33 @@ def tune(
         user_rules=tuple((user_rules or {}).items()),
         progress=progress,
     )
+    return _with_own_tensors(found)
+
+
+def _with_own_tensors(found: Outcome) -> Outcome:
+    if isinstance(found.model, ConvertedModule):
+        own_tensors(found.model)
+    return found
+
+
+def _checked(how: TuneOptions, criterion: Criterion) -> tuple[TuneOptions, Criterion]:
+    """The arguments; a UsageError for other kinds, or too few steps."""
+    _check_is(criterion, Criterion, "criterion", "finecast.Criterion(tolerance=0.01)")
+    _check_is(how, TuneOptions, "options", "finecast.torch.TuneOptions(steps=3)")
+    if how.steps < _LEAST_STEPS:
+        raise UsageError(
+            f"{how.steps} steps: the fastest plan and the most accurate one are two",
+            where="options",
+            fix=f"give at least {_LEAST_STEPS}, or max_trials for fewer evaluations",
+        )
+    return how, criterion
+
+
+def _check_is(given: object, kind: type, where: str, example: str) -> None:
+    if not isinstance(given, kind):
+        raise UsageError(
+            f"{given!r} is no {kind.__name__}", where=where, fix=f"give {example}"
+        )
 
 
 class _OfModule(Protocol):

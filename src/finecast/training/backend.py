@@ -22,6 +22,7 @@ from finecast.engines.torch.planning import (
     make_torch_planner,
 )
 from finecast.errors import UsageError
+from finecast.frontends.torch.regions import mark_regions
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
 from finecast.ops.flops import graph_flops
@@ -101,11 +102,12 @@ def compile(  # noqa: A001 - named after torch.compile
         memory: ``autocast`` saves for the backward pass what compiled autocast saves;
             ``least`` saves far less, and computes more a second time.
         accumulation: For several backward passes between two optimizer steps. Low copies of
-            parameters are kept until the parameters change, so that all microbatches share
-            one cast; they take half of the parameters' memory in addition. Gradients are
-            added up inside the backward pass. Changes are noticed by autograd's version
-            counter, which writes through ``parameter.data``, as FSDP's, do not raise: leave
-            the option off there.
+            parameters are kept until the parameters change, so that all microbatches, and
+            calls without gradients, share one cast; they take half of the parameters' memory
+            in addition. Gradients are added up inside the backward pass. Changes are noticed
+            by autograd's version counter, which in-place writes through ``parameter.data``
+            (FSDP's, a moving average that is swapped in so) do not raise: leave the option
+            off there.
         user_rules: Rules by name.
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
@@ -150,7 +152,6 @@ class Backend:
         self.policy = Policy.of(policy)
         self.memory = Memory.parse(memory)
         self.cache = WeightCache() if accumulation else None
-        self.ahead = WeightCache()
         self.user_rules = tuple((user_rules or {}).items())
         chosen = RuleSet.parse(rule_set)
         self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
@@ -165,6 +166,7 @@ class Backend:
         """Compile one graph that Dynamo captured."""
         if self.coverage is not None:
             self.coverage.add(module, example_inputs)
+        mark_regions(module)
         # Inductor is imported here because it takes seconds, and warns about its own code as
         # it loads. Warnings of finecast and of the user's rules are let through.
         with warnings.catch_warnings():
@@ -228,8 +230,7 @@ class Backend:
     @property
     def kept_bytes(self) -> int:
         """Bytes of the low copies of parameters that are kept from call to call."""
-        caches = (c for c in (self.cache, self.ahead) if c is not None)
-        return sum(cache.nbytes for cache in caches)
+        return self.cache.nbytes if self.cache is not None else 0
 
     @property
     def key(self) -> str | None:

@@ -35,12 +35,10 @@ def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) 
         # Inductor's estimate assumes that the backward pass frees parameters; it would cast
         # all of them at once, before anything else.
         patches["reorder_for_peak_memory"] = False
-    # Without gradients weights rarely change between calls: they are cast ahead of time.
-    cache = backend.cache if torch.is_grad_enabled() else backend.ahead
     inner: Callable[..., Any] = compile_inner
-    if cache is not None:
+    if backend.cache is not None:
         patches["fx_graph_cache"] = False
-        inner = partial(_with_cache, cache)
+        inner = partial(_with_cache, backend.cache)
 
     # With the least memory values are also recomputed where a product of the backward pass
     # needs them in memory: an activation's output in the kernel of its gradient.

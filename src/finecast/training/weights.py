@@ -99,16 +99,17 @@ def _is_parameter(node: FxNode, *, static: bool) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Copy:
-    version: int
+    version: tuple[int, int]
     low: torch.Tensor
 
 
 class WeightCache:
     """Low copies of fp32 tensors, which are freed with the tensor.
 
-    Law: what ``get`` returns equals ``tensor.to(dtype)``, unless the tensor was written to
-    through ``.data``, which does not change its version. Copies are kept only of parameters
-    and of leaves that require a gradient: inputs and activations are new tensors each time.
+    Law: what ``get`` returns equals ``tensor.to(dtype)``, unless the tensor was written to in
+    place through ``.data``, which does not change its version. Copies are kept only of
+    parameters and of leaves that require a gradient: inputs and activations are new tensors
+    each time.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class WeightCache:
             return tensor.detach().to(dtype)
         kept = cast("dict[torch.dtype, _Copy]", self.copies.setdefault(tensor, {}))
         found = kept.get(dtype)
-        version = tensor._version
+        version = tensor._version, tensor.data_ptr()  # ``.data`` may be another tensor now
         if found is None or found.low.shape != tensor.shape:
             self.casts += 1
             kept[dtype] = found = _Copy(version=version, low=tensor.detach().to(dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, SupportsIndex
 
@@ -15,11 +15,12 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from finecast.compat.neural_compressor.exporting import export_like
-from finecast.compat.neural_compressor.modules import convertible, lower_modules
+from finecast.compat.neural_compressor.modules import LowModule, convertible, lower_modules
 from finecast.engines.torch.session import runnable
 from finecast.errors import ModelError, UsageError
 from finecast.files import write_bytes
 from finecast.frontends.torch.aten import DTYPES
+from finecast.frontends.torch.converted import ConvertedModule, check_types_stay
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
@@ -63,6 +64,15 @@ class TorchResult(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The converted module's outputs."""
         return self.model(*args, **kwargs)
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> TorchResult:
+        """Refuse another type before any module has it: parts are applied to one by one."""
+        for part in self.modules():
+            if isinstance(part, ConvertedModule | LowModule):
+                check_types_stay(part, fn)
+        return super()._apply(fn, recurse)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchResult:
         """A result with tensors of its own; the program never changes, and is shared."""

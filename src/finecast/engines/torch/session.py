@@ -179,7 +179,8 @@ def arguments_of(
     if not isinstance(module, torch.nn.Module | ExportedProgram):
         raise UsageError(
             f"a {type(module).__name__} is no module and no exported program",
-            fix="give one, as finecast.torch.load(path) of a .pt2 file",
+            fix="give an nn.Module whose forward calls it, or a program, as"
+            " finecast.torch.load(path) of a .pt2 file",
         )
     _check_no_autocast()
     if isinstance(module, ExportedProgram) and not args and not kwargs:

@@ -144,6 +144,17 @@ def dtype_label(dtype: torch.dtype) -> str:
     return _LABELS.get(dtype, str(dtype).removeprefix("torch."))
 
 
+def type_label(tensor: torch.Tensor) -> str:
+    """The type of a tensor as the graph names it; of a sparse or nested one its layout."""
+    dense = tensor.layout is torch.strided
+    return dtype_label(tensor.dtype) if dense else str(tensor.layout)
+
+
+def is_layout(label: str) -> bool:
+    """Whether a label is that of a layout, as ``torch.sparse_coo``: no op there is lowered."""
+    return label.startswith("torch.")
+
+
 def native_name(node: FxNode) -> str:
     """``aten::mm`` for ``torch.ops.aten.mm.default``; ``python::f`` for other functions.
 

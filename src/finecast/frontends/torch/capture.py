@@ -20,6 +20,7 @@ from finecast.frontends.torch.fold import fold_batch_norms
 from finecast.frontends.torch.layout import read_whole_memory
 from finecast.frontends.torch.products import state_linear_layers
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
+from finecast.frontends.torch.regions import told_apart
 from finecast.graph import Graph
 
 _OWN_WEIGHTS: Final = (
@@ -74,7 +75,7 @@ def capture(
         if isinstance(module, ExportedProgram)
         else _export(module, args, kwargs, dynamic_shapes)
     )
-    with quiet():
+    with quiet(), told_apart(program.graph_module):
         program = program.run_decompositions({})
         unlifted = program.module(check_guards=False)
     assert isinstance(unlifted, GraphModule)

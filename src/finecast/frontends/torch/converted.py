@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, Final, Self
 
 import torch
 from torch.fx import GraphModule
@@ -16,13 +18,19 @@ from finecast.frontends.torch.input_check import InputCheck
 from finecast.frontends.torch.pickling import StoredModule
 from finecast.planning.plan import Plan
 
+_KEPT: Final = (
+    "modules around it did change, and give it another type than it takes: change types"
+    " before converting"
+)
+
 
 class ConvertedModule(GraphModule):
     """A graph of ATen ops whose types are those of a plan.
 
     Laws: copies and what ``torch.load`` reads compute the same, check their inputs, and have
     the plan. The types of parameters and buffers stay those of the plan, for the casts of the
-    graph are made for them.
+    graph are made for them. What ``load_state_dict`` reads is the state of a module that was
+    converted alike.
 
     Attributes:
         finecast_plan: The plan, with the reasons of every op; None until it is attached.
@@ -88,22 +96,139 @@ class ConvertedModule(GraphModule):
             )
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Move the tensors, as ``to(device)`` does, and what the graph makes beside them.
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the module.
 
         Raises:
             UsageError: Before anything is changed, if it would change types.
         """
-        check_types_stay(self, fn)
+        given = (*args, *kwargs.values())
+        named = [x.dtype if isinstance(x, torch.Tensor) else x for x in given]
+        for dtype in (x for x in named if isinstance(x, torch.dtype)):
+            check_types_stay(self, partial(_floats_to, dtype))
+        return super().to(*args, **kwargs)
+
+    def half(self) -> Self:
+        """As ``to(torch.float16)``: an error, unless no type changes."""
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> Self:
+        """As ``to(torch.bfloat16)``: an error, unless no type changes."""
+        return self.to(torch.bfloat16)
+
+    def float(self) -> Self:
+        """As ``to(torch.float32)``: an error, unless no type changes."""
+        return self.to(torch.float32)
+
+    def double(self) -> Self:
+        """As ``to(torch.float64)``: an error, unless no type changes."""
+        return self.to(torch.float64)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move the tensors, as ``to(device)`` does, and what the graph makes beside them.
+
+        Types stay, with a warning where ``fn`` would change them: then a module around this
+        one is changed, which has changed other parts already and cannot be held back.
+        """
         before = self._devices()
-        super()._apply(fn, recurse)
+        super()._apply(_keeping_types(self, fn), recurse)
         after = self._devices()
         if len(before) == len(after) == 1 and before != after:
             _make_on(self, before.pop(), after.pop())
         return self
 
+    def __prepare_scriptable__(self) -> None:
+        """Refuse ``torch.jit.script``, which reads Python's code: the graph has none.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "torch.jit.script reads Python's code, and a converted module is a graph",
+            where="the converted module",
+            fix="torch.jit.trace(low, example_inputs), or torch.export.export",
+        )
+
+    def _load_from_state_dict(
+        self,
+        state_dict: MutableMapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load the state; an error where it is that of a module that was not converted alike.
+
+        Nothing is loaded then, whatever ``strict`` says: parts that keep fp32 have the names
+        of before, and would have new weights beside old ones.
+        """
+        own = {f"{prefix}{name}": tensor for name, tensor in self.state_dict().items()}
+        given = {name for name in state_dict if name.startswith(prefix)}
+        if own.keys() - given and given - own.keys():
+            error_msgs.append(_other_state(min(given - own.keys()), min(own.keys() - given)))
+            for name in given:
+                del state_dict[name]
+            state_dict.update(own)
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
     def _devices(self) -> set[torch.device]:
         return {t.device for t in (*self.parameters(), *self.buffers())}
+
+
+def _floats_to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def own_tensors(module: torch.nn.Module) -> None:
+    """Give ``module`` copies of its parameters and buffers; what is tied stays tied."""
+    made: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        named = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        for name, tensor in named:
+            if id(tensor) not in made:
+                made[id(tensor)] = _copy_of(tensor)
+            setattr(part, name, made[id(tensor)])
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        # torch has no deep copies of compressed layouts; those of dense ones keep the strides.
+        dense = tensor.layout is torch.strided
+        copied = copy.deepcopy(tensor.detach()) if dense else tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    return copied
+
+
+def _keeping_types(
+    module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``fn``, or what it does besides changing types, of which a warning tells."""
+    try:
+        check_types_stay(module, fn)
+    except UsageError as error:
+        warnings.warn(f"{error.what}: it keeps them; {_KEPT}", stacklevel=4)
+        return lambda t: t.to(fn(t.new_empty(0)).device)
+    return fn
+
+
+def _other_state(unknown: str, missing: str) -> str:
+    return (
+        f"this is the state of another module ({unknown!r} and no {missing!r}): a converted"
+        " module stores its weights as the plan has them. Load the state into the module that"
+        " it was converted from, and convert that again."
+    )
 
 
 def check_types_stay(

@@ -101,6 +101,30 @@ def input_check(module: GraphModule, program: ExportedProgram) -> InputCheck:
     return InputCheck(expected=expected, bounds=_bounds(program))
 
 
+def check_examples(
+    module: GraphModule, program: ExportedProgram, args: Any, kwargs: Any
+) -> None:
+    """Raise UsageError for example inputs that are not those of ``program``.
+
+    Of a module they are always: it was captured with them.
+    """
+    check = input_check(module, program)
+    given = len(tree_leaves((args, kwargs)))
+    other = ""
+    if given != len(check.expected):
+        other = f"the program takes {len(check.expected)} inputs, got {given}"
+    try:
+        other = other or check.other_size(args, kwargs)
+    except UsageError as error:
+        other = error.what
+    if other:
+        raise UsageError(
+            other,
+            where="example_inputs",
+            fix="leave them out, for the program has its own, or export it for such inputs",
+        )
+
+
 def _expected(name: str, fake: Any) -> ExpectedInput | None:
     """The law for one placeholder; None for what is not looked at, as a free number."""
     if isinstance(fake, torch.Tensor):

@@ -7,8 +7,9 @@ a constant, weights that are decoded from int8 and counts that a call adds to am
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -17,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_aggregate
+from torch.utils._pytree import TreeSpec, treespec_leaf
 
 from finecast.errors import ModelError
 from finecast.frontends.torch.codes import OPS_MODULE
@@ -70,6 +72,30 @@ class StoredConstant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSpec:
+    """How tensors are nested in arguments or results; a leaf has no ``type``.
+
+    Torch's own class for a leaf warns of itself where it is read from a pickle.
+    """
+
+    type: Any
+    context: Any
+    children: tuple[StoredSpec, ...]
+
+    @classmethod
+    def of(cls, spec: TreeSpec) -> Self:
+        """Describe ``spec``."""
+        children = tuple(cls.of(child) for child in spec.children())
+        return cls(type=spec.type, context=spec.context, children=children)
+
+    def found(self) -> TreeSpec:
+        """The specification described."""
+        if self.type is None:
+            return treespec_leaf()
+        return TreeSpec(self.type, self.context, [c.found() for c in self.children])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredNode:
     """A node of the graph; other nodes in its arguments are references."""
 
@@ -105,7 +131,7 @@ class StoredModule:
         found = {path: attribute(module, path) for path in sorted(paths)}
         return cls(
             nodes=nodes,
-            codegen=module.graph._codegen,  # pyright: ignore[reportPrivateUsage]
+            codegen=_with_specs(_codegen_of(module), StoredSpec.of, TreeSpec),
             attributes={
                 path: cls.of(one) if isinstance(one, GraphModule) else one
                 for path, one in found.items()
@@ -130,12 +156,27 @@ class StoredModule:
             args, kwargs = map_aggregate((node.args, node.kwargs), found)  # type: ignore[misc]
             target = found(node.target)
             made[node.name] = graph.create_node(node.op, target, args, kwargs, node.name)
-        graph.set_codegen(self.codegen)
+        graph.set_codegen(_with_specs(self.codegen, StoredSpec.found, StoredSpec))
         attributes = {
             path: one.module() if isinstance(one, StoredModule) else one
             for path, one in self.attributes.items()
         }
         return GraphModule(attributes, graph)
+
+
+def _codegen_of(module: GraphModule) -> Any:
+    return module.graph._codegen  # pyright: ignore[reportPrivateUsage] - no public name
+
+
+def _with_specs(codegen: Any, changed: Callable[[Any], Any], kind: type) -> Any:
+    """A copy of ``codegen`` whose specifications of that ``kind`` are ``changed``."""
+    info = getattr(codegen, "pytree_info", None)
+    if info is None:
+        return codegen
+    found = {n: changed(s) for n, s in info._asdict().items() if isinstance(s, kind)}
+    result = copy.copy(codegen)
+    result.pytree_info = info._replace(**found)
+    return result
 
 
 def _named(one: Any) -> Any:

@@ -22,15 +22,17 @@ from finecast.frontends.torch.aten import (
     ADMITTED,
     CONVERSIONS,
     WRITERS,
-    dtype_label,
     fixed_inputs,
     fixed_outputs,
+    is_layout,
     is_number,
     named_arguments,
     native_name,
     scalar_names,
+    type_label,
 )
-from finecast.graph import SCALARS, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.frontends.torch.regions import states_fp32
+from finecast.graph import SCALARS, STATED, Attribute, ConstantStats, Dim, Graph, Node, Value
 from finecast.numbers.formats import Format
 
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
@@ -228,7 +230,7 @@ class _Reader:
             return None
         labels = {self._label(i) for i in (*inputs, *outputs) if i is not None}
         floats = labels & _FLOATS
-        if not floats or "fp64" in labels:
+        if not floats or "fp64" in labels or any(map(is_layout, labels)):
             return None
         read = {self._label(i) for i in inputs if i is not None}
         if not read & floats and not _names_type(node):
@@ -263,7 +265,7 @@ class _Reader:
         )
 
     def _label(self, value_id: int) -> str:
-        return dtype_label(self._tensor(value_id).dtype)
+        return type_label(self._tensor(value_id))
 
     def _tensor(self, value_id: int) -> torch.Tensor:
         source = self.binding.values[value_id]
@@ -280,7 +282,7 @@ class _Reader:
                 Value(
                     id=number,
                     name=f"{source.node.name}{suffix}",
-                    dtype=dtype_label(tensor.dtype),
+                    dtype=self._label(number),
                     shape=tuple(_dim(d) for d in tensor.shape),
                     producer=self.producers.get(number),
                     uses=tuple(self.uses.get(number, ())),
@@ -365,7 +367,7 @@ def _dim(extent: int | torch.SymInt) -> Dim:
 
 
 def _stats(tensor: torch.Tensor | None) -> ConstantStats | None:
-    if tensor is None:
+    if tensor is None or is_layout(type_label(tensor)):
         return None
     return ConstantStats(size=tensor.numel(), read=partial(as_array, tensor))
 
@@ -380,6 +382,8 @@ def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
 
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
     """Arguments that are plain numbers or strings, by their name in the op's schema."""
+    if states_fp32(node):
+        yield STATED, 1
     if not isinstance(node.target, OpOverload):
         return
     operands = scalar_names(node.target)

@@ -30,12 +30,15 @@ from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured, ConvertedModule
+from finecast.frontends.torch.converted import own_tensors
+from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.pipeline.subject import UserRules
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.proposing import frontier_of, proposal
+from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
@@ -53,12 +56,14 @@ def convert(
     example_kwargs: Mapping[str, Any] | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
+    progress: Progress = silent,
 ) -> ConvertedModule:
     """Convert a module to mixed precision by one plan over its whole graph.
 
     Laws: inputs and outputs keep their types; ops that stay fp32 compute as before; ``auto``
     never chooses a format that is slower here; neither the example inputs nor the state of
-    ``module`` change, now or when the result runs. The predicted error of ``auto`` and
+    ``module`` change, now or when the result runs. The result has tensors of its own, so that
+    it stays as it is where ``module`` is trained on. The predicted error of ``auto`` and
     ``all`` is at most that of ``torch.autocast``: among such plans ``auto`` takes the
     fastest, and ``all``, with every product low, the one that moves least memory. The plan,
     with every rule's reason, is ``result.finecast_plan``.
@@ -72,6 +77,7 @@ def convert(
         example_kwargs: Keyword inputs.
         user_rules: Rules by name, as ``--rules`` of the command line takes them.
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        progress: Told of each step: for int8 the module is compiled, which takes a while.
 
     Raises:
         ModelError: If the module cannot be captured, or RAF's lists lack an op.
@@ -86,13 +92,15 @@ def convert(
         dynamic_shapes=dynamic_shapes,
         fold=wanted.scope is not Scope.NONE,
     )
+    check_examples(captured.module, captured.program, *arguments)
     rules = tuple((user_rules or {}).items())
     if uses_codes(wanted):
-        built, told = quantized(captured, arguments, wanted, rules)
+        built, told = quantized(captured, arguments, wanted, rules, progress)
     else:
         built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
     for text in told:
         warnings.warn(text, stacklevel=2)
+    own_tensors(built.model)
     return built.model
 
 

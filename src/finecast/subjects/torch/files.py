@@ -74,6 +74,17 @@ def _check_program(program: object) -> None:
         )
 
 
+def _check_dense(program: ExportedProgram) -> None:
+    """Raise ModelError for a tensor of a layout that torch does not write."""
+    tensors = {**program.state_dict, **program.constants}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+            raise ModelError(
+                f"torch.export.save does not write {name!r}, which is {tensor.layout}",
+                fix="save the module by torch.save, or make the tensor dense",
+            )
+
+
 def _dim(program: ExportedProgram, size: torch.SymInt) -> Any:
     """The free size with its bounds; ``export`` infers sizes computed from others."""
     bounds = program.range_constraints.get(size.node.expr)
@@ -131,6 +142,7 @@ def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None
     """
     path = Path(path)
     _check_program(program)
+    _check_dense(program)
     if not path.parent.is_dir():
         raise UsageError("no such folder", where=str(path.parent), fix="create it first")
     extra = {PLAN_FILE: plan.to_json()} if plan is not None else {}

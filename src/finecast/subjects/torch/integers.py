@@ -49,7 +49,11 @@ _NAMED: Final = 3
 
 
 def quantized(
-    captured: Captured, arguments: Arguments, policy: Policy, rules: UserRules
+    captured: Captured,
+    arguments: Arguments,
+    policy: Policy,
+    rules: UserRules,
+    progress: Progress = silent,
 ) -> tuple[TorchBuilt, tuple[str, ...]]:
     """The module with every product in int8 that the compiled module runs on integers.
 
@@ -67,10 +71,11 @@ def quantized(
     _check(policy, device_of(captured.module, args))
     check_names(policy, graph)
     check_overrides(graph)
+    progress("observe", 0, 1)
     planner = judged(captured, arguments, policy, rules, facts=observe(captured, args))
     advice = kept_advice(graph, policy)
     try:
-        planner, told = drop_unfused(captured, planner, arguments)
+        planner, told = drop_unfused(captured, planner, arguments, progress)
     except EngineError as error:
         why = f"{error.what}: every op keeps fp32; {error.fix}"
         return built_of(captured, planner.highest(error.what)), (*advice, why)
@@ -138,22 +143,24 @@ def named(captured: Captured, fx_names: Collection[str]) -> list[str]:
 def _compiled(
     built: TorchBuilt, arguments: Arguments
 ) -> tuple[Callable[..., Any], frozenset[str]]:
+    from torch._inductor.exc import InvalidCxxCompiler
+
     args, kwargs = arguments
     try:
         return compiled_frozen(built.model, args, kwargs)
     except RuntimeError as error:
+        # Dynamo's own error begins with the backend's name; what failed is within.
+        cause = getattr(error, "inner_exception", error)
+        missing = isinstance(cause, InvalidCxxCompiler)
+        lines: Sequence[Any] = str(cause).strip().splitlines() or [""]
         raise UsageError(
-            f"int8 runs in compiled modules, and this one cannot be compiled: {_first(error)}",
+            "int8 runs in compiled modules, and this one cannot be compiled:"
+            f" {type(cause).__name__}: {lines[0]}",
             where="policy",
-            fix="install a C++ compiler, or use bf16",
+            fix="install a C++ compiler, or use bf16"
+            if missing
+            else "see if torch.compile(module)(*example_inputs) works, or use bf16",
         ) from error
-
-
-def _first(error: BaseException) -> str:
-    # Dynamo's own error begins with the backend's name; what failed is within.
-    error = getattr(error, "inner_exception", error)
-    lines: Sequence[Any] = str(error).strip().splitlines() or [type(error).__name__]
-    return str(lines[0])
 
 
 def coded_sensitivities(

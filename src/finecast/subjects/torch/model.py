@@ -38,7 +38,6 @@ from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
-from finecast.progress import silent
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects import check_options
@@ -154,10 +153,13 @@ class TorchModel(TorchSource):
         else:
             rules = tuple(options.user_rules.items())
             captured = self.captured
-            convert = quantized if uses_codes(policy) else lowered
             if policy.scope is Scope.NONE:  # no number may change, so nothing is folded
                 captured = frontend.capture(self.model, (), fold=False)
-            built, told = convert(captured, examples(self.model), policy, rules)
+            inputs = examples(self.model)
+            if uses_codes(policy):
+                built, told = quantized(captured, inputs, policy, rules, options.progress)
+            else:
+                built, told = lowered(captured, inputs, policy, rules)
         if policy.scope is not Scope.NONE and not built.edits:
             told = (*told, nothing_converted(built.plan))
         done = self._write(built, output, options, start)
@@ -178,7 +180,7 @@ class TorchModel(TorchSource):
             emulation=device,
             feeds=feeds,
             facts=program.observe(feeds),
-            progress=silent,
+            progress=options.progress,
             user_rules=tuple(options.user_rules.items()),
             measured=False,
         )

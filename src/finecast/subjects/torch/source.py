@@ -116,5 +116,6 @@ def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:
 
 
 def state_bytes(module: torch.nn.Module) -> int:
-    """Bytes of parameters and buffers."""
-    return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+    """Bytes of parameters and buffers; of sparse ones those that they would have if dense."""
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -37,6 +37,7 @@ from finecast.engines.torch.session import (
 from finecast.errors import EngineError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.measure.racing import Effort, Race
@@ -106,7 +107,7 @@ class TuneOptions:
         prepare: ``prepare(module)`` is what is timed; by default the compiled module, if there
             is a compiler.
         probing: Probe every rounding alone, instead of one backward pass for all.
-        steps: Plans of the frontier that are built and timed.
+        steps: Plans of the frontier that are built and timed, at least 2.
         dynamic_shapes: As ``torch.export.export`` takes them.
     """
 
@@ -188,6 +189,7 @@ class TorchSubject:
         """
         examples = arguments_of(module, args, kwargs)
         captured = frontend.capture(module, *examples, dynamic_shapes=options.dynamic_shapes)
+        check_examples(captured.module, captured.program, *examples)
         original = runnable(module) if isinstance(module, ExportedProgram) else module
         source = TorchSource(
             model=original,
@@ -379,8 +381,12 @@ def copied(arguments: Arguments) -> Arguments:
 
 @contextmanager
 def unwritten(modules: Iterable[torch.nn.Module]) -> Generator[None]:
-    """Restore the modules' buffers afterwards if they were written to."""
-    buffers = {id(b): b for module in modules for b in module.buffers()}
+    """Restore the modules' buffers afterwards if they were written to.
+
+    Sparse ones are not looked at: no op writes into them.
+    """
+    found = (b for module in modules for b in module.buffers())
+    buffers = {id(b): b for b in found if b.layout is torch.strided}
     before = [(b, b.detach().clone()) for b in buffers.values()]
     try:
         yield
