@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from finecast.engines.base import Engine, Loadable, Session
+from finecast.engines.base import Engine, Loadable, ReadingEngine, Session
 from finecast.errors import EngineError, UsageError
 from finecast.naming import spelled, unknown_name
 
@@ -218,9 +218,10 @@ def what_loads_it(failures: Mapping[str, EngineError]) -> str:
 def led_by_one_that_loads(engines: Sequence[Engine], model: Loadable) -> Sequence[Engine]:
     """``engines``, and before all others the first that loads ``model``, if one does.
 
-    A single engine is not tried.
+    A single engine is not tried, nor where the first one reads the model: to load it takes
+    many times as long, and hardly ever fails then.
     """
-    if len(engines) < 2:
+    if len(engines) < 2 or (isinstance(engines[0], ReadingEngine) and engines[0].reads(model)):
         return engines
     try:
         first, _ = first_that_loads(engines, model)

@@ -122,6 +122,15 @@ class KernelSession(Session, Protocol):
 
 
 @runtime_checkable
+class ReadingEngine(Protocol):
+    """An engine that tells much sooner than by loading a model whether it can."""
+
+    def reads(self, model: Loadable) -> bool:
+        """Whether it knows the model's ops, and their ranks; then it mostly loads it."""
+        ...
+
+
+@runtime_checkable
 class HintingEngine(Protocol):
     """An engine with a precision hint, under which it lowers an fp32 model by itself."""
 

@@ -43,7 +43,7 @@ from finecast.engines.openvino_sizes import SizeCheck
 from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, FinecastError, UsageError
 from finecast.frontends.onnx.links import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
@@ -262,6 +262,15 @@ class OpenVinoEngine:
             EngineError: If it is no such model, or OpenVINO cannot convert or compile it.
         """
         return self._load(model, "f32", profiling=profiling, named=profiling)
+
+    def reads(self, model: Loadable) -> bool:
+        """Whether it reads the model and knows the rank of every value, without compiling."""
+        try:
+            with self._read(model, "") as (read, _, _):
+                ports = (port for op in read.get_ops() for port in op.outputs())
+                return all(port.get_partial_shape().rank.is_static for port in ports)
+        except (RuntimeError, FinecastError):
+            return False
 
     def load_hinted(self, model: Loadable, fmt: Format) -> OpenVinoSession:
         """Load a model under the precision hint for ``fmt``.
