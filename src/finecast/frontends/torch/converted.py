@@ -191,21 +191,25 @@ def _floats_to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_tensors(module: torch.nn.Module) -> None:
-    """Give ``module`` copies of its parameters and buffers; what is tied stays tied."""
+    """Give ``module`` copies of its parameters and buffers.
+
+    What is tied stays tied, and views of one memory stay views of one.
+    """
     made: dict[int, torch.Tensor] = {}
+    memo: dict[int, Any] = {}
     for part in module.modules():
         named = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
         for name, tensor in named:
             if id(tensor) not in made:
-                made[id(tensor)] = _copy_of(tensor)
+                made[id(tensor)] = _copy_of(tensor, memo)
             setattr(part, name, made[id(tensor)])
 
 
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_of(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     with torch.no_grad():
         # torch has no deep copies of compressed layouts; those of dense ones keep the strides.
         dense = tensor.layout is torch.strided
-        copied = copy.deepcopy(tensor.detach()) if dense else tensor.detach().clone()
+        copied = copy.deepcopy(tensor.detach(), memo) if dense else tensor.detach().clone()
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
     return copied
