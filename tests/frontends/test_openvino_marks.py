@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,10 +151,93 @@ def test_a_lost_mark_is_an_error() -> None:
     assert isinstance(engine, HintingEngine)
     session = engine.load_hinted(low, Format.FP32)
     if computed(low)["first"] == "fp32":
-        check_marks(planner.lowest(), session)
+        check_marks(planner.lowest(), planner.graph, session)
         return
     with pytest.raises(EngineError, match=r"'first' is planned in fp32 and runs in bf16"):
-        check_marks(planner.lowest(), session)
+        check_marks(planner.lowest(), planner.graph, session)
+
+
+@needs_hint
+def test_marks_in_bodies_are_not_taken_for_kept() -> None:
+    """OpenVINO loses the mark of a product with a bias in a body, too, and shows no kernel."""
+    inner = op.parameter([4, 16], np.float32, name="inner")
+    weights = op.constant(np.eye(16, dtype=np.float32) / 3)
+    product = op.matmul(inner, weights, False, False, name="product")
+    biased = op.add(product, op.constant(np.ones((1, 16), np.float32)), name="biased")
+    other = op.parameter([4, 16], np.float32, name="other")
+    x = op.parameter([4, 16], np.float32, name="x")
+    decides = op.parameter([], np.bool_, name="decides")
+    branch = op.if_op(decides.output(0))
+    branch.set_then_body(model_of([biased], [inner]))
+    branch.set_else_body(model_of([op.relu(other)], [other]))
+    branch.set_input(x.output(0), inner, other)
+    result = branch.set_output(
+        branch.get_then_body().get_results()[0], branch.get_else_body().get_results()[0]
+    )
+    after = op.matmul(result, op.constant(np.eye(16, dtype=np.float32)), False, False)
+    file, planner = planned(model_of([after], [decides, x]), "^product$")
+    plan = planner.lowest()
+    assert plan.formats["product"] is Format.FP32
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    session = engine.load_hinted(frontend.apply(file, plan).model, Format.FP32)
+    with pytest.raises(EngineError, match=r"'product' is planned in fp32 in a body") as raised:
+        check_marks(plan, planner.graph, session)
+    assert "leave --by-hint out" in raised.value.fix
+
+
+@needs_hint
+def test_a_product_whose_bias_ends_the_model_is_checked() -> None:
+    """Kernels of outputs have the names of the ops that compute them."""
+    x = op.parameter([4, 16], np.float32, name="x")
+    weights = op.constant(np.eye(16, dtype=np.float32) / 3)
+    product = op.matmul(x, weights, False, False, name="product")
+    ends = op.add(product, op.constant(np.ones((1, 16), np.float32)), name="ends")
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    for kept, is_lost in (("^product$", True), ("^ends$", False)):
+        model = model_of([ends], [x])
+        model.get_results()[0].set_friendly_name("ends/sink_port_0")  # as of ONNX models
+        file, planner = planned(model, kept)
+        plan = planner.lowest()
+        low = frontend.apply(file, plan).model
+        session = engine.load_hinted(low, Format.FP32)
+        formats = computed(low)
+        assert formats["product"] == formats["ends"]
+        if is_lost and formats["product"] != "fp32":
+            with pytest.raises(EngineError, match=r"'product' is planned in fp32 and runs in"):
+                check_marks(plan, planner.graph, session)
+        else:
+            check_marks(plan, planner.graph, session)
+
+
+def test_a_plan_by_hint_that_lowers_nothing_leaves_the_model_alone() -> None:
+    file, planner = planned(convolutions(), ".")
+    plan = planner.lowest()
+    assert plan.by_hint
+    assert not plan.lowers
+    model = frontend.apply(file, plan).model
+    assert not marked(model)
+    assert not hint_of(model)
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    check_marks(plan, planner.graph, engine.load_hinted(model, Format.FP32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: replace(p, io={"x": Format.BF16}),
+        lambda p: replace(
+            p,
+            decisions=(replace(p.decisions[0], format=Format.FP16), *p.decisions[1:]),
+        ),
+    ],
+)
+def test_a_plan_that_no_hint_states_is_refused(change: Callable[[Plan], Plan]) -> None:
+    file, planner = planned(convolutions())
+    with pytest.raises(ModelError, match="no precision hint can state the plan"):
+        frontend.apply(file, change(planner.lowest()))
 
 
 def test_a_plan_by_hint_gives_no_model_of_another_library() -> None:
