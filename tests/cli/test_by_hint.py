@@ -16,7 +16,7 @@ from finecast.engines.base import Feeds, HintingEngine
 from finecast.errors import ExitCode
 from finecast.frontends import onnx as onnx_frontend
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino.marks import hint_of
+from finecast.frontends.openvino.marks import hint_of, marked
 from finecast.numbers.formats import Format
 from finecast.pipeline.hint import with_hinted_errors
 from finecast.planning.choices import Proposal
@@ -51,6 +51,32 @@ def test_convert_by_hint(finecast: Finecast, ir: Path, tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     assert hint_of(frontend.load(again).model) == "bf16"
     assert out.with_suffix(".bin").read_bytes() == again.with_suffix(".bin").read_bytes()
+
+
+@needs_hint
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(["--by-hint"], ["--by-hint"]), (["--by-hint"], []), ([], ["--by-hint"])],
+)
+def test_the_next_conversion_starts_from_the_original(
+    finecast: Finecast, ir: Path, tmp_path: Path, first: list[str], second: list[str]
+) -> None:
+    """By casts or by the hint, of one policy: what was kept in fp32 before is lowered now."""
+    once, twice, alone = (tmp_path / f"{name}.xml" for name in ("once", "twice", "alone"))
+    for given, out, how, kept in (
+        (ir, once, first, "^[cr]1$"),
+        (once, twice, second, "^[cr]2$"),
+        (ir, alone, second, "^[cr]2$"),
+    ):
+        answer = finecast("convert", given, "-o", out, *BF16, "--exclude", kept, *how)
+        assert answer.code == 0, answer.err
+        assert ("was taken back" in answer.err) is (given == once)
+    one, other = (frontend.load(path).model for path in (twice, alone))
+    assert marked(one) == marked(other)
+    assert hint_of(one) == hint_of(other) == ("bf16" if second else "")
+    engine = get_engine("openvino")
+    ours, wanted = (engine.load(path).run(FEEDS)["y"] for path in (twice, alone))
+    assert np.abs(ours - wanted).max() <= 0.01 * np.abs(wanted).max()  # weights were rounded
 
 
 @needs_hint

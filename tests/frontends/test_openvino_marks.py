@@ -113,7 +113,7 @@ def test_the_next_conversion_starts_from_the_original(tmp_path: Path) -> None:
     assert "c1" in marked(low)
     frontend.save(low, tmp_path / "low.xml")
     read = frontend.load(tmp_path / "low.xml")
-    assert read.converted == "all:bf16"
+    assert read.converted == "all:bf16 by hint"
     before = original(read.model, "all:fp16")
     assert not marked(before)
     assert not hint_of(before)

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast.frontends.openvino.bodies import every_op
-from finecast.frontends.openvino.changes import ROOT
+from finecast.frontends.openvino.changes import HINT_KEY
 
 if TYPE_CHECKING:
     import openvino
 
-_HINT_KEY: Final = (ROOT, "precision_hint")
 _LOW: Final = frozenset({"bf16", "f16"})
 _ATTRIBUTE: Final = {"name": "precise", "version": "0"}
 # What releases of OpenVINO call the attribute in memory: before 2026, and since.
@@ -33,14 +32,14 @@ _KEYS: Final = ("precise_0", "DisablePrecisionConversion_0")
 
 def hint_of(model: openvino.Model) -> str:
     """OpenVINO's name of the low precision hint that the model is made for; empty for none."""
-    key = list(_HINT_KEY)
+    key = list(HINT_KEY)
     found = str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
     return found if found in _LOW else ""
 
 
 def state_hint(model: openvino.Model, hint: str) -> None:
     """Note in the model that it is made for the precision hint ``hint``."""
-    model.set_rt_info(hint, list(_HINT_KEY))
+    model.set_rt_info(hint, list(HINT_KEY))
 
 
 def marked(model: openvino.Model) -> frozenset[str]:
