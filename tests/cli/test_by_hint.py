@@ -122,6 +122,21 @@ def test_what_a_hint_cannot_state_is_refused(
     assert not (tmp_path / "o.xml").exists()
 
 
+def test_models_that_are_low_have_no_hint(
+    finecast: Finecast, ir: Path, tmp_path: Path
+) -> None:
+    low = tmp_path / "low.xml"
+    assert finecast("convert", ir, "-o", low, *BF16).code == 0
+    theirs = frontend.load(low).model.clone()
+    del theirs.get_rt_info()["finecast"]  # as another tool makes it
+    frontend.save(theirs, tmp_path / "theirs.xml")
+    answer = finecast(
+        "convert", tmp_path / "theirs.xml", "-o", tmp_path / "o.xml", *BF16, "--by-hint"
+    )
+    assert answer.code == ExitCode.USAGE
+    assert "low or quantized" in " ".join(answer.err.split())
+
+
 def test_other_models_have_no_marks(finecast: Finecast, net: Path, tmp_path: Path) -> None:
     answer = finecast("convert", net, "-o", tmp_path / "o.onnx", *BF16, "--by-hint")
     assert answer.code == ExitCode.USAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,20 @@ def test_marks_that_the_user_made_stay(tmp_path: Path) -> None:
     before = marked(original(read.model, "all:fp16"))
     assert "c1" in before
     assert "c2" not in before
+
+
+def test_names_that_xml_does_not_permit_are_marked(tmp_path: Path) -> None:
+    """OpenVINO writes and reads control characters in names."""
+    model = convolutions()
+    names = {"c1": "a\nb\tc\r", "r1": "\x01<&>\"'\x1f", "c2": "ünïcödé/日本"}
+    for one in model.get_ops():
+        one.set_friendly_name(names.get(one.get_friendly_name(), one.get_friendly_name()))
+    file, planner = planned(model, *(re.escape(name) for name in names.values()))
+    low = frontend.apply(file, planner.lowest()).model
+    assert marked(low) >= set(names.values())
+    frontend.save(low, tmp_path / "low.xml")
+    assert marked(frontend.load(tmp_path / "low.xml").model) == marked(low)
+    assert "c0" not in marked(low)
 
 
 @needs_hint
