@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import openvino
 import pytest
 
+from finecast import api
 from finecast.engines import get_engine
 from finecast.engines.base import Feeds, HintingEngine
 from finecast.errors import ExitCode
@@ -21,6 +23,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.hint import with_hinted_errors
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy
 from tests.cli.conftest import Answer
 from tests.frontends.test_openvino_marks import FEEDS, convolutions, needs_hint
 
@@ -135,6 +138,25 @@ def test_models_that_are_low_have_no_hint(
     )
     assert answer.code == ExitCode.USAGE
     assert "low or quantized" in " ".join(answer.err.split())
+
+
+@needs_hint
+def test_what_is_converted_says_how_to_run_it(
+    finecast: Finecast, ir: Path, tmp_path: Path
+) -> None:
+    """The model is in fp32, and computes so under the hint that other models need."""
+    out, plan = tmp_path / "low.xml", tmp_path / "plan.json"
+    answer = finecast("convert", ir, "-o", out, *BF16, "--by-hint", "--plan-out", plan)
+    line = '"INFERENCE_PRECISION_HINT": "bf16"'
+    assert line in " ".join(answer.out.split())
+    answer = finecast("apply", plan, ir, "-o", tmp_path / "again.xml")
+    assert line in " ".join(answer.out.split())
+    answer = finecast("convert", ir, "-o", tmp_path / "casts.xml", *BF16)
+    assert "INFERENCE_PRECISION_HINT" not in answer.out
+    policy = replace(Policy.parse("all:bf16"), by_hint=True)
+    for made in (api.convert(convolutions(), policy=policy), api.apply(plan, ir)):
+        assert line in " ".join(made.warnings)
+        assert hint_of(made.model) == "bf16"
 
 
 def test_other_models_have_no_marks(finecast: Finecast, net: Path, tmp_path: Path) -> None:
