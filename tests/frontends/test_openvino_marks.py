@@ -26,6 +26,7 @@ from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, patterns
 from finecast.subjects.engine.by_hint import check_marks
 from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.openvino.model import OvModel
 from tests.frontends.openvino_graphs import chain, model_of
 
 SHAPE = [1, 8, 12, 12]
@@ -273,3 +274,26 @@ def test_converted_twice_by_one_policy(tmp_path: Path) -> None:
     second = finecast.convert(tmp_path / "a.xml", tmp_path / "b.xml", policy)
     assert second.plan.by_hint
     assert hint_of(frontend.load(tmp_path / "b.xml").model) == "bf16"
+
+
+@needs_hint
+def test_casts_are_not_computed_under_a_hint_that_was_noted_alone() -> None:
+    theirs = convolutions()
+    theirs.set_rt_info("bf16", ["finecast", "precision_hint"])  # and no policy
+    low = finecast.convert(theirs, policy="all:bf16").model
+    assert not hint_of(low)
+    assert not frontend.from_model(low).converted.endswith("hint")
+
+
+@needs_hint
+def test_devices_are_emulated_beside_fp32() -> None:
+    """The reference of a model that was converted by hint is the model without the hint."""
+    model = convolutions()
+    policy = replace(Policy.parse("all:bf16"), by_hint=True)
+    low = finecast.convert(model, policy=policy).model
+    given, before = finecast.load(low), finecast.load(model)
+    assert isinstance(given, OvModel)
+    assert isinstance(before, OvModel)
+    wanted = before.reference().run(FEEDS)["y"]
+    assert np.array_equal(given.reference().run(FEEDS)["y"], wanted)
+    assert not np.array_equal(get_engine("openvino").load(low).run(FEEDS)["y"], wanted)

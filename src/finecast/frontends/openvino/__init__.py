@@ -58,6 +58,7 @@ __all__ = [
     "roundable",
     "save",
     "size_bytes",
+    "stated_in_types",
 ]
 
 
@@ -174,6 +175,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         rounded = rounded_first(graph, done, plan)
         apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
+        state_hint(copy, "")  # the model's own types decide, whatever was noted before
         stated = restated(graph, rounded)
         if not plan.keep_ops:
             stated += restate(copy)
@@ -229,6 +231,15 @@ def roundable(
         adjustments: What is done to operands first.
     """
     return instrument.OvRoundable(_adjusted(_opened(file, policy), adjustments))
+
+
+def stated_in_types(file: OvFile) -> openvino.Model:
+    """The model in which types alone say what is low: not for a hint, if it was made for one.
+
+    Raises:
+        ModelError: If it is a conversion by a hint that cannot be taken back.
+    """
+    return _opened(file, Scope.NONE.value)
 
 
 def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:

@@ -44,7 +44,9 @@ def hint_of(model: openvino.Model) -> str:
 
 
 def state_hint(model: openvino.Model, hint: str) -> None:
-    """Note in the model that it is made for the precision hint ``hint``."""
+    """Note in the model that it is made for the precision hint ``hint``; empty for none."""
+    if not hint and not hint_of(model):
+        return
     model.set_rt_info(hint, list(HINT_KEY))
 
 
