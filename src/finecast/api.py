@@ -360,7 +360,7 @@ def graph_for(model: Model, plan: Plan) -> Graph:
     Raises:
         ModelError: If the plan was made for another model.
     """
-    return load(model).graph_for(plan)
+    return opened(model, plan=plan).graph_for(plan)
 
 
 def _data_options(

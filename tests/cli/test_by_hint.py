@@ -103,6 +103,27 @@ def feeds_for(name: str, net: Path) -> Feeds:
     return {name: np.random.default_rng(0).normal(size=sizes).astype(np.float32)}
 
 
+def test_the_plan_of_an_onnx_model_as_ir_is_explained(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    """The plan tells which library read the model, as no output does."""
+    plans = {"o.xml": tmp_path / "ir.json", "o.onnx": tmp_path / "onnx.json"}
+    for name, plan in plans.items():
+        given = ["--by-hint"] if name == "o.xml" else []
+        answer = finecast(
+            "convert", net, "-o", tmp_path / name, *BF16, *given, "--no-verify",
+            "--plan-out", plan,
+        )  # fmt: skip
+        assert answer.code == 0, answer.err
+        node = Plan.load(plan).decisions[0].node
+        answer = finecast("explain", net, node, "--plan", plan, "--json")
+        assert answer.code == 0, answer.err
+        assert answer.json["native"].startswith("openvino" if given else "onnx")
+    answer = finecast("apply", plans["o.onnx"], net, "-o", tmp_path / "p.xml")
+    assert answer.code == ExitCode.FAILED
+    assert "name the output NAME.onnx" in " ".join(answer.err.split())
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -52,6 +52,7 @@ def run(
     from finecast import api
     from finecast.planning.plan import Plan
     from finecast.subjects import check_options
+    from finecast.subjects import opened as open_model
 
     if plan is not None:
         whole = {"--target": target, "--from-type": from_type}
@@ -62,7 +63,7 @@ def run(
     stated = Plan.load(plan) if plan is not None else None
     stated_options = {"--engine": engine, "--from-type": from_type}
     check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
-    opened = api.load(model, trust=trust)
+    opened = open_model(model, trust=trust, plan=stated)
     if stated is not None:
         graph, given = api.graph_for(opened, stated), stated
     else:
