@@ -18,6 +18,7 @@ from finecast.data.criterion import Criterion, CriterionKind
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import check_formats, explicit_casts
 from finecast.engines.base import Feeds
+from finecast.engines.usage import in_memory_notes
 from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.graph import Graph
@@ -237,8 +238,7 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
         FinecastError: As ``tune``.
     """
     files = _declare_files(model, output, data=options.data, study=options.study)
-    kept = study_at(options.study, resume=options.resume)
-    with files.locked(), kept as study:
+    with files.locked(), study_at(options.study, resume=options.resume) as study:
         outcome = _searched(_taken(model, options.from_type), output, options, study)
     return replace(outcome, stale=files.stale())
 
@@ -263,8 +263,8 @@ def _searched(
         size, _ = model.write(outcome, output, subject, workload)
         outcome = replace(outcome, tuned=replace(outcome.tuned, size_bytes=size))
     said = without_opinion(options.user_rules, outcome.plan.reasons)
-    warnings = (*outcome.warnings, *workload.warnings, *said)
-    return replace(outcome, warnings=warnings)
+    run = () if output.path is not None else in_memory_notes(outcome.plan)
+    return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said, *run))
 
 
 def _taken(model: OpenedModel, from_type: str | None) -> OpenedModel:
@@ -360,7 +360,7 @@ def graph_for(model: Model, plan: Plan) -> Graph:
     Raises:
         ModelError: If the plan was made for another model.
     """
-    return load(model).graph_for(plan)
+    return opened(model, plan=plan).graph_for(plan)
 
 
 def _data_options(

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import openvino
 import pytest
 
+from finecast import api
 from finecast.engines import get_engine
 from finecast.engines.base import Feeds, HintingEngine
 from finecast.errors import ExitCode
 from finecast.frontends import onnx as onnx_frontend
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino.marks import hint_of
+from finecast.frontends.openvino.marks import hint_of, marked
 from finecast.numbers.formats import Format
 from finecast.pipeline.hint import with_hinted_errors
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy
 from tests.cli.conftest import Answer
 from tests.frontends.test_openvino_marks import FEEDS, convolutions, needs_hint
 
@@ -54,6 +57,33 @@ def test_convert_by_hint(finecast: Finecast, ir: Path, tmp_path: Path) -> None:
 
 
 @needs_hint
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(["--by-hint"], ["--by-hint"]), (["--by-hint"], []), ([], ["--by-hint"])],
+)
+def test_the_next_conversion_starts_from_the_original(
+    finecast: Finecast, ir: Path, tmp_path: Path, first: list[str], second: list[str]
+) -> None:
+    """By casts or by the hint, of one policy: what was kept in fp32 before is lowered now."""
+    once, twice, alone = (tmp_path / f"{name}.xml" for name in ("once", "twice", "alone"))
+    for given, out, how, kept in (
+        (ir, once, first, "^[cr]1$"),
+        (once, twice, second, "^[cr]2$"),
+        (ir, alone, second, "^[cr]2$"),
+    ):
+        answer = finecast("convert", given, "-o", out, *BF16, "--exclude", kept, *how)
+        assert answer.code == 0, answer.err
+        assert ("was taken back" in answer.err) is (given == once)
+    one, other = (frontend.load(path).model for path in (twice, alone))
+    assert marked(one) == marked(other)
+    assert hint_of(one) == hint_of(other) == ("bf16" if second else "")
+    engine = get_engine("openvino")
+    ours, wanted = (engine.load(path).run(FEEDS)["y"] for path in (twice, alone))
+    largest = float(np.abs(np.asarray(wanted)).max())
+    assert np.allclose(ours, wanted, rtol=0, atol=0.01 * largest)  # weights were rounded
+
+
+@needs_hint
 def test_an_onnx_model_becomes_ir(finecast: Finecast, net: Path, tmp_path: Path) -> None:
     out = tmp_path / "low.xml"
     answer = finecast("convert", net, "-o", out, *BF16, "--by-hint", "--json")
@@ -71,6 +101,27 @@ def feeds_for(name: str, net: Path) -> Feeds:
     assert shape is not None
     sizes = [d if isinstance(d, int) else 2 for d in shape]
     return {name: np.random.default_rng(0).normal(size=sizes).astype(np.float32)}
+
+
+def test_the_plan_of_an_onnx_model_as_ir_is_explained(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    """The plan tells which library read the model, as no output does."""
+    plans = {"o.xml": tmp_path / "ir.json", "o.onnx": tmp_path / "onnx.json"}
+    for name, plan in plans.items():
+        given = ["--by-hint"] if name == "o.xml" else []
+        answer = finecast(
+            "convert", net, "-o", tmp_path / name, *BF16, *given, "--no-verify",
+            "--plan-out", plan,
+        )  # fmt: skip
+        assert answer.code == 0, answer.err
+        node = Plan.load(plan).decisions[0].node
+        answer = finecast("explain", net, node, "--plan", plan, "--json")
+        assert answer.code == 0, answer.err
+        assert answer.json["native"].startswith("openvino" if given else "onnx")
+    answer = finecast("apply", plans["o.onnx"], net, "-o", tmp_path / "p.xml")
+    assert answer.code == ExitCode.FAILED
+    assert "name the output NAME.onnx" in " ".join(answer.err.split())
 
 
 @pytest.mark.parametrize(
@@ -95,6 +146,40 @@ def test_what_a_hint_cannot_state_is_refused(
     assert not (tmp_path / "o.xml").exists()
 
 
+def test_models_that_are_low_have_no_hint(
+    finecast: Finecast, ir: Path, tmp_path: Path
+) -> None:
+    low = tmp_path / "low.xml"
+    assert finecast("convert", ir, "-o", low, *BF16).code == 0
+    theirs = frontend.load(low).model.clone()
+    del theirs.get_rt_info()["finecast"]  # as another tool makes it
+    frontend.save(theirs, tmp_path / "theirs.xml")
+    answer = finecast(
+        "convert", tmp_path / "theirs.xml", "-o", tmp_path / "o.xml", *BF16, "--by-hint"
+    )
+    assert answer.code == ExitCode.USAGE
+    assert "low or quantized" in " ".join(answer.err.split())
+
+
+@needs_hint
+def test_what_is_converted_says_how_to_run_it(
+    finecast: Finecast, ir: Path, tmp_path: Path
+) -> None:
+    """The model is in fp32, and computes so under the hint that other models need."""
+    out, plan = tmp_path / "low.xml", tmp_path / "plan.json"
+    answer = finecast("convert", ir, "-o", out, *BF16, "--by-hint", "--plan-out", plan)
+    line = '"INFERENCE_PRECISION_HINT": "bf16"'
+    assert line in " ".join(answer.out.split())
+    answer = finecast("apply", plan, ir, "-o", tmp_path / "again.xml")
+    assert line in " ".join(answer.out.split())
+    answer = finecast("convert", ir, "-o", tmp_path / "casts.xml", *BF16)
+    assert "INFERENCE_PRECISION_HINT" not in answer.out
+    policy = replace(Policy.parse("all:bf16"), by_hint=True)
+    for made in (api.convert(convolutions(), policy=policy), api.apply(plan, ir)):
+        assert line in " ".join(made.warnings)
+        assert hint_of(made.model) == "bf16"
+
+
 def test_other_models_have_no_marks(finecast: Finecast, net: Path, tmp_path: Path) -> None:
     answer = finecast("convert", net, "-o", tmp_path / "o.onnx", *BF16, "--by-hint")
     assert answer.code == ExitCode.USAGE
@@ -107,7 +192,7 @@ def test_tune_tries_both_and_says_how_to_run_it(
 ) -> None:
     """What is written runs in OpenVINO by the line that is printed, as it was measured."""
     np.savez(tmp_path / "data.npz", x=np.repeat(FEEDS["x"], 4, axis=0))
-    for options, tried in (([], {True, False}), (["--by-hint"], {True})):
+    for options, tried in ((BF16, {True, False}), (["--by-hint"], {True})):
         out = tmp_path / "tuned.xml"
         answer = finecast(
             "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",

@@ -359,6 +359,15 @@ def test_what_cannot_be_read_says_what_it_was_taken_for(
     assert "\n" not in str(caught.value)
 
 
+def test_ir_without_its_weights_says_where_they_belong(tmp_path: Path) -> None:
+    path = tmp_path / "model.xml"
+    openvino.save_model(chain(), path, compress_to_fp16=False)
+    (tmp_path / "model.bin").unlink()
+    with pytest.raises(ModelError) as caught:
+        finecast.inspect(path)
+    assert "put model.bin beside it" in caught.value.fix
+
+
 def test_a_folder_that_is_no_saved_model(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     with pytest.raises(UsageError, match=r"saved_model\.pb"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, patterns
 from finecast.subjects.engine.by_hint import check_marks
 from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.openvino.model import OvModel
 from tests.frontends.openvino_graphs import chain, model_of
 
 SHAPE = [1, 8, 12, 12]
@@ -112,7 +115,7 @@ def test_the_next_conversion_starts_from_the_original(tmp_path: Path) -> None:
     assert "c1" in marked(low)
     frontend.save(low, tmp_path / "low.xml")
     read = frontend.load(tmp_path / "low.xml")
-    assert read.converted == "all:bf16"
+    assert read.converted == "all:bf16 by hint"
     before = original(read.model, "all:fp16")
     assert not marked(before)
     assert not hint_of(before)
@@ -141,6 +144,20 @@ def test_marks_that_the_user_made_stay(tmp_path: Path) -> None:
     assert "c2" not in before
 
 
+def test_names_that_xml_does_not_permit_are_marked(tmp_path: Path) -> None:
+    """OpenVINO writes and reads control characters in names."""
+    model = convolutions()
+    names = {"c1": "a\nb\tc\r", "r1": "\x01<&>\"'\x1f", "c2": "ünïcödé/日本"}
+    for one in model.get_ops():
+        one.set_friendly_name(names.get(one.get_friendly_name(), one.get_friendly_name()))
+    file, planner = planned(model, *(re.escape(name) for name in names.values()))
+    low = frontend.apply(file, planner.lowest()).model
+    assert marked(low) >= set(names.values())
+    frontend.save(low, tmp_path / "low.xml")
+    assert marked(frontend.load(tmp_path / "low.xml").model) == marked(low)
+    assert "c0" not in marked(low)
+
+
 @needs_hint
 def test_a_lost_mark_is_an_error() -> None:
     """OpenVINO replaces a product and its bias by one op without marks."""
@@ -150,10 +167,93 @@ def test_a_lost_mark_is_an_error() -> None:
     assert isinstance(engine, HintingEngine)
     session = engine.load_hinted(low, Format.FP32)
     if computed(low)["first"] == "fp32":
-        check_marks(planner.lowest(), session)
+        check_marks(planner.lowest(), planner.graph, session)
         return
     with pytest.raises(EngineError, match=r"'first' is planned in fp32 and runs in bf16"):
-        check_marks(planner.lowest(), session)
+        check_marks(planner.lowest(), planner.graph, session)
+
+
+@needs_hint
+def test_marks_in_bodies_are_not_taken_for_kept() -> None:
+    """OpenVINO loses the mark of a product with a bias in a body, too, and shows no kernel."""
+    inner = op.parameter([4, 16], np.float32, name="inner")
+    weights = op.constant(np.eye(16, dtype=np.float32) / 3)
+    product = op.matmul(inner, weights, False, False, name="product")
+    biased = op.add(product, op.constant(np.ones((1, 16), np.float32)), name="biased")
+    other = op.parameter([4, 16], np.float32, name="other")
+    x = op.parameter([4, 16], np.float32, name="x")
+    decides = op.parameter([], np.bool_, name="decides")
+    branch = op.if_op(decides.output(0))
+    branch.set_then_body(model_of([biased], [inner]))
+    branch.set_else_body(model_of([op.relu(other)], [other]))
+    branch.set_input(x.output(0), inner, other)
+    result = branch.set_output(
+        branch.get_then_body().get_results()[0], branch.get_else_body().get_results()[0]
+    )
+    after = op.matmul(result, op.constant(np.eye(16, dtype=np.float32)), False, False)
+    file, planner = planned(model_of([after], [decides, x]), "^product$")
+    plan = planner.lowest()
+    assert plan.formats["product"] is Format.FP32
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    session = engine.load_hinted(frontend.apply(file, plan).model, Format.FP32)
+    with pytest.raises(EngineError, match=r"'product' is planned in fp32 in a body") as raised:
+        check_marks(plan, planner.graph, session)
+    assert "leave --by-hint out" in raised.value.fix
+
+
+@needs_hint
+def test_a_product_whose_bias_ends_the_model_is_checked() -> None:
+    """Kernels of outputs have the names of the ops that compute them."""
+    x = op.parameter([4, 16], np.float32, name="x")
+    weights = op.constant(np.eye(16, dtype=np.float32) / 3)
+    product = op.matmul(x, weights, False, False, name="product")
+    ends = op.add(product, op.constant(np.ones((1, 16), np.float32)), name="ends")
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    for kept, is_lost in (("^product$", True), ("^ends$", False)):
+        model = model_of([ends], [x])
+        model.get_results()[0].set_friendly_name("ends/sink_port_0")  # as of ONNX models
+        file, planner = planned(model, kept)
+        plan = planner.lowest()
+        low = frontend.apply(file, plan).model
+        session = engine.load_hinted(low, Format.FP32)
+        formats = computed(low)
+        assert formats["product"] == formats["ends"]
+        if is_lost and formats["product"] != "fp32":
+            with pytest.raises(EngineError, match=r"'product' is planned in fp32 and runs in"):
+                check_marks(plan, planner.graph, session)
+        else:
+            check_marks(plan, planner.graph, session)
+
+
+def test_a_plan_by_hint_that_lowers_nothing_leaves_the_model_alone() -> None:
+    file, planner = planned(convolutions(), ".")
+    plan = planner.lowest()
+    assert plan.by_hint
+    assert not plan.lowers
+    model = frontend.apply(file, plan).model
+    assert not marked(model)
+    assert not hint_of(model)
+    engine = get_engine("openvino")
+    assert isinstance(engine, HintingEngine)
+    check_marks(plan, planner.graph, engine.load_hinted(model, Format.FP32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: replace(p, io={"x": Format.BF16}),
+        lambda p: replace(
+            p,
+            decisions=(replace(p.decisions[0], format=Format.FP16), *p.decisions[1:]),
+        ),
+    ],
+)
+def test_a_plan_that_no_hint_states_is_refused(change: Callable[[Plan], Plan]) -> None:
+    file, planner = planned(convolutions())
+    with pytest.raises(ModelError, match="no precision hint can state the plan"):
+        frontend.apply(file, change(planner.lowest()))
 
 
 def test_a_plan_by_hint_gives_no_model_of_another_library() -> None:
@@ -174,3 +274,26 @@ def test_converted_twice_by_one_policy(tmp_path: Path) -> None:
     second = finecast.convert(tmp_path / "a.xml", tmp_path / "b.xml", policy)
     assert second.plan.by_hint
     assert hint_of(frontend.load(tmp_path / "b.xml").model) == "bf16"
+
+
+@needs_hint
+def test_casts_are_not_computed_under_a_hint_that_was_noted_alone() -> None:
+    theirs = convolutions()
+    theirs.set_rt_info("bf16", ["finecast", "precision_hint"])  # and no policy
+    low = finecast.convert(theirs, policy="all:bf16").model
+    assert not hint_of(low)
+    assert not frontend.from_model(low).converted.endswith("hint")
+
+
+@needs_hint
+def test_devices_are_emulated_beside_fp32() -> None:
+    """The reference of a model that was converted by hint is the model without the hint."""
+    model = convolutions()
+    policy = replace(Policy.parse("all:bf16"), by_hint=True)
+    low = finecast.convert(model, policy=policy).model
+    given, before = finecast.load(low), finecast.load(model)
+    assert isinstance(given, OvModel)
+    assert isinstance(before, OvModel)
+    wanted = before.reference().run(FEEDS)["y"]
+    assert np.array_equal(given.reference().run(FEEDS)["y"], wanted)
+    assert not np.array_equal(get_engine("openvino").load(low).run(FEEDS)["y"], wanted)

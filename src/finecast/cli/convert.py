@@ -118,7 +118,17 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
     ]
     for name, value in rows:
         add_row(table, name, value)
-    write_table(table)
+    write_table(table, *_run_by_hint(result, output))
+
+
+def _run_by_hint(result: Conversion, output: Path) -> list[str]:
+    """How a model is run that computes as planned under an engine's hint alone."""
+    from finecast.engines.usage import how_to_run
+
+    plan = result.plan
+    if not (plan.by_hint and plan.lowers):
+        return []
+    return [how_to_run(output, plan.engine, result.ops, by_hint=True)]
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:
@@ -163,6 +173,7 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
         "nodes": result.nodes,
         "ops": result.ops,
         "casts": result.casts,
+        "by_hint": result.plan.by_hint,
         "opset": result.plan.opset,
         "size_bytes": {"before": before, "after": after},
         "seconds": result.seconds,

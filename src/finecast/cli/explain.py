@@ -51,7 +51,7 @@ def run(
     """
     from finecast import api
     from finecast.planning.plan import Plan
-    from finecast.subjects import check_options
+    from finecast.subjects import check_options, opened
 
     if plan is not None:
         whole = {"--target": target, "--from-type": from_type}
@@ -62,12 +62,12 @@ def run(
     stated = Plan.load(plan) if plan is not None else None
     stated_options = {"--engine": engine, "--from-type": from_type}
     check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
-    opened = api.load(model, trust=trust)
+    read = opened(model, trust=trust, plan=stated)
     if stated is not None:
-        graph, given = api.graph_for(opened, stated), stated
+        graph, given = api.graph_for(read, stated), stated
     else:
         graph, given = api.judge(
-            opened,
+            read,
             choice.policy,
             engine=engine,
             target=choice.emulation,
@@ -79,7 +79,7 @@ def run(
     decision = given.decision(found.name)
     apart: Sequence[str] = ()
     if not choice.emulation and decision is not None and decision.format is not Format.FP32:
-        apart = _apart(opened, found, given, engine)
+        apart = _apart(read, found, given, engine)
     if as_json:
         write_json({**_to_dict(graph, found, decision, given), "fallen_apart": apart})
         return

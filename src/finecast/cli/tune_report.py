@@ -50,6 +50,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "ops": outcome.ops,
         "reference": outcome.reference,
         "casts": outcome.casts,
+        "by_hint": outcome.plan.by_hint,
         "relative_error": {
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from finecast.engines.source import ModelSource
 
-_ADDED = frozenset({"Reorder", "Input", "Output"})
+_PORTS = frozenset({"Input", "Output"})
+_ADDED = frozenset({"Reorder", *_PORTS})
 
 
 def nodes_by_friendly_name(
@@ -66,7 +67,10 @@ def kernels_of(
             fixed.add(name)  # computed from constants while compiling, not by the node
             continue
         formats[name] = _text(info, "runtimePrecision")
-        layers = split_names(_text(info, "originalLayersNames"), names)
+        kind = _text(info, "layerType")
+        # An output of the model has the name of the op that computes it.
+        own = "" if kind in _PORTS else _text(info, "originalLayersNames")
+        layers = split_names(own, names)
         kernels.append(
             Kernel(
                 name=name,
@@ -76,7 +80,7 @@ def kernels_of(
                     for port in op.outputs()
                     for target in port.get_target_inputs()
                 ),
-                added=not layers or _text(info, "layerType") in _ADDED,
+                added=not layers or kind in _ADDED,
             )
         )
     return kernels, formats

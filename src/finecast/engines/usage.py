@@ -9,6 +9,7 @@ from typing import Final
 
 from finecast.engines.openvino_config import DYNAMIC_QUANTIZATION, HINTS
 from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +82,24 @@ def how_to_run(
     usage = USAGES.get(engine)
     if usage is None:
         return ""
-    low = next((f for f in HINTS if f.label in formats and f is not Format.FP32), None)
-    hint = HINTS[low if by_hint and low else Format.FP32]
+    low = _lowered_by(formats) if by_hint else None
+    hint = HINTS[low or Format.FP32]
     notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
     code = (throughput and usage.throughput) or usage.code
     stated = code.format(path=repr(str(output)), hint=hint)
     return "; ".join((f"run it: {stated}", *notes))
+
+
+def in_memory_notes(plan: Plan) -> tuple[str, ...]:
+    """What to tell the user of a model in memory that computes low by a hint alone."""
+    low = _lowered_by(plan.counts) if plan.by_hint else None
+    if low is None or plan.engine not in USAGES:
+        return ()
+    code = USAGES[plan.engine].code.format(path="model", hint=HINTS[low])
+    made = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
+    return (f'{made}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
+
+
+def _lowered_by(formats: Collection[str]) -> Format | None:
+    """The format among those of ``formats`` to which a precision hint lowers ops."""
+    return next((f for f in HINTS if f.label in formats and f is not Format.FP32), None)

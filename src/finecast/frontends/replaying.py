@@ -20,7 +20,9 @@ class Restated:
     reason: str
 
 
-def check_made_for(plan: Plan, digest: str, where: str, *, by_hint: bool = False) -> None:
+def check_made_for(
+    plan: Plan, digest: str, where: str, *, by_hint: bool = False, opsets: bool = False
+) -> None:
     """Check that a model of one library can be that of ``plan``.
 
     Args:
@@ -28,6 +30,7 @@ def check_made_for(plan: Plan, digest: str, where: str, *, by_hint: bool = False
         digest: The digest of the model.
         where: What messages call the model.
         by_hint: Whether models of the library can mark ops that keep fp32 under a hint.
+        opsets: Whether an operation set decides which types ops of the library take.
 
     Raises:
         ModelError: If the plan was made for another model, or as another library reads it.
@@ -38,6 +41,13 @@ def check_made_for(plan: Plan, digest: str, where: str, *, by_hint: bool = False
             " no marks",
             where=where,
             fix="write OpenVINO's IR, whose name ends in .xml, or leave --by-hint out",
+        )
+    if plan.opset and not opsets:
+        raise ModelError(
+            "the plan has an operation set of ONNX: it is for the model as ONNX, not as"
+            " another library reads it",
+            where=where,
+            fix="name the output NAME.onnx, or make a plan with this output",
         )
     if plan.model != digest:
         raise ModelError(

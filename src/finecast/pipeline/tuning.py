@@ -67,7 +67,7 @@ def tune(
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     if policy.open_formats:
-        formats = policy.formats if policy.by_hint else subject.formats
+        formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
         policy = replace(policy, formats=formats, open_formats=False)
     subject.check_formats(policy)
     subject.model.check_policy(policy)  # refuses a misspelt name before any long work

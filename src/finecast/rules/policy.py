@@ -6,11 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from finecast.errors import UsageError
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.rules.ranges import Calibration
+
+BY_HINT: Final = " by hint"
+"""Ends the label of a policy whose plans are stated by an engine's precision hint."""
 
 
 class Scope(Enum):
@@ -104,8 +108,10 @@ class Policy:
         """The policy as ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
         Calibration and adjustments are stated for scaled formats only, if not the default.
+        Where plans are stated by a hint, ``BY_HINT`` ends it.
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
+        text += BY_HINT if self.by_hint else ""
         if not any(f.scaled for f in self.formats):
             return text
         if self.calibration is not Calibration.MINMAX:
@@ -239,6 +245,9 @@ def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
 def conversion_stays(was: str, policy: str) -> bool:
     """Whether a model converted by the policy labelled ``was`` is left so for ``policy``.
 
-    If not, the conversion is undone first.
+    If not, the conversion is undone first. One by a hint always is: the model is in fp32, and
+    casts or roundings that are added would be computed low as all else is.
     """
+    if was.endswith(BY_HINT):
+        return False
     return policy == was or policy.partition(":")[0] == Scope.NONE.value

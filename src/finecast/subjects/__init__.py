@@ -17,6 +17,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.files import DATA_SUFFIX
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.model import OpenedModel
+from finecast.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class FrontendEntry:
         beside: Names of further files that may be written with a model: ``{name}`` is the
             name of the model's file, ``{stem}`` the same without its suffix.
         writes_folder: Whether it writes a folder, marked like those that it reads.
+        opsets: Whether its plans state the operation set that they need.
     """
 
     suffixes: tuple[str, ...]
@@ -48,6 +50,7 @@ class FrontendEntry:
     folders: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     writes_folder: bool = False
+    opsets: bool = False
 
     @property
     def kind(self) -> str:
@@ -69,6 +72,12 @@ class FrontendEntry:
         if suffix in {s for entry in FRONTENDS for s in entry.suffixes}:
             return suffix == self.suffixes[0] and not self.writes_folder
         return self.writes_folder or self is FRONTENDS[0]
+
+    def planned(self, plan: Plan) -> bool:
+        """Whether ``plan`` may be one for a model as this frontend reads it."""
+        known = {name for entry in FRONTENDS for name in entry.engines}
+        runs = plan.engine in self.engines or plan.engine not in known
+        return runs and bool(plan.opset) == self.opsets
 
     @property
     def installed(self) -> bool:
@@ -95,6 +104,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         install="pip install finecast",
         engines=("openvino", "onnxruntime"),
         beside=(f"{{name}}{DATA_SUFFIX}",),
+        opsets=True,
     ),
     FrontendEntry(
         suffixes=(".keras",),
@@ -317,24 +327,36 @@ def _readers(model: Path) -> list[FrontendEntry]:
     return [e for e in FRONTENDS if e.reads(model)] or [FRONTENDS[0]]
 
 
-def _entry_of(model: Path, output: Path | None = None) -> FrontendEntry:
+def _entry_of(
+    model: Path, output: Path | None = None, plan: Plan | None = None
+) -> FrontendEntry:
     """The frontend of a model: of those that read it, the one that writes ``output``.
 
-    Without an output it is the first whose library is installed.
+    Without an output it is the one that ``plan`` was made with, or else the first whose
+    library is installed.
     """
     readers = _readers(model)
+    if plan is not None:
+        readers = [e for e in readers if e.planned(plan)] or readers
     if output is not None:
         return next((e for e in readers if e.writes(output)), readers[0])
     return next((e for e in readers if e.installed), readers[0])
 
 
-def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> OpenedModel:
+def opened(
+    model: Any,
+    *,
+    trust: bool = False,
+    output: Path | None = None,
+    plan: Plan | None = None,
+) -> OpenedModel:
     """Open a model.
 
     Args:
         model: A path, an object of its library, or a model that is open already.
         trust: Whether code in the model's file may be executed.
         output: Where a result goes: its name decides among frontends that read the model.
+        plan: The plan whose nodes are looked up where nothing is written: it decides then.
 
     Raises:
         UsageError: If no frontend opens it.
@@ -342,7 +364,7 @@ def opened(model: Any, *, trust: bool = False, output: Path | None = None) -> Op
     """
     if isinstance(model, str | Path):
         path = Path(model)
-        entry = _entry_of(path, output)
+        entry = _entry_of(path, output, plan)
         _check_kind(path)
         found: OpenedModel = entry.load().read(path, trust=trust)
         return found

@@ -326,7 +326,7 @@ def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
     Raises:
         ModelError: If the plan was made for another model.
     """
-    check_made_for(plan, file.digest, file.name)
+    check_made_for(plan, file.digest, file.name, opsets=True)
     if plan.from_type and not file.from_type:
         return take_to_fp32(file, plan.from_type)
     if plan.from_type != file.from_type:

@@ -58,9 +58,11 @@ __all__ = [
     "roundable",
     "save",
     "size_bytes",
+    "stated_in_types",
 ]
 
 
+_HINTS: Final = (Format.BF16, Format.FP16)
 _LIBRARY: Final = ModelLibrary(name="OpenVINO", types=TYPES, states=STATED)
 
 
@@ -76,7 +78,7 @@ class OvPrepared(PreparedAsIs):
     def hints(self) -> tuple[Format, ...]:
         """Formats of precision hints that a model can be made for; none if it came low."""
         low = any(n.format not in (None, Format.FP32) for n in self.graph.nodes)
-        return () if low or quantized_notes(self.graph) else (Format.BF16, Format.FP16)
+        return () if low or quantized_notes(self.graph) else _HINTS
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
@@ -159,7 +161,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
             cannot be taken back.
     """
     check_made_for(plan, file.digest, file.name, by_hint=True)
-    if plan.by_hint:
+    if plan.by_hint and plan.lowers:
         return _by_hint(file, plan)
     copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
@@ -173,6 +175,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         rounded = rounded_first(graph, done, plan)
         apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
+        state_hint(copy, "")  # the model's own types decide, whatever was noted before
         stated = restated(graph, rounded)
         if not plan.keep_ops:
             stated += restate(copy)
@@ -181,8 +184,8 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
 
 def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
     """The model with marks on the plan's fp32 ops, made for the hint for its low format."""
+    low = _hinted_format(file, plan)
     opened = _opened(file, plan.policy)
-    (low,) = plan.low_formats or {Format.FP32}
     copy = file.with_every_mark(opened)
     graph, _ = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
@@ -194,8 +197,27 @@ def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
     keep(copy, changes)
     mark(copy, plan.digest, plan.policy)
     state_hint(copy, TYPES[low])
-    ports = resolve_io(graph, plan.io, TYPES, _LIBRARY.name)
-    return OvApplied(model=copy, graph=graph, edits=edits_of(graph, plan, ports))
+    return OvApplied(model=copy, graph=graph, edits=edits_of(graph, plan))
+
+
+def _hinted_format(file: OvFile, plan: Plan) -> Format:
+    """The format whose hint ``plan`` asks for.
+
+    Raises:
+        ModelError: If it is no plan that finecast makes: a hint has one format, and lowers
+            neither inputs and outputs nor operands.
+    """
+    formats = sorted(f.label for f in plan.low_formats)
+    low = next((f for f in _HINTS if [f.label] == formats), None)
+    if low is None or plan.io or plan.adjustments:
+        raise ModelError(
+            f"no precision hint can state the plan: it has {' and '.join(formats)}; a hint has"
+            " one format, and changes neither inputs and outputs nor operands",
+            where=file.name,
+            fix="make the plan anew with --by-hint and --auto-cast-type"
+            f" {' or '.join(f.label for f in _HINTS)}",
+        )
+    return low
 
 
 def roundable(
@@ -209,6 +231,15 @@ def roundable(
         adjustments: What is done to operands first.
     """
     return instrument.OvRoundable(_adjusted(_opened(file, policy), adjustments))
+
+
+def stated_in_types(file: OvFile) -> openvino.Model:
+    """The model in which types alone say what is low: not for a hint, if it was made for one.
+
+    Raises:
+        ModelError: If it is a conversion by a hint that cannot be taken back.
+    """
+    return _opened(file, Scope.NONE.value)
 
 
 def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:

@@ -10,12 +10,15 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from finecast.rules.policy import BY_HINT
+
 if TYPE_CHECKING:
     import openvino
 
 ROOT: Final = "finecast"
 PLAN_KEY: Final = (ROOT, "plan")
 POLICY_KEY: Final = (ROOT, "policy")
+HINT_KEY: Final = (ROOT, "precision_hint")
 _CHANGES_KEY: Final = (ROOT, "changes")
 
 
@@ -74,8 +77,9 @@ class Changes:
 
 
 def converted_to(model: openvino.Model) -> str:
-    """The policy of an earlier conversion; empty if there was none."""
-    return _read(model, POLICY_KEY)
+    """The label of the policy of an earlier conversion; empty if there was none."""
+    label = _read(model, POLICY_KEY).removesuffix(BY_HINT)
+    return f"{label}{BY_HINT}" if label and _read(model, HINT_KEY) else label
 
 
 def changes_of(model: openvino.Model) -> Changes | None:

@@ -19,28 +19,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast.frontends.openvino.bodies import every_op
-from finecast.frontends.openvino.changes import ROOT
+from finecast.frontends.openvino.changes import HINT_KEY
 
 if TYPE_CHECKING:
     import openvino
 
-_HINT_KEY: Final = (ROOT, "precision_hint")
 _LOW: Final = frozenset({"bf16", "f16"})
 _ATTRIBUTE: Final = {"name": "precise", "version": "0"}
+# OpenVINO writes and reads names with control characters, which XML does not permit. While the
+# XML is edited, characters for private use stand for them.
+_PRIVATE: Final = 0x10F700
+_CONTROL: Final = {
+    f"&#{code:02};": chr(_PRIVATE + code) for code in range(1, 32) if chr(code) not in "\t\n\r"
+}
 # What releases of OpenVINO call the attribute in memory: before 2026, and since.
 _KEYS: Final = ("precise_0", "DisablePrecisionConversion_0")
 
 
 def hint_of(model: openvino.Model) -> str:
     """OpenVINO's name of the low precision hint that the model is made for; empty for none."""
-    key = list(_HINT_KEY)
+    key = list(HINT_KEY)
     found = str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
     return found if found in _LOW else ""
 
 
 def state_hint(model: openvino.Model, hint: str) -> None:
-    """Note in the model that it is made for the precision hint ``hint``."""
-    model.set_rt_info(hint, list(_HINT_KEY))
+    """Note in the model that it is made for the precision hint ``hint``; empty for none."""
+    if not hint and not hint_of(model):
+        return
+    model.set_rt_info(hint, list(HINT_KEY))
 
 
 def marked(model: openvino.Model) -> frozenset[str]:
@@ -79,15 +86,29 @@ def write_marks(path: Path, names: Collection[str]) -> None:
 
     OpenVINO before 2026 reads this spelling alone, and later releases read it, too.
     """
-    tree = ET.parse(path)  # OpenVINO wrote it just now
-    for layer in tree.iter("layer"):
-        if layer.get("name") not in names:
+    text = path.read_text(encoding="utf-8")  # OpenVINO wrote it just now
+    for written, stands in _CONTROL.items():
+        text = text.replace(written, stands)
+    root = ET.fromstring(text)
+    for layer in root.iter("layer"):
+        if _read_name(layer) not in names:
             continue
         info = layer.find("rt_info")
         if info is None:
             info = ET.SubElement(layer, "rt_info")
         ET.SubElement(info, "attribute", _ATTRIBUTE)
-    tree.write(path, encoding="utf-8", xml_declaration=True)
+    text = ET.tostring(root, encoding="unicode")
+    for written, stands in _CONTROL.items():
+        text = text.replace(stands, written)
+    path.write_text(f"<?xml version='1.0' encoding='utf-8'?>\n{text}", encoding="utf-8")
+
+
+def _read_name(layer: ET.Element) -> str:
+    """The name of a layer as OpenVINO reads it."""
+    name = layer.get("name", "")
+    for written, stands in _CONTROL.items():
+        name = name.replace(stands, chr(int(written[2:-1])))
+    return name
 
 
 def _keys(op: openvino.Node) -> list[str]:

@@ -137,6 +137,9 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
             fix="check who may read its files",
         ) from error
     kind, fix = _KINDS[_suffix(path)]
+    beside = _BESIDE.get(_suffix(path))
+    if beside is not None and parts == [path]:
+        fix = f"put {path.with_suffix(beside).name} beside it, which has its weights, or {fix}"
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
         model = _core().read_model(readable)

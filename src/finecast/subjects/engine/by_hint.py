@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from finecast.engines.base import Engine, HintingEngine, KernelSession, Session
 from finecast.errors import EngineError, UsageError
+from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
@@ -39,12 +40,20 @@ def hint_formats(engine: Engine, prepared: PreparedModel) -> Collection[Format]:
 def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
     """Raise UsageError if plans of ``policy`` cannot be stated by a hint and marks."""
     known = hint_formats(engine, prepared)
+    markable = isinstance(engine, HintingEngine) and isinstance(prepared, MarkableModel)
+    if markable and not known:
+        raise UsageError(
+            "the model has ops that are low or quantized, and a precision hint is for models"
+            " in fp32",
+            where="--by-hint",
+            fix="give the model in fp32, or leave --by-hint out",
+        )
     if not known:
         raise UsageError(
             f"this model of {prepared.library} cannot be made for a precision hint of"
             f" {engine.name}, with marks on the ops that keep fp32",
             where="--by-hint",
-            fix="write OpenVINO's IR, -o NAME.xml, of a model in fp32, without --target",
+            fix="write OpenVINO's IR, -o NAME.xml, without --target",
         )
     if len(policy.formats) != 1 or policy.format not in known:
         raise UsageError(
@@ -69,26 +78,43 @@ def by_hint(engine: Engine, prepared: PreparedModel, plan: Plan) -> Plan | None:
     return replace(plan, by_hint=True)
 
 
-def check_marks(plan: Plan, session: Session) -> None:
+def check_marks(plan: Plan, graph: Graph, session: Session) -> None:
     """Check that the engine computes in fp32 what ``plan``, by its hint, has in fp32.
 
     An engine's passes may lose the marks of ops that they replace. A kernel may compute low
     that has ops of both, as long as no product is among those in fp32.
 
+    Args:
+        plan: The plan.
+        graph: The graph of its model.
+        session: The model that it gives, loaded with the names of its kernels.
+
     Raises:
-        EngineError: If it does not; names the first op.
+        EngineError: If it does not, or does not show it; names the first op.
     """
-    if not plan.by_hint or not isinstance(session, KernelSession):
+    if not (plan.by_hint and plan.lowers) or not isinstance(session, KernelSession):
         return
-    (low,) = plan.low_formats or {Format.FP32}
+    (low,) = plan.low_formats
     fp32 = {d.node: by_name(d.op) for d in plan.decisions if d.format is Format.FP32}
+    in_bodies = (n.name for n in graph.nodes if n.region)
+    hidden = next((n for n in in_bodies if n in fp32 and not fp32[n].exact), None)
+    if hidden is not None:
+        raise _lost(
+            f"{hidden!r} is planned in fp32 in a body of control flow, where the engine does"
+            " not show whether its mark is kept"
+        )
     formats = plan.formats
     for kernel in session.kernel_formats():
         kept = [n for n in kernel.ops if n in fp32 and not fp32[n].exact]
         alone = all(n in fp32 or n not in formats for n in kernel.ops)
         lost = next((n for n in kept if alone or fp32[n].matmul_engine), None)
         if lost is not None and kernel.computed == low.label:
-            raise EngineError(
-                f"{lost!r} is planned in fp32 and runs in {low.label}: its mark is lost there,"
-                " so that casts have to state this plan (without --by-hint)"
+            raise _lost(
+                f"{lost!r} is planned in fp32 and runs in {low.label}: its mark is lost there"
             )
+
+
+def _lost(what: str) -> EngineError:
+    return EngineError(
+        what, fix="leave --by-hint out: casts can state this plan; or let that op be low"
+    )

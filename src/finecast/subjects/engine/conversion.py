@@ -12,6 +12,7 @@ from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.integers import fuses
 from finecast.engines.probe import speed_of
+from finecast.engines.usage import in_memory_notes
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
 from finecast.measure.environment import local_target
@@ -123,6 +124,7 @@ class Converter:
         applied = built.applied
         used = set(plan.formats.values())
         warnings = (
+            *done.warnings,
             *left_out,
             *uncalibrated(graph, policy.formats, facts),
             *_warnings(source, planner, applied, used),
@@ -181,6 +183,7 @@ class Converter:
             size_bytes=(self.source.size_bytes, size),
             seconds=time.perf_counter() - self.start,
             verified=self._named_reference(verified, applied),
+            warnings=in_memory_notes(built.plan) if in_memory else (),
             model=self.source.returned(built) if in_memory else None,
             restated=tuple(_restated_text(one) for one in applied.restated),
         )

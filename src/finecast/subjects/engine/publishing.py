@@ -69,10 +69,12 @@ def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
             where=where,
             fix=f"{fix}; or {unverified}" if fix else unverified,
         )
+    alone = next(iter(failures.values())).fix if len(failures) == 1 else ""
     return EngineError(
         "no engine here can run the converted model",
         where=where,
-        fix="choose another format or engine, or write it unverified with --no-verify",
+        fix=f"{alone or 'choose another format or engine'}, or write it unverified with"
+        " --no-verify",
     )
 
 

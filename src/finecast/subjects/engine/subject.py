@@ -189,7 +189,7 @@ class EngineSubject:
         """Load a plan by a hint; raise EngineError if ops do not keep fp32 that should."""
         if built.plan.by_hint:
             session, _ = load_with_kernels(self.engine, built.model)
-            check_marks(built.plan, session)
+            check_marks(built.plan, built.applied.graph, session)
             built.loaded = session
 
     def by_hint(self, plan: Plan) -> Plan | None:

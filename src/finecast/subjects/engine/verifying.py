@@ -85,7 +85,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         ran = reference_run(reference, feeds, applied.graph, careful)
     del reference, careful  # one large model at a time
     session, after = pair.converted()
-    check_marks(plan, session)
+    check_marks(plan, applied.graph, session)
     seen = Verified(
         engine=name,
         note=ran.note,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from finecast.engines.base import Engine
+from finecast.engines.base import Engine, Session
+from finecast.engines.loading import exact_session
 from finecast.frontends import openvino as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
@@ -58,6 +59,10 @@ class OvModel(ModelAsIs[OvFile, OvPrepared]):
     def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
         """Declared shapes of the inputs."""
         return frontend.input_shapes(self.file.model)
+
+    def reference(self) -> Session:
+        """The model in OpenVINO, in the types that it states, and under no hint."""
+        return exact_session(frontend.stated_in_types(self.file))
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
         """A copy that rounds by arithmetic; conversions by another policy are undone."""
