@@ -23,9 +23,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Tests that run at the same time do not each take all cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Shells have their background jobs ignore the first, and nohup the second: finecast, run by
+# tests, would as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Shells have their background jobs ignore it, and finecast, run by tests, would as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Speed is benchmarked, never tested: no deadline anywhere.
 settings.register_profile("dev", deadline=None)

@@ -111,23 +111,3 @@ def test_a_model_older_than_onnx_runtime_s_ops_is_told_what_to_do(
     assert answer.code == ExitCode.FAILED
     assert "no kernel for Add (opset 6))" in answer.err
     assert "onnx.version_converter.convert_version" in answer.err
-
-
-def test_an_fp64_model_that_an_engine_runs_in_fp32_alone_is_not_excused(
-    finecast: Finecast, tmp_path: Path
-) -> None:
-    """No engine runs the conversion: the emulator vouched for it."""
-    model = parse("""wide (double[4,8] x) => (double[4,8] y) {
-      [scaler] s = ai.onnx.ml.Scaler<offset=[0.5],scale=[2.0]>(x)
-      [last] y = Tanh(s)
-    }""")
-    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
-    net, plan = tmp_path / "wide.onnx", tmp_path / "plan.json"
-    onnx.save(model, net)
-    written = ["-o", tmp_path / "low.onnx", "--plan-out", plan, "--no-verify"]
-    planned = finecast("convert", net, *written, "--from-type", "fp64", *BF16)
-    assert planned.code == ExitCode.DONE, planned.err
-    answer = finecast("apply", plan, net, "-o", tmp_path / "again.onnx")
-    assert answer.code == ExitCode.FAILED, answer.out
-    assert "openvino, even as it was given: OpenVINO cannot load" in answer.err
-    assert "onnxruntime: ONNX Runtime cannot load" in answer.err

@@ -28,7 +28,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import accept_fp32, feeds_for, nudge
 from finecast.subjects.engine.integers import quantized_mismatch
-from finecast.subjects.engine.publishing import GivenModelError, publish, verified_by_first
+from finecast.subjects.engine.publishing import publish, verified_by_first
 from finecast.subjects.engine.verifying import Compared, Pair, run_both
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def verify(
 
     try:
         return verified_by_first(engines, verify_in)
-    except GivenModelError as failed:
+    except EngineError as failed:
         if why := _hard_to_run(file):
             with suppress(EngineError):
                 found = verify_in(exact_emulator())
