@@ -192,6 +192,7 @@ def _summary(rows: Sequence[Row]) -> str:
     found = (
         f"{text}: {sum(miss not in r.misses for r in those)} of {len(those)}"
         for text, (those, miss) in met.items()
+        if those
     )
     made = environment()
     machine = f"{made.cpu} ({', '.join(made.flags)}), one thread."
