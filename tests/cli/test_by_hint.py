@@ -198,7 +198,8 @@ def test_tune_tries_both_and_says_how_to_run_it(
             "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
             "--tolerance", "0.5", "--study", tmp_path / "study", "--force", *options,
         )  # fmt: skip
-        if "unchanged: no plan is faster" in answer.out:  # bf16 may be slow on this CPU
+        # bf16 may be slow on this CPU, and a last race beside other tests tell so first.
+        if re.match(r"unchanged: (no plan is|the plan .* is not) faster", answer.out):
             continue
         assert answer.code == 0, answer.err
         plan = Plan.load(out.with_suffix(".plan.json"))

@@ -290,6 +290,26 @@ def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
         ) from error
 
 
+def staged(file: OnnxFile, model: ir.Model, name: str) -> OnnxFile:
+    """``model``, made of that of ``file``, in a temporary folder; else it has all of ``file``.
+
+    ``name`` is what messages call it while it is written and read.
+    """
+    stage = Stage()
+    path = stage.folder / "model.onnx"
+    with naming(path, name):
+        save(model, path, external_data=came_external(file.model) or None)
+        found = load(path)
+    return replace(
+        found,
+        digest=file.digest,
+        size_bytes=file.size_bytes,
+        name=file.name,
+        external=file.external,
+        stage=stage,
+    )
+
+
 def came_external(model: ir.Model) -> bool:
     """Whether the model was loaded from a file with external data."""
     tensors = (v.const_value for v in model.graph.initializers.values())

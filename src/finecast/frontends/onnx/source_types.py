@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.errors import ModelError, UsageError, naming
+from finecast.errors import ModelError, UsageError
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import MARK, PIECE, constant_reader, shape_of
 from finecast.frontends.onnx.definitions import (
@@ -26,7 +26,7 @@ from finecast.frontends.onnx.definitions import (
 )
 from finecast.frontends.onnx.dequantizing import ON_CODES, Dequantizing
 from finecast.frontends.onnx.functions import inline_functions
-from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
+from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import name_nodes
@@ -86,19 +86,8 @@ def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
             raise _nothing(model, label)
         rewriting.run()
         notes = tuple(rewriting.notes)
-    stage = Stage()
-    path = stage.folder / "model.onnx"
-    name = f"{file.name}, taken to fp32"
-    with naming(path, name):
-        save(model, path, external_data=came_external(file.model) or None)
-        taken = load(path)
     return replace(
-        taken,
-        digest=file.digest,
-        size_bytes=file.size_bytes,
-        name=file.name,
-        external=file.external,
-        stage=stage,
+        staged(file, model, f"{file.name}, taken to fp32"),
         from_type=label,
         original=file,
         came_as=came_as,

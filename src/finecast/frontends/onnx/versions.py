@@ -12,9 +12,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from finecast.errors import naming
 from finecast.frontends.onnx import native
-from finecast.frontends.onnx.model import OnnxFile, Stage, came_external, load, save
+from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.widen import every_value
@@ -34,20 +33,8 @@ def stated_for_engines(file: OnnxFile) -> OnnxFile:
     stated = _stated(file.model)
     if stated is None:
         return file
-    stage = Stage()
-    path = stage.folder / "model.onnx"
-    with naming(path, file.name):
-        save(stated, path, external_data=came_external(file.model) or None)
-        found = load(path)
-    return replace(
-        found,
-        digest=file.digest,
-        size_bytes=file.size_bytes,
-        name=file.name,
-        external=file.external,
-        stage=stage,
-        notes=(*file.notes, _note(file.model, stated)),
-    )
+    notes = (*file.notes, _note(file.model, stated))
+    return replace(staged(file, stated, file.name), notes=notes)
 
 
 def _stated(model: ir.Model) -> ir.Model | None:

@@ -24,7 +24,7 @@ from finecast.frontends.openvino.model import (
 )
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
-from finecast.frontends.openvino.types import STATED, TYPES
+from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.openvino.writer import apply_edits
 from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
@@ -62,7 +62,6 @@ __all__ = [
 ]
 
 
-_HINTS: Final = (Format.BF16, Format.FP16)
 _LIBRARY: Final = ModelLibrary(name="OpenVINO", types=TYPES, states=STATED)
 
 
@@ -78,7 +77,7 @@ class OvPrepared(PreparedAsIs):
     def hints(self) -> tuple[Format, ...]:
         """Formats of precision hints that a model can be made for; none if it came low."""
         low = any(n.format not in (None, Format.FP32) for n in self.graph.nodes)
-        return () if low or quantized_notes(self.graph) else _HINTS
+        return () if low or quantized_notes(self.graph) else HINTED
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
@@ -208,14 +207,14 @@ def _hinted_format(file: OvFile, plan: Plan) -> Format:
             neither inputs and outputs nor operands.
     """
     formats = sorted(f.label for f in plan.low_formats)
-    low = next((f for f in _HINTS if [f.label] == formats), None)
+    low = next((f for f in HINTED if [f.label] == formats), None)
     if low is None or plan.io or plan.adjustments:
         raise ModelError(
             f"no precision hint can state the plan: it has {' and '.join(formats)}; a hint has"
             " one format, and changes neither inputs and outputs nor operands",
             where=file.name,
             fix="make the plan anew with --by-hint and --auto-cast-type"
-            f" {' or '.join(f.label for f in _HINTS)}",
+            f" {' or '.join(f.label for f in HINTED)}",
         )
     return low
 

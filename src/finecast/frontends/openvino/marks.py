@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import HINT_KEY
+from finecast.frontends.openvino.types import HINTED, TYPES
 
 if TYPE_CHECKING:
     import openvino
 
-_LOW: Final = frozenset({"bf16", "f16"})
+_LOW: Final = frozenset(TYPES[fmt] for fmt in HINTED)
 _ATTRIBUTE: Final = {"name": "precise", "version": "0"}
 # OpenVINO writes and reads names with control characters, which XML does not permit. While the
 # XML is edited, characters for private use stand for them.

@@ -36,6 +36,9 @@ TYPES: Final = {
 }
 """OpenVINO's name of each format's element type."""
 
+HINTED: Final = (Format.BF16, Format.FP16)
+"""Formats that OpenVINO has a precision hint for, by the name of its type."""
+
 STATED: Final = (*TYPES, Format.INT8, Format.INT8_WEIGHTS)
 """Formats that models can state: element types, and codes with scales."""
 

@@ -39,21 +39,20 @@ def hint_formats(engine: Engine, prepared: PreparedModel) -> Collection[Format]:
 
 def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
     """Raise UsageError if plans of ``policy`` cannot be stated by a hint and marks."""
-    known = hint_formats(engine, prepared)
-    markable = isinstance(engine, HintingEngine) and isinstance(prepared, MarkableModel)
-    if markable and not known:
-        raise UsageError(
-            "the model has ops that are low or quantized, and a precision hint is for models"
-            " in fp32",
-            where="--by-hint",
-            fix="give the model in fp32, or leave --by-hint out",
-        )
-    if not known:
+    if not isinstance(engine, HintingEngine) or not isinstance(prepared, MarkableModel):
         raise UsageError(
             f"this model of {prepared.library} cannot be made for a precision hint of"
             f" {engine.name}, with marks on the ops that keep fp32",
             where="--by-hint",
             fix="write OpenVINO's IR, -o NAME.xml, without --target",
+        )
+    known = prepared.hints
+    if not known:
+        raise UsageError(
+            "the model has ops that are low or quantized, and a precision hint is for models"
+            " in fp32",
+            where="--by-hint",
+            fix="give the model in fp32, or leave --by-hint out",
         )
     if len(policy.formats) != 1 or policy.format not in known:
         raise UsageError(
