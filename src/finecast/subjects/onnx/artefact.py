@@ -186,12 +186,12 @@ def _verify_in(
         engine=engine,
         plan=plan,
         applied=applied,
-        reference=lambda: (
+        reference=lambda engine: (
             (exact_session(file.path), ())
             if emulated
             else load_with_kernels(engine, file.path)
         ),
-        converted=lambda: load_with_kernels(engine, path),
+        converted=lambda engine: load_with_kernels(engine, path),
         original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
         exact=partial(_run_exactly, file.path),
         emulated=partial(_run_exactly, path) if small else None,
