@@ -102,6 +102,12 @@ class StreamingToy(ToyEngine):
         low = any(k.format == "fp16" for k in self.kernels(session.proto))
         return ToyStreams(session, self, low)
 
+    def as_one_stream(self) -> StreamingToy:
+        return self
+
+    def on_one_thread(self) -> StreamingToy:
+        return self
+
 
 def test_throughput_is_that_of_requests_in_flight(bench: Bench) -> None:
     engine = StreamingToy(bench.engine.clock, gain=0.9)

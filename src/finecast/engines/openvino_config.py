@@ -15,6 +15,7 @@ HINTS: Final = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 """Its values by the format."""
 DYNAMIC_QUANTIZATION: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """Unless it is 0, operands of products with 8-bit weights are rounded to 8 bits, too."""
+_THREADS: Final = "INFERENCE_NUM_THREADS"
 
 
 def config(
@@ -24,6 +25,7 @@ def config(
     *,
     profiling: bool = False,
     serving: str = "LATENCY",
+    threads: int = 0,
 ) -> dict[str, Any]:
     """Settings of ``compile_model``.
 
@@ -33,12 +35,16 @@ def config(
         hint: OpenVINO's name of a precision.
         profiling: Whether times of kernels are recorded.
         serving: The performance hint: ``LATENCY`` or ``THROUGHPUT``.
+        threads: Threads of a CPU; 0 for as many as OpenVINO chooses.
     """
     found: dict[str, Any] = {
         HINT: hint,
         "PERFORMANCE_HINT": serving,
         "PERF_COUNT": profiling,
     }
-    if DYNAMIC_QUANTIZATION in core.get_property(device, "SUPPORTED_PROPERTIES"):
+    known = core.get_property(device, "SUPPORTED_PROPERTIES")
+    if DYNAMIC_QUANTIZATION in known:
         found[DYNAMIC_QUANTIZATION] = 0
+    if threads and _THREADS in known:
+        found[_THREADS] = threads
     return found

@@ -152,7 +152,7 @@ class Conclusion:
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
-            session, truth = self.subject.session(built), self.subject.truth
+            session, truth = self.measuring.session(built), self.subject.truth
             metric = self.workload.evaluate(session, truth or self.subject.reference)
             self.trials.evaluations += 1
             found.append(
