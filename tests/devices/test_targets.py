@@ -118,6 +118,7 @@ def test_trainium1_and_inferentia2_share_a_core() -> None:
     trn1, inf2 = load_target("trn1"), load_target("inf2")
     assert trn1.engines == inf2.engines
     assert trn1.saturate_infinity
+    assert load_target("inf1").saturate_infinity  # neuron-cc has the switch, too
     assert not inf2.saturate_infinity
 
 

@@ -9,7 +9,7 @@ import typer
 from finecast.cli.common import Json, Model, Trust
 from finecast.cli.data_options import Data, Evaluation
 from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
-from finecast.cli.policy_options import Casting, Device, NeededTarget
+from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
 
 if TYPE_CHECKING:
     from finecast.pipeline.emulating import EmulationReport
@@ -19,11 +19,11 @@ _MOST_OPS = 10
 
 def run(
     model: Model,
-    target: NeededTarget,
-    casting: Casting,
+    casting: CompilerCasting,
     device: Device,
     data: Data,
     evaluation: Evaluation,
+    target: NeededTarget = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     trust: Trust = False,
     as_json: Json = False,

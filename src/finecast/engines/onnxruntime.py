@@ -17,6 +17,7 @@ import numpy as np
 from finecast.engines import other_engines
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.cpus import cpus
+from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
 from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
@@ -322,6 +323,8 @@ class _SessionOpener:
         # Between runs threads sleep, or they would take the processors of other sessions:
         # three that spun, timed in turns, took twice as long as each alone.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, value in ONNXRUNTIME.items():
+            options.add_session_config_entry(name, value)
         if not self._asked.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not self._asked.fusing_codes:

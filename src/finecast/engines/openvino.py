@@ -2,10 +2,9 @@
 
 Law: ops compute in the types that the model states. Sessions are compiled with the inference
 precision hint ``f32``, under which OpenVINO adds no lower precision of its own, or with the
-one that the model is made for, where its fp32 ops are marked; and without
-dynamic quantization, which rounds operands of products with 8-bit weights to 8 bits. Two
-exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
-integers in 32 bits.
+one that the model is made for, where its fp32 ops are marked; and with the settings of
+``numerics``. Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them),
+and 64-bit integers in 32 bits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from finecast.engines.base import (
     Loadable,
     TensorSpec,
 )
-from finecast.engines.openvino_config import HINT, HINTS, config
+from finecast.engines.numerics import HINT, HINTS, openvino_settings
+from finecast.engines.openvino_config import config
 from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import (
     constants_of,
@@ -364,7 +364,9 @@ class OpenVinoEngine:
 def _stated(model: openvino.Model, settings: dict[str, Any]) -> dict[str, Any]:
     """``settings`` with the hint that the model is made for, if no low one is asked for."""
     own = hint_of(model)
-    return settings | {HINT: own} if own and settings[HINT] == "f32" else settings
+    if not own or settings.get(HINT) != HINTS[Format.FP32]:
+        return settings
+    return settings | {k: v for k, v in openvino_settings(own).items() if k in settings}
 
 
 def _hint(fmt: Format) -> str:

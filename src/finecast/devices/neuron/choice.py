@@ -46,7 +46,6 @@ _DEVICE_OPTIONS: Final = (
     "mixed_accumulation",
     "saturate_infinity",
     "stochastic_rounding",
-    "seed",
     "target",
 )
 
