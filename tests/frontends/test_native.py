@@ -192,7 +192,9 @@ def test_where_no_process_can_be_started(
     executable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(native, "_worker", Worker(hostile_worker.__file__, instead=native_worker.answer))
+    monkeypatch.setattr(
+        native, "_worker", Worker(hostile_worker.__file__, instead=native_worker.answer)
+    )
     raised = native.transform("convert", MODEL, version=21)
     assert raised.opset_import[0].version == 21
     with pytest.raises(PassError, match=r"\S"):

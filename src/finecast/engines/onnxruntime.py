@@ -21,7 +21,7 @@ from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
 from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.trial import Trial, warm_up
+from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class OnnxRuntimeSession:
         *,
         where: str,
         profile: _SessionOpener | None,
-        trial: Trial,
+        dry_run: DryRun,
     ) -> None:
-        self._trial = trial
+        self._dry_run = dry_run
         self._session = session
         self._source = source
         self._where = where
@@ -100,7 +100,7 @@ class OnnxRuntimeSession:
         arrays = ordered_feeds(feeds, self._inputs)
         self._check_rows(arrays)
         named = zip(self._inputs, arrays, strict=True)
-        self._trial.run([(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named])
+        self._dry_run.run([(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named])
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
@@ -267,7 +267,7 @@ class OnnxRuntimeEngine:
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
         opener = _SessionOpener(model, self._provider, asked)
-        trial = Trial(
+        dry_run = DryRun(
             library=self.name,
             settings=opener.settings(),
             model=model,
@@ -287,7 +287,7 @@ class OnnxRuntimeEngine:
             source,
             where=where,
             profile=opener if profiling else None,
-            trial=trial,
+            dry_run=dry_run,
         )
 
 
@@ -342,7 +342,7 @@ class _SessionOpener:
         return onnxruntime.InferenceSession(model, options, providers=stated["providers"])
 
     def settings(self) -> dict[str, Any]:
-        """What decides how a model is compiled, as ``trial_worker`` reads it."""
+        """What decides how a model is compiled, as ``dry_run_worker`` reads it."""
         # Between runs threads sleep, or they would take the processors of other sessions:
         # three that spun, timed in turns, took twice as long as each alone.
         entries = {"session.force_spinning_stop": "1"}

@@ -44,20 +44,20 @@ from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
+from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.frontends.onnx.links import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import load, reads, serialized
 from finecast.frontends.openvino.types import LABELS
-from finecast.frontends.trial import Trial, warm_up
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     import openvino
 
     _Names: TypeAlias = Mapping[str, tuple[str, ...]]
-    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names], Trial]
-    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck, Trial]
+    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names], DryRun]
+    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck, DryRun]
     _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
 
 _MICROSECOND_S = 1e-6
@@ -85,7 +85,7 @@ class OpenVinoSession:
         where: str,
         names: Mapping[str, tuple[str, ...]] | None,
     ) -> None:
-        compiled, self._sizes, self._trial = made
+        compiled, self._sizes, self._dry_run = made
         self._source = source
         self._where = where
         self._names = names
@@ -119,7 +119,7 @@ class OpenVinoSession:
             self._sizes.check([array.shape for array in arrays])
             if not self._runs:
                 named = zip(self._inputs, arrays, strict=True)
-                self._trial.run([(spec.name, array, None) for spec, array in named])
+                self._dry_run.run([(spec.name, array, None) for spec, array in named])
             self._infer(arrays)
             return {
                 spec.name: _read(self._request.get_output_tensor(index), spec)
@@ -311,11 +311,11 @@ class OpenVinoEngine:
     ) -> Generator[_Compiled]:
         """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
         try:
-            with self._read(model, where, settings) as (read, source, names, trial):
+            with self._read(model, where, settings) as (read, source, names, dry_run):
                 stated = _stated(read, settings)
                 compiled = self._core.compile_model(read, self._device, stated)
                 sizes = SizeCheck(read)
-            yield (compiled, sizes, trial), source, names
+            yield (compiled, sizes, dry_run), source, names
         except RuntimeError as error:
             reason = explain(error)
             raise EngineError(
@@ -326,17 +326,17 @@ class OpenVinoEngine:
 
     @contextmanager
     def _read(self, model: Any, where: str, settings: dict[str, Any]) -> Generator[_Read]:
-        """The model as read, its ports and steps, a function for the nodes of each op, a trial.
+        """The model as read, its ports and steps, a function for the nodes of each op.
 
-        With ``settings`` the trial has compiled it.
+        And a dry run of it, which has compiled it if there are ``settings``.
         """
         if isinstance(model, bytes) or (isinstance(model, Path) and not reads(model)):
             source = read_source(model)
             _check_depth(source, where)
             with without_links(model) as place:
-                trial = self._tried(place, where, settings)
+                dry_run = self._tried(place, where, settings)
                 read = self._core.read_model(place)
-                yield read, source, partial(nodes_by_friendly_name, read, source), trial
+                yield read, source, partial(nodes_by_friendly_name, read, source), dry_run
             return
         own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
@@ -344,8 +344,8 @@ class OpenVinoEngine:
         if settings:
             settings = _stated(own, settings)
         content, split = (serialized(own) if settings else None) or (None, None)
-        trial = self._tried(content, where, settings, split)
-        yield own, source, partial(op_names, own), trial
+        dry_run = self._tried(content, where, settings, split)
+        yield own, source, partial(op_names, own), dry_run
 
     def _tried(
         self,
@@ -353,8 +353,8 @@ class OpenVinoEngine:
         where: str,
         settings: Mapping[str, Any],
         described: int | None = None,
-    ) -> Trial:
-        """A trial that has loaded the model; that kernels are timed is no part of it.
+    ) -> DryRun:
+        """A dry run that has loaded the model; that kernels are timed is no part of it.
 
         Of IR in memory ``described`` bytes are no weights.
         """
@@ -362,7 +362,7 @@ class OpenVinoEngine:
         stated: dict[str, Any] = {"described": described}
         if settings:
             stated |= {"device": self._device, "compile": compiling}
-        return Trial(
+        return DryRun(
             library=self.name,
             settings=stated,
             model=model,

@@ -100,7 +100,9 @@ def _run(
         request = {"pass": name, "options": options, **bounds}
         header, result = _worker.ask(request, payload)
     except WorkerDiedError as error:
-        raise PassDiedError(f"onnx's {_TITLES[name]} {error} on the model", fix=_FIX) from error
+        raise PassDiedError(
+            f"onnx's {_TITLES[name]} {error} on the model", fix=_FIX
+        ) from error
     if header["status"] == "raised":
         raise PassError(header["text"])
     return result

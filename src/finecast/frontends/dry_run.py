@@ -5,8 +5,8 @@ steps of a neural ODE, and where it reads a convolution without weights. What ki
 process is one error here. Each model is tried once, with the settings that it is loaded with,
 and so is its first run. What the library raises there is ignored: it is raised here, too.
 
-Law: a trial decides nothing but that. Where no process can be started, and for models in memory
-beyond ``MOST_BYTES``, nothing is tried.
+Law: a dry run decides nothing but that. Where no process can be started, and for
+models in memory beyond ``MOST_BYTES``, nothing is tried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from finecast.errors import EngineError
-from finecast.frontends import trial_worker
+from finecast.frontends import dry_run_worker
 from finecast.frontends.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
@@ -49,7 +49,7 @@ class _Library:
 
     def __init__(self, name: str, title: str) -> None:
         self.title = title
-        self.worker = Worker(trial_worker.__file__, name, instead=_untried)
+        self.worker = Worker(dry_run_worker.__file__, name, instead=_untried)
         self.loaded: dict[str, str] = {}
         self.ran: set[str] = set()
 
@@ -80,12 +80,12 @@ def _files(model: Path) -> list[Path]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Trial:
+class DryRun:
     """A model as ``library`` is about to load it, and then to run it for the first time.
 
     Attributes:
         library: ``openvino``, ``onnxruntime`` or ``tensorflow``.
-        settings: What it is loaded with, as ``trial_worker`` reads it.
+        settings: What it is loaded with, as ``dry_run_worker`` reads it.
         model: Its path or bytes; None if it is not tried.
         where: What errors name.
         fix: What a user can do if it crashes.
@@ -98,8 +98,8 @@ class Trial:
     fix: str = ""
     _key: str = field(default="", init=False)
 
-    def load(self) -> Trial:
-        """Load the model in the other process; returns the trial, for its first run.
+    def load(self) -> DryRun:
+        """Load the model in the other process; returns the dry run, for its first run.
 
         Raises:
             CrashedError: If that ends the process.
@@ -129,7 +129,9 @@ class Trial:
         if self.model is None or not self._key:
             return
         done = _workers[self.library].ran
-        if self._key not in done and all(array.dtype.kind not in "OU" for _, array, _ in feeds):
+        if self._key not in done and all(
+            array.dtype.kind not in "OU" for _, array, _ in feeds
+        ):
             raw = [(name, _plain(array), kind) for name, array, kind in feeds]
             stated = [(name, a.dtype.str, a.shape, kind) for name, a, kind in raw]
             request = {"call": "run", "key": self._key, "feeds": stated}

@@ -1,12 +1,12 @@
 """Loads and runs models in an engine's library, for a process that does not want to crash.
 
-``trial`` has this done in a ``worker_process``; the library's name is its argument. This file
-imports nothing of finecast, so that the process starts as fast as the library does.
+``dry_run`` has this done in a ``worker_process``; the library's name is its argument. This
+file imports nothing of finecast, so that the process starts as fast as the library does.
 
 A request to ``load`` has a ``key``, the ``settings`` of the library and a ``path``, or the
 model's bytes as payload. One to ``run`` has the key of a model that was loaded and its
-``feeds``: for each input its name, numpy's type, its shape and its type in the library. Whatever
-the library raises is no matter here: it will raise it in the other process, too.
+``feeds``: for each input its name, numpy's type, its shape and its type in the library. What
+the library raises is no matter here: it is raised in the other process, too.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
         for name, value in settings["entries"].items():
             options.add_session_config_entry(name, value)
         tell_stage("compiled")
-        session = onnxruntime.InferenceSession(
-            model, options, providers=settings["providers"]
-        )
+        session = onnxruntime.InferenceSession(model, options, providers=settings["providers"])
 
         def run(feeds: _Feeds) -> None:
             given = {
