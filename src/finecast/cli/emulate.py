@@ -17,7 +17,7 @@ from finecast.cli.output import (
     write_json,
     write_table,
 )
-from finecast.cli.policy_options import Casting, Device, NeededTarget
+from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
 
 if TYPE_CHECKING:
     from finecast.pipeline.emulating import EmulationReport
@@ -27,11 +27,11 @@ _MOST_OPS = 10
 
 def run(
     model: Model,
-    target: NeededTarget,
-    casting: Casting,
+    casting: CompilerCasting,
     device: Device,
     data: Data,
     evaluation: Evaluation,
+    target: NeededTarget = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     trust: Trust = False,
     as_json: Json = False,

@@ -176,6 +176,18 @@ class StreamingEngine(Protocol):
         """
         ...
 
+    def as_one_stream(self) -> Engine:
+        """The engine whose sessions run one request as the streams above run each of theirs.
+
+        Engines choose other kernels by the number of threads: what is right alone may be wrong
+        here.
+        """
+        ...
+
+    def on_one_thread(self) -> Engine:
+        """The engine whose sessions run on one thread, as in small containers."""
+        ...
+
 
 class Engine(Protocol):
     """Loads models and says what its device can do."""

@@ -7,6 +7,7 @@ import math
 import re
 import tempfile
 from collections.abc import Container, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -16,6 +17,7 @@ import numpy as np
 from finecast.engines import other_engines
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.cpus import cpus
+from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
 from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
@@ -188,7 +190,8 @@ class OnnxRuntimeEngine:
     With ``spinning`` its threads wait busily within a run, which is faster if nothing else
     runs, but takes twice the CPU time; sessions that are not timed do without it.
     ``optimizing`` is graph optimization; sessions of models whose inner values are outputs do
-    without it. ``fusing_codes``: quantized ops run in kernels on integers.
+    without it. ``fusing_codes``: quantized ops run in kernels on integers. ``threads`` share
+    the work of one run; 0 for as many as ONNX Runtime chooses.
     """
 
     def __init__(
@@ -198,6 +201,7 @@ class OnnxRuntimeEngine:
         spinning: bool = True,
         optimizing: bool = True,
         fusing_codes: bool = True,
+        threads: int = 0,
     ) -> None:
         try:
             present = devices()
@@ -213,7 +217,10 @@ class OnnxRuntimeEngine:
                 fix=f"use one of {', '.join(present)}, or install a build that has it",
             )
         self._options = _Options(
-            spinning=spinning, optimizing=optimizing, fusing_codes=fusing_codes
+            spinning=spinning,
+            optimizing=optimizing,
+            fusing_codes=fusing_codes,
+            threads=threads,
         )
         self._device = match
         self._provider = match + _SUFFIX
@@ -240,27 +247,9 @@ class OnnxRuntimeEngine:
         Raises:
             EngineError: If it is not an ONNX model, or has an op without kernel.
         """
-        return self._load(model, self._options, profiling=profiling)
-
-    def load_streams(
-        self, model: Path | bytes, fmt: Format = Format.FP32
-    ) -> OnnxRuntimeStreams:
-        """A session whose runs take one thread each, and threads that call it.
-
-        Raises:
-            EngineError: As ``load``; or if ``fmt`` is not fp32, for there are no hints.
-        """
-        if fmt is not Format.FP32:
-            raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
-        session = self._load(model, replace(self._options, threads=1), profiling=False)
-        return OnnxRuntimeStreams(session.run, cpus())
-
-    def _load(
-        self, model: Path | bytes, asked: _Options, *, profiling: bool
-    ) -> OnnxRuntimeSession:
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
-        opener = _SessionOpener(model, self._provider, asked)
+        opener = _SessionOpener(model, self._provider, self._options)
         try:
             session = opener.open(None)
         except Exception as error:  # its exception classes share no base but Exception
@@ -272,6 +261,28 @@ class OnnxRuntimeEngine:
         return OnnxRuntimeSession(
             session, source, where=where, profile=opener if profiling else None
         )
+
+    def load_streams(
+        self, model: Path | bytes, fmt: Format = Format.FP32
+    ) -> OnnxRuntimeStreams:
+        """A session whose runs take one thread each, and threads that call it.
+
+        Raises:
+            EngineError: As ``load``; or if ``fmt`` is not fp32, for there are no hints.
+        """
+        if fmt is not Format.FP32:
+            raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
+        return OnnxRuntimeStreams(self.as_one_stream().load(model).run, cpus())
+
+    def as_one_stream(self) -> OnnxRuntimeEngine:
+        """The engine on one thread: each stream has one."""
+        return self.on_one_thread()
+
+    def on_one_thread(self) -> OnnxRuntimeEngine:
+        """The same engine; its sessions run on one thread."""
+        engine = copy(self)
+        engine._options = replace(self._options, threads=1)
+        return engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +323,8 @@ class _SessionOpener:
         # Between runs threads sleep, or they would take the processors of other sessions:
         # three that spun, timed in turns, took twice as long as each alone.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, value in ONNXRUNTIME.items():
+            options.add_session_config_entry(name, value)
         if not self._asked.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not self._asked.fusing_codes:

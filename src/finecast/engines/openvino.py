@@ -2,10 +2,9 @@
 
 Law: ops compute in the types that the model states. Sessions are compiled with the inference
 precision hint ``f32``, under which OpenVINO adds no lower precision of its own, or with the
-one that the model is made for, where its fp32 ops are marked; and without
-dynamic quantization, which rounds operands of products with 8-bit weights to 8 bits. Two
-exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
-integers in 32 bits.
+one that the model is made for, where its fp32 ops are marked; and with the settings of
+``numerics``. Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them),
+and 64-bit integers in 32 bits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from finecast.engines.base import (
     Loadable,
     TensorSpec,
 )
-from finecast.engines.openvino_config import HINT, HINTS, config
+from finecast.engines.numerics import HINT, HINTS, openvino_settings
+from finecast.engines.openvino_config import config
 from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import (
     constants_of,
@@ -216,9 +216,15 @@ class OpenVinoSession:
 
 @final
 class OpenVinoEngine:
-    """OpenVINO on one device."""
+    """OpenVINO on one device.
 
-    def __init__(self, device: str = "CPU") -> None:
+    ``serving`` is its performance hint: ``LATENCY`` or ``THROUGHPUT``. On CPUs a model runs on
+    ``threads``; 0 for as many as OpenVINO chooses.
+    """
+
+    def __init__(
+        self, device: str = "CPU", *, serving: str = "LATENCY", threads: int = 0
+    ) -> None:
         try:
             import openvino
         except ImportError as error:
@@ -227,6 +233,8 @@ class OpenVinoEngine:
             ) from error
         self._core = openvino.Core()
         self._device = device.upper()
+        self._serving = serving
+        self._threads = threads
         present = self._core.available_devices
         if self._device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
@@ -287,15 +295,33 @@ class OpenVinoEngine:
             EngineError: As ``load_hinted``; or if the model keeps a state between requests.
         """
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, _hint(fmt), serving="THROUGHPUT")
+        settings = self.as_one_stream()._settings(_hint(fmt))
         with self._compiled(model, where, settings) as ((compiled, _), source, _):
             return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
+
+    def as_one_stream(self) -> OpenVinoEngine:
+        """The same device under the hint for throughput."""
+        return OpenVinoEngine(self._device, serving="THROUGHPUT")
+
+    def on_one_thread(self) -> OpenVinoEngine:
+        """The same device; on CPUs its sessions run on one thread."""
+        return OpenVinoEngine(self._device, threads=1)
+
+    def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
+        return config(
+            self._core,
+            self._device,
+            hint,
+            profiling=profiling,
+            serving=self._serving,
+            threads=self._threads,
+        )
 
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, hint, profiling=profiling)
+        settings = self._settings(hint, profiling=profiling)
         with self._compiled(model, where, settings) as (made, source, names):
             known = names() if named else None
             return OpenVinoSession(made, source, where=where, names=known)
@@ -338,7 +364,9 @@ class OpenVinoEngine:
 def _stated(model: openvino.Model, settings: dict[str, Any]) -> dict[str, Any]:
     """``settings`` with the hint that the model is made for, if no low one is asked for."""
     own = hint_of(model)
-    return settings | {HINT: own} if own and settings[HINT] == "f32" else settings
+    if not own or settings.get(HINT) != HINTS[Format.FP32]:
+        return settings
+    return settings | {k: v for k, v in openvino_settings(own).items() if k in settings}
 
 
 def _hint(fmt: Format) -> str:

@@ -70,7 +70,7 @@ class Conclusion:
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
         exact = self.measuring.exact()
-        errors = exact.errors(self.subject.session(built))
+        errors = exact.errors(self.measuring.session(built))
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             measurements,
@@ -157,7 +157,7 @@ class Conclusion:
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
-            session, truth = self.subject.session(built), self.subject.truth
+            session, truth = self.measuring.session(built), self.subject.truth
             metric = self.workload.evaluate(session, truth or self.subject.reference)
             self.trials.evaluations += 1
             found.append(

@@ -10,7 +10,13 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from finecast.engines.base import Engine, Feeds, Session, StreamingEngine
+from finecast.engines.base import (
+    Engine,
+    Feeds,
+    HintingEngine,
+    Session,
+    StreamingEngine,
+)
 from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import FUSIONS, fuses
@@ -47,6 +53,7 @@ from finecast.subjects.engine.hint import (
 )
 from finecast.subjects.engine.integers import (
     check_on_integers,
+    check_on_one_thread,
     drop_unfused,
     quantized_mismatch,
 )
@@ -173,11 +180,15 @@ class EngineSubject:
         calls: dict[str, Callable[[], object]] = {}
         for name, one in built.items():
             try:
-                if isinstance(one, EngineBuilt) and one.loaded is None:
-                    check_on_integers(self.engine, one.plan, one.applied, timing[0])
-                    self._check_marks(one)
+                fresh = one if isinstance(one, EngineBuilt) and one.loaded is None else None
+                if fresh is not None:
+                    check_on_integers(self.engine, fresh.plan, fresh.applied, timing[0])
+                    self._check_marks(fresh)
                 session = self.session(one)
-                session.run(timing[0])  # a missing kernel may show only in a run
+                got = session.run(timing[0])  # a missing kernel may show only in a run
+                if fresh is not None and fresh.plan.encodings:
+                    exact = self.reference.run(timing[0])
+                    check_on_one_thread(self.engine, fresh.model, timing[0], got, exact)
                 calls[name] = partial(run_all, session, timing)
             except EngineError as error:
                 # The same plan by casts, if it races, stands for it.
@@ -223,6 +234,15 @@ class EngineSubject:
             except EngineError as error:
                 self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(anchor.serve, load), calls, effort, share=share)
+
+    def stream_session(self, built: Built) -> Session:
+        """A session in the configuration that ``streamed`` times; not kept."""
+        assert isinstance(self.engine, StreamingEngine)
+        engine = self.engine.as_one_stream()
+        if isinstance(built, HintedModel):
+            assert isinstance(engine, HintingEngine)
+            return engine.load_hinted(self.model.loadable, built.fmt)
+        return load_model(engine, built.model)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The feeds that are timed."""
