@@ -120,6 +120,7 @@ def _searched(
         quant_level=settings.quant_level,
     )
     baseline = score(subject.original)
+    search.criterion.check(baseline)
     found = search.search(baseline)
     if not search.scores:
         raise _no_gain(settings.low())
