@@ -8,8 +8,9 @@ import typer
 
 from finecast.cli.common import Json, Model, Trust
 from finecast.cli.data_options import Data, Evaluation
-from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
+from finecast.cli.output import add_row, new_table, warn, write_json, write_table
 from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.pipeline.emulating import EmulationReport
@@ -49,7 +50,7 @@ def run(
     file = api.load(model, trust=trust)
     loaded = file.reference()
     workload = evaluation.workload(loaded, data)
-    with progress("emulating", quiet=as_json) as bar:
+    with shown("emulating", quiet=as_json) as bar:
         report = emulate(file, loaded, emulation, workload, progress=bar)
     for note in workload.warnings:
         warn(note)
