@@ -229,6 +229,8 @@ def _ladder_target(target: str) -> str:
 
 def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
     """The report as JSON."""
+    from finecast.data.scoring import by_output
+
     outcome, plan = found.outcome, found.plan
     fastest = outcome.fastest_s
     best = outcome.best
@@ -239,6 +241,8 @@ def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
                 "options": r.rung.name,
                 "metric": r.metric,
                 "output_error": r.error,
+                "output_errors": r.errors,
+                "outputs": by_output(r.metric),
                 "modelled_time_us": r.time_s * 1e6,
                 "relative_time": r.time_s / fastest,
                 "passed": r.passed,
@@ -256,6 +260,7 @@ def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
             "why": found.why,
             "metric": plan.metric if plan else None,
             "output_error": plan.error if plan else None,
+            "output_errors": plan.errors if plan else None,
             "relative_time": plan.time_s / fastest if plan else None,
             "ops": plan.plan.counts if plan else None,
             "written": str(written) if written else None,
