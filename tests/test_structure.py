@@ -24,7 +24,6 @@ KEPT_IN_MODULES = {
     "files/locks.py: _HOLDERS": "locks on files are the process's own",
     "frontends/collection.py: _Uncollected": "the garbage collector is the process's own",
     "frontends/onnx/native.py: _worker": "the one child process that runs onnx's passes",
-    "frontends/dry_run.py: _workers": "the one child process of each engine's library",
 }
 # What cached functions may be asked with: by these the cache holds no model alive.
 PLAIN = {"str", "int", "bool", "Format", "tuple[str, ...]"}

@@ -182,7 +182,9 @@ def run(
         from_type=source.from_type,
     )
     plan = records.plan_of(written.output)
-    with files.locked():
+    with files.locked() as removed:
+        for text in removed:
+            warn(text)
         outcome = _searched(files, model, written, request, quiet=as_json)
         outcome = _with_plan(files, outcome, plan)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
