@@ -136,7 +136,9 @@ def run(
         files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, Source(model=model, trust=trust), output)
     rungs, by = _rungs(target, given, device.sdk), (by_op.per_op, by_op.named(target, device))
-    with telling_stale(files), files.locked():
+    with telling_stale(files), files.locked() as removed:
+        for text in removed:
+            warn(text)
         with shown("ladder", quiet=as_json) as bar:
             kept = evaluation.options(data), tolerance.stated()
             found = _walked(opened, rungs, *kept, bar, by_op=by)
