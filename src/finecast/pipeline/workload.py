@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Protocol, final
 
 import numpy as np
 
@@ -15,12 +15,69 @@ from finecast.data.datasets import Dataset
 from finecast.data.functions import source_digest
 from finecast.data.metrics import Metric
 from finecast.data.streams import Stream
-from finecast.engines.base import Array, Feeds, Session, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    StatefulSession,
+    Steps,
+    TensorSpec,
+    calls_of,
+    each_call,
+)
 from finecast.errors import UsageError
 from finecast.pipeline.cached_session import CachedSession
 from finecast.usercode import guarded
 
-Run = Callable[[Feeds], dict[str, Array]]
+
+@final
+class Run:
+    """What a user's evaluation function gets: ``run(feeds)`` gives the outputs.
+
+    A model that keeps a state starts each call with an empty one. Once ``run.reset()`` was
+    called, calls go on with the state of the call before, up to the next ``run.reset()``.
+    """
+
+    def __init__(self, session: Session, *, remember: bool = False) -> None:
+        self._session = session
+        self._stateful = session if isinstance(session, StatefulSession) else None
+        self._left = _REMEMBERED_BYTES if remember else 0
+        self._sequences: list[list[Feeds]] = []
+        self._carries = self._begins = False
+
+    def __call__(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model once; outputs by name."""
+        self._remember(feeds)
+        if self._carries and self._stateful is not None:
+            return self._stateful.step(feeds)
+        return self._session.run(feeds)
+
+    def reset(self) -> None:
+        """Start a new sequence, in which the state is carried from call to call.
+
+        Of a model that keeps no state each call stays a sample of its own.
+        """
+        if self._stateful is not None and self._stateful.keeps_state:
+            self._stateful.reset()
+            self._carries = self._begins = True
+
+    def _remember(self, feeds: Feeds) -> None:
+        """Keep a copy of the feeds, as the next call of their sequence."""
+        begins, self._begins = self._begins or not self._carries, False
+        if self._left <= 0:
+            return
+        if begins:
+            self._sequences.append([])
+        if len(self._sequences[-1]) < _REMEMBERED_STEPS:
+            call = {k: np.array(v, copy=True) for k, v in feeds.items()}
+            self._sequences[-1].append(call)
+            self._left -= feed_bytes(call)
+
+    def seen(self) -> list[Feeds]:
+        """The first feeds, each of a call or of a sequence."""
+        return [Steps(s) if self._carries else s[0] for s in self._sequences]
+
+
 EvalFunction = Callable[[Run], float]
 CalibrationFunction = Callable[[], Iterable[Feeds]]
 
@@ -30,6 +87,9 @@ _TIMED_FEEDS: Final = 3
 _LOOKED_AT: Final = 16
 # or among the first feeds of the evaluation, of which about so many bytes are kept.
 _REMEMBERED_BYTES: Final = 64 << 20
+# Of a sequence, in which the model keeps its state, so many steps: every rounding is probed on
+# all of them.
+_REMEMBERED_STEPS: Final = 32
 # Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
 # errors are relative to whole outputs.
 PROBED_ROWS: Final = 8
@@ -179,25 +239,14 @@ class FunctionWorkload:
             UserCodeError: If the function fails or returns no number.
         """
         del reference
-        remember = not self.remembered
-        seen: list[Feeds] = []
-        held = 0
-
-        def run(feeds: Feeds) -> dict[str, Array]:
-            nonlocal held
-            if remember and held < _REMEMBERED_BYTES:
-                seen.append({k: np.array(v, copy=True) for k, v in feeds.items()})
-                held += feed_bytes(feeds)
-            return session.run(feeds)
-
+        run = Run(session, remember=not self.remembered)
         with guarded(
             "the evaluation function failed",
             where=self.name,
             fix="it gets run(feeds) and returns a number: try it on the fp32 model alone",
         ):
             result = float(self.function(run))
-        if remember:
-            self.remembered = seen
+        self.remembered = self.remembered or run.seen()
         return result
 
     def calibration(self) -> Iterable[Feeds]:
@@ -217,7 +266,7 @@ class FunctionWorkload:
 
 def feed_bytes(feeds: Feeds) -> int:
     """Bytes of all arrays."""
-    return sum(a.nbytes for a in feeds.values())
+    return sum(a.nbytes for call in calls_of(feeds) for a in call.values())
 
 
 def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
@@ -241,7 +290,7 @@ def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS)
     symbol = fronts.pop() if len(fronts) == 1 else None
     if not isinstance(symbol, str) or not symbol:
         return feeds
-    return {name: array[:rows] for name, array in feeds.items()}
+    return each_call(feeds, lambda call: {n: array[:rows] for n, array in call.items()})
 
 
 def samples(feeds: Feeds) -> int:

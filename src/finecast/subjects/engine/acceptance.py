@@ -24,7 +24,7 @@ from finecast.data.deviation import (
     excused,
     expected,
 )
-from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
@@ -188,7 +188,8 @@ def _hopeless(
 def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
     """Relative error of fp32 against itself, by other kernels and inputs off by one unit."""
     try:
-        again = case.exact({n: nudge(a) for n, a in case.feeds.items()})
+        nudged = each_call(case.feeds, lambda call: {n: nudge(a) for n, a in call.items()})
+        again = case.exact(nudged)
     except EngineError:
         return 0.0
     return deviation(again[name], wanted[name]).relative
@@ -286,10 +287,13 @@ class _Search:
         return order[high]
 
 
-def feeds_for(session: Session, feeds: Feeds) -> dict[str, Array]:
+def feeds_for(session: Session, feeds: Feeds) -> Feeds:
     """The feeds that ``session`` takes, in the declared types of its inputs."""
-    specs = (s for s in session.inputs if s.name in feeds)
-    return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
+    specs = [s for s in session.inputs if s.name in feeds]
+    return each_call(
+        feeds,
+        lambda call: {s.name: call[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs},
+    )
 
 
 def _inputs(graph: Graph, value: int) -> list[int]:
