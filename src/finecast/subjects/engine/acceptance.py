@@ -32,7 +32,7 @@ from finecast.data.deviation import (
     expected,
 )
 from finecast.data.response import blurred, untold
-from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
@@ -255,7 +255,8 @@ def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:
 
 def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
     """Relative error of fp32 against itself, by other kernels and inputs off by one unit."""
-    again = _outputs_on(case, {n: nudge(a) for n, a in case.feeds.items()})
+    nudged = each_call(case.feeds, lambda call: {n: nudge(a) for n, a in call.items()})
+    again = _outputs_on(case, nudged)
     return 0.0 if again is None else deviation(again[name], wanted[name]).relative
 
 
@@ -351,10 +352,13 @@ class _Search:
         return order[high]
 
 
-def feeds_for(session: Session, feeds: Feeds) -> dict[str, Array]:
+def feeds_for(session: Session, feeds: Feeds) -> Feeds:
     """The feeds that ``session`` takes, in the declared types of its inputs."""
-    specs = (s for s in session.inputs if s.name in feeds)
-    return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
+    specs = [s for s in session.inputs if s.name in feeds]
+    return each_call(
+        feeds,
+        lambda call: {s.name: call[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs},
+    )
 
 
 def _inputs(graph: Graph, value: int) -> list[int]:
