@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from finecast.cli.groups import expanded
-from finecast.cli.output import safe, write_error, write_json
+from finecast.cli.output import write_error, write_json
 from finecast.errors import (
     ExitCode,
     FinecastError,
@@ -34,6 +34,7 @@ from finecast.errors import (
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
+from finecast.terminal import safe
 
 VERBS = {
     "doctor": "What runs on this machine, and how fast each format is.",

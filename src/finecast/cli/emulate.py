@@ -12,12 +12,12 @@ from finecast.cli.output import (
     add_row,
     new_table,
     output_lines,
-    progress,
     warn,
     write_json,
     write_table,
 )
 from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.pipeline.emulating import EmulationReport
@@ -57,7 +57,7 @@ def run(
     file = api.load(model, trust=trust)
     loaded = file.reference()
     workload = evaluation.workload(loaded, data)
-    with progress("emulating", quiet=as_json) as bar:
+    with shown("emulating", quiet=as_json) as bar:
         report = emulate(file, loaded, emulation, workload, progress=bar)
     for note in workload.warnings:
         warn(note)

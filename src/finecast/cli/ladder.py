@@ -29,7 +29,6 @@ from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.output import (
     add_row,
     new_table,
-    progress,
     warn,
     write_json,
     write_line,
@@ -37,7 +36,7 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode, UsageError
-from finecast.progress import Progress
+from finecast.progress import Progress, shown
 
 if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
@@ -137,8 +136,10 @@ def run(
         files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, Source(model=model, trust=trust), output)
     rungs, by = _rungs(target, given, device.sdk), (by_op.per_op, by_op.named(target, device))
-    with telling_stale(files), files.locked():
-        with progress("ladder", quiet=as_json) as bar:
+    with telling_stale(files), files.locked() as removed:
+        for text in removed:
+            warn(text)
+        with shown("ladder", quiet=as_json) as bar:
             kept = evaluation.options(data), tolerance.stated()
             found = _walked(opened, rungs, *kept, bar, by_op=by)
         outcome, plan = found.outcome, found.plan

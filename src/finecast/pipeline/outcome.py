@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from finecast.naming import number_of
 from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.findings import Findings, Found
 from finecast.pipeline.hint import Anchor
@@ -15,6 +16,7 @@ from finecast.pipeline.objective import Objective
 from finecast.pipeline.study import Trial
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
+from finecast.terminal import one_line
 
 
 class Verdict(Enum):
@@ -39,10 +41,16 @@ class Measured:
     cost: float
     outputs: Mapping[str, float] = field(default_factory=dict[str, float])
 
+    @property
+    def text(self) -> str:
+        """The metric, the time of a call and the size."""
+        took, size = f"{self.latency_s * 1e3:.3f} ms a call", f"{self.size_bytes / 1e6:.2f} MB"
+        return f"metric {self.metric:.6g}, {took}, {size}"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outcome:
-    """What tuning found.
+    """What tuning found; printed it is a few lines, and its attributes have the rest.
 
     Attributes:
         verdict: Whether the tuned model is better than fp32.
@@ -107,6 +115,22 @@ class Outcome:
     anchors: tuple[Anchor, ...] = ()
     gains: tuple[Gain, ...] = ()
     findings: Findings = field(default_factory=Findings, repr=False)
+
+    def __repr__(self) -> str:
+        """The verdict, both models side by side, and what the tuned one is made of."""
+        ops = ", ".join(f"{count} {label}" for label, count in self.ops.items())
+        lines = [f"{self.verdict.value}: {self.why}"]
+        lines.append(f"{self.reference}: {self.baseline.text}")
+        if self.improved:
+            words = self.objective.words
+            faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
+            lines.append(f"tuned: {self.tuned.text}, {faster}")
+        lines.append(f"ops: {ops or 'none in fp32'}; {number_of(self.casts, 'cast')}")
+        told = f"times modelled for {self.target}" if self.target else "times measured"
+        evaluated = number_of(self.evaluations, "evaluation")
+        lines.append(f"{told}; {evaluated} on all data in {self.seconds:.1f} s")
+        lines += [f"warning: {text}" for text in self.warnings]
+        return "\n  ".join(one_line(line) for line in lines)
 
     @property
     def measured_error(self) -> float:

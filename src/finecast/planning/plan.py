@@ -55,9 +55,11 @@ class Decision:
         return chosen or alone or tuple(r for r in counted if len(r.permits) < len(Format))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """Formats of all float ops of one model; ops that are not named keep their type.
+
+    Printed it is one line; ``to_json`` has all of it.
 
     Attributes:
         model: Digest of the model that the plan was made for.
@@ -85,6 +87,12 @@ class Plan:
     keep_ops: bool = False
     by_hint: bool = False
     adjustments: tuple[Adjustment, ...] = ()
+
+    def __repr__(self) -> str:
+        """The policy, the engine and the number of ops in each format."""
+        engine = f" for {self.engine}" if self.engine else ""
+        counts = ", ".join(f"{count} {label}" for label, count in self.counts.items())
+        return f"<Plan {self.digest} of {self.policy}{engine}: {counts or 'no op'}>"
 
     @property
     def version(self) -> int:
