@@ -255,13 +255,12 @@ def _against_fp64(
     exact = session.run(ran.feeds)
     nudged = session.run({name: nudge(array) for name, array in ran.feeds.items()})
     accept_fp32(applied.graph, ran.wanted, exact, nudged)
-    wanted = list(exact.values())
-    beside = compare("", [ran.got[name] for name in exact], wanted)
-    taken = compare("", [ran.wanted[name] for name in exact], wanted)
+    beside, taken = (compare("", outputs, exact) for outputs in (ran.got, ran.wanted))
     return replace(
         found,
         max_abs_error=beside.max_abs_error,
         relative_error=beside.relative_error,
+        outputs=beside.outputs,
         note=beside.note,
         reference="fp64",
         taken_error=taken.relative_error,
