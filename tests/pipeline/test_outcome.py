@@ -86,6 +86,7 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
     assert said[1].startswith("  fp32: metric 1, ")
     assert "as fast as fp32" in said[2]
     assert len(repr(found)) < 1000
+    assert {"baseline", "sensitivity", "timing"} <= found.phases.keys()
     assert repr(found.plan).startswith(f"<Plan {found.plan.digest} of ")
     done = finecast.convert(mlp)
     assert repr(done).startswith("converted by all:bf16: ")
@@ -95,6 +96,6 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
 def test_progress_is_reported(tune: Tune) -> None:
     stages: list[str] = []
     tune(progress=lambda stage, _done, _total: stages.append(stage))
-    assert "baseline" in stages
+    assert {"baseline", "sensitivity", "timing"} <= set(stages)
     with pytest.raises(UsageError, match="progress"):
         tune(progress="yes")

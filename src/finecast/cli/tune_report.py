@@ -28,6 +28,7 @@ _TF32_TIMES = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
     " arithmetic that gives the model their numbers is not counted"
 )
+_MOST_PHASES: Final = 6
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
@@ -54,6 +55,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "reused_trials": outcome.reused,
         "probes": outcome.probes,
         "seconds": outcome.seconds,
+        "phases_s": dict(outcome.phases),
         "ops": outcome.ops,
         "reference": outcome.reference,
         "casts": outcome.casts,
@@ -88,6 +90,12 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             for t in outcome.trials
         ],
     }
+
+
+def phase_line(phases: Mapping[str, float]) -> str:
+    """What the search spent its time on; empty where that is not known."""
+    told = [f"{name} {seconds:.1f} s" for name, seconds in phases.items() if seconds >= 0.1]
+    return f"time by phase: {', '.join(told[:_MOST_PHASES])}" if told else ""
 
 
 def _times(outcome: Outcome) -> str:
@@ -193,4 +201,6 @@ def write_report(
         f" {number_of(outcome.probes, 'probe')},"
         f" {outcome.seconds:.1f} s on {cpu_label(environment())}"
     )
+    if told := phase_line(outcome.phases):
+        lines.append(told)
     write_table(table, note, *lines)
