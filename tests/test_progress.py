@@ -86,3 +86,22 @@ def test_false_is_silent_in_a_notebook_too(capsys: pytest.CaptureFixture[str]) -
     with reporting(False, "tuning") as report:
         report("stage", 1, 2)
     assert not capsys.readouterr().err
+
+
+def test_the_time_is_told_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    seen: list[str] = []
+    phases = progress.Phases(lambda stage, _done, _total: seen.append(stage), "baseline")
+    for moment, stage in (
+        (12.0, "baseline"),
+        (13.0, "timing"),
+        (20.0, "evaluation of step 1"),
+    ):
+        now[0] = moment
+        phases(stage, 0, 1)
+    now[0] = 24.0
+    assert list(phases.seconds().items()) == [
+        ("timing", 7.0), ("evaluation", 4.0), ("baseline", 3.0)
+    ]  # fmt: skip
+    assert seen == ["baseline", "timing", "evaluation of step 1"]

@@ -30,6 +30,35 @@ def silent(stage: str, done: int, total: int) -> None:
     del stage, done, total
 
 
+class Phases:
+    """Progress that is passed on to ``report``, and the seconds of each phase so far.
+
+    Law: the seconds since it was made add up over the phases, and the time until the first
+    call is the ``first`` phase's. A phase is a stage without what follows ``" of "`` in it.
+    """
+
+    def __init__(self, report: Progress, first: str) -> None:
+        self._report, self._phase = report, first
+        self._last = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """As ``Progress``; the time since the last call is that call's phase's."""
+        self._count()
+        self._phase = stage.partition(" of ")[0]
+        self._report(stage, done, total)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, the longest first."""
+        self._count()
+        return dict(sorted(self._seconds.items(), key=lambda found: -found[1]))
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._last
+        self._last = now
+
+
 @contextmanager
 def reporting(progress: Progress | bool, title: str) -> Generator[Progress]:
     """The callback of a caller of the Python API.

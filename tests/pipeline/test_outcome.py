@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import onnx
 import pytest
 
 import finecast
+from finecast.cli.tune_report import write_report
 from finecast.errors import UsageError
+from finecast.pipeline.hint import Anchor
 from finecast.pipeline.outcome import Outcome
 from finecast.planning.plan import Plan
 from tests.frontends.tools import parse, tensor
@@ -86,15 +89,44 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
     assert said[1].startswith("  fp32: metric 1, ")
     assert "as fast as fp32" in said[2]
     assert len(repr(found)) < 1000
+    assert {"baseline", "sensitivity", "timing"} <= found.phases.keys()
     assert repr(found.plan).startswith(f"<Plan {found.plan.digest} of ")
     done = finecast.convert(mlp)
     assert repr(done).startswith("converted by all:bf16: ")
     assert len(repr(done)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("output", "cost", "passed", "told"),
+    [
+        ("low.onnx", 0.5, True, True),
+        ("low.xml", 0.5, True, False),  # which races plans by the hint already
+        ("low.onnx", 2.0, True, False),  # it is slower than the result
+        ("low.onnx", 0.5, False, False),
+    ],
+)
+def test_a_faster_hint_says_which_output_makes_it_a_plan(
+    tune: Tune,
+    output: str,
+    cost: float,
+    passed: bool,
+    told: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = tune(min_speedup=50.0)
+    cost *= found.tuned.cost
+    anchor = Anchor(name="the hint", metric=1.0, passed=passed, latency_s=cost, cost=cost)
+    plan = replace(found.plan, engine="openvino")
+    found = replace(found, anchors=(anchor,), target="", plan=plan)
+    write_report(found, "cosine", Path(output), Path("low.plan.json"), as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("(-o low.xml makes it a plan)" in said) is told
+    assert "time by phase: " in said
+
+
 def test_progress_is_reported(tune: Tune) -> None:
     stages: list[str] = []
     tune(progress=lambda stage, _done, _total: stages.append(stage))
-    assert "baseline" in stages
+    assert {"baseline", "sensitivity", "timing"} <= set(stages)
     with pytest.raises(UsageError, match="progress"):
         tune(progress="yes")

@@ -30,6 +30,7 @@ _TF32_TIMES = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
     " arithmetic that gives the model their numbers is not counted"
 )
+_MOST_PHASES: Final = 6
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
@@ -57,6 +58,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "reused_trials": outcome.reused,
         "probes": outcome.probes,
         "seconds": outcome.seconds,
+        "phases_s": dict(outcome.phases),
         "ops": outcome.ops,
         "reference": outcome.reference,
         "casts": outcome.casts,
@@ -143,6 +145,12 @@ def _found(one: Found, outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def phase_line(phases: Mapping[str, float]) -> str:
+    """What the search spent its time on; empty where that is not known."""
+    told = [f"{name} {seconds:.1f} s" for name, seconds in phases.items() if seconds >= 0.1]
+    return f"time by phase: {', '.join(told[:_MOST_PHASES])}" if told else ""
+
+
 def _times(outcome: Outcome) -> str:
     text = f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
     return f"{text}; {_TF32_TIMES}" if "tf32" in outcome.plan.counts else text
@@ -167,8 +175,11 @@ def _counted(cost: float, objective: Objective) -> dict[str, float]:
     return {"memory_bytes": cost} if objective is Objective.MEMORY else {}
 
 
-def _table(outcome: Outcome, metric: str) -> Table:
-    """The fp32 model, the tuned one, and what the engine's own lowering gives."""
+def _table(outcome: Outcome, metric: str, output: Path) -> Table:
+    """The fp32 model, the tuned one, and what the engine's own lowering gives.
+
+    Where that is faster and the output cannot state it, its line says which output can.
+    """
     objective, fp32 = outcome.objective, outcome.baseline
     beside = _COUNTED.get(objective)
     heads = (metric, "ms a call", "MB", *((beside[0],) if beside else ()), "speed")
@@ -189,9 +200,24 @@ def _table(outcome: Outcome, metric: str) -> Table:
     if outcome.improved:
         row("tuned", outcome.tuned, outcome.tuned.size_bytes, outcome.gain)
     for anchor in outcome.anchors:
-        name = anchor.name if anchor.passed else f"{anchor.name} (misses the criterion)"
+        name = anchor.name
+        if not anchor.passed:
+            name += " (misses the criterion)"
+        elif _is_faster_hint(anchor, outcome) and _states_no_hint(outcome, output):
+            name += f" (-o {output.stem}.xml makes it a plan)"
         row(name, anchor, fp32.size_bytes, fp32.cost / anchor.cost)
     return table
+
+
+def _is_faster_hint(anchor: Anchor, outcome: Outcome) -> bool:
+    """Whether an engine's hint, not a model that was given, is faster than the result."""
+    return "hint" in anchor.name and anchor.cost < outcome.tuned.cost
+
+
+def _states_no_hint(outcome: Outcome, output: Path) -> bool:
+    """Whether the output is ONNX for OpenVINO, whose IR alone states plans by the hint."""
+    engine = outcome.plan.engine.partition(":")[0]
+    return engine == "openvino" and output.suffix.lower() == ".onnx"
 
 
 def write_report(
@@ -207,7 +233,7 @@ def write_report(
 
     improved = outcome.improved
     write_line(f"{outcome.verdict.value}: {outcome.why}")
-    table = _table(outcome, metric)
+    table = _table(outcome, metric, output)
     ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.ops.items())
     seen = "emulated" if outcome.target else "measured"
     lines: list[str] = []
@@ -246,4 +272,6 @@ def write_report(
         f" {number_of(outcome.probes, 'probe')},"
         f" {outcome.seconds:.1f} s on {cpu_label(environment())}"
     )
+    if told := phase_line(outcome.phases):
+        lines.append(told)
     write_table(table, note, *lines)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from finecast.data.scoring import by_output
-from finecast.measure.racing import ANCHOR, Effort
+from finecast.measure.racing import ANCHOR, Effort, Interval
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.findings import Findings
@@ -22,6 +23,8 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
+
+_EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +146,31 @@ class Conclusion:
         )
 
     def _better_alone(
-        self, anchors: Sequence[Anchor], measurements: Measurements, result: str, metric: float
+        self,
+        anchors: Sequence[Anchor],
+        measurements: Measurements,
+        result: Mapping[str, Built],
+        metric: float,
     ) -> tuple[str, ...]:
-        """A warning for each anchor that is better than the result, which has ``metric``."""
+        """A warning for each anchor that is better than the result, which has ``metric``.
+
+        ``result`` is the tuned model by its name, or empty if that is the fp32 model.
+        """
         if not self.measuring.objective.of_time:
             return ()
+        name = next(iter(result), ANCHOR)
+
+        def again(names: Sequence[str]) -> Callable[[str], Interval]:
+            racing = {**result, **{other: self.hints[other] for other in names}}
+            second = self._measure(racing, measuring.DUEL).costs
+            known = {name, *names} <= {ANCHOR, *second.names}  # one may have left, far behind
+            return lambda other: second.between(other, name) if known else _EQUAL
+
         return better_alone(
             anchors,
             lambda found: self.trials.no_worse(found, metric),
-            lambda name: measurements.costs.between(name, result),
+            lambda other: measurements.costs.between(other, name),
+            again,
         )
 
     def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
@@ -186,7 +205,7 @@ class Conclusion:
         predicted_error: float = 0.0,
     ) -> Outcome:
         subject, anchors = self.subject, self._anchors(measurements)
-        result = ANCHOR if built is None else plan.digest
+        result = {} if built is None else {plan.digest: built}
         return Outcome(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
             why=why,

@@ -35,6 +35,8 @@ RANKED: Final = 10
 FINAL: Final = Effort(
     min_time_s=2.0, settle_s=20.0, known_to=0.03, limit=1.0, order=False, tie=SAME_TIME
 )
+# The second race of what may be better than the result: the order alone is asked.
+DUEL: Final = Effort(min_time_s=2.0, settle_s=20.0, known_to=0.03)
 BASELINE: Final = Effort(min_time_s=0.5)
 # Latencies that are reported beside another objective and decide nothing.
 _BESIDE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)

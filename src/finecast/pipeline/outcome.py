@@ -65,6 +65,7 @@ class Outcome:
         trials: Plans that were evaluated, or taken from the study.
         evaluations: Evaluations on all data in this run.
         seconds: How long tuning took.
+        phases: The seconds of each phase of the search, the longest first.
         probes: Runs of the model for sensitivities.
         speedup: How many times as fast as fp32 a call of the tuned model is.
         speedup_spread: The width of the interval in which that lies.
@@ -98,6 +99,7 @@ class Outcome:
     evaluations: int
     seconds: float
     probes: int
+    phases: Mapping[str, float] = field(default_factory=dict[str, float])
     speedup: float = 1.0
     speedup_spread: float = 0.0
     gain: float = 1.0

@@ -37,7 +37,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
 from finecast.planning.singles import lowered_by_one, raised_by_one
-from finecast.progress import Progress, silent
+from finecast.progress import Phases, Progress, silent
 from finecast.rules.policy import Policy
 
 # A plan may miss the criterion if its predicted output error is above this share of the error
@@ -65,7 +65,7 @@ def tune(
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the fp32 model cannot be run.
     """
-    budget = Budget(goal=goal)
+    budget, progress = Budget(goal=goal), Phases(progress, "baseline")
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     if policy.open_formats:
@@ -79,8 +79,9 @@ def tune(
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
     if goal.objective.of_time:
-        progress("speed of formats", 0, 1)
+        progress("format speeds", 0, 1)
         narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
+    progress("rules", 0, 1)
     examined = subject.examine(narrowed, user_rules, workload, progress)
     tuning = _Tuning(
         subject=subject,
@@ -100,7 +101,8 @@ def tune(
             budget=budget,
         ),
     )
-    return tuning.run()
+    outcome = tuning.run()
+    return replace(outcome, phases=progress.seconds())
 
 
 def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
@@ -361,6 +363,7 @@ class _Tuning:
         planner = self.examined.planner
         analysis = self.measuring.priced(planner, self.examined.analysis())
         self.analysis = analysis
+        self.progress("plans", 0, 1)
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
         self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
@@ -377,8 +380,8 @@ class _Tuning:
         stated = with_hints(self.subject, proposals)
         unique = {p.plan.digest: p for p in reversed(stated)}
         for done, (digest, proposal) in enumerate(unique.items()):
+            self.progress("convert", done, len(unique))
             self.built[digest] = self.subject.model.build(proposal.plan)
-            self.progress("convert", done + 1, len(unique))
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
         effort = replace(ranking(len(models)), limit=1 / self._min_speedup, errors=errors)

@@ -47,7 +47,7 @@ from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.progress import Progress
+from finecast.progress import Progress, silent
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, merge
 from finecast.rules.policy import Policy
@@ -173,6 +173,7 @@ class TorchSubject:
     runner: str = ENGINE
     _frozen: bool = field(default=False, init=False)
     _run: Callable[..., Any] | None = field(default=None, init=False)
+    _progress: Progress = field(default=silent, init=False)
 
     @classmethod
     def of_module(
@@ -248,6 +249,7 @@ class TorchSubject:
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> TorchExamined:
         """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
+        self._progress = progress
         arguments, captured = self.arguments(workload), self.model.captured
         self._frozen = uses_codes(policy)
         facts = self._facts(workload) if self._frozen else None
@@ -310,7 +312,15 @@ class TorchSubject:
                 except EngineError as error:
                     self._tell(f"a plan was dropped: {error.what}")
             anchor = self._prepared(None, (args, kwargs))
+            self._compile([partial(call, anchor), *calls.values()])
             return Race.of(partial(call, anchor), calls, effort)
+
+    def _compile(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Call each module once: ``torch.compile`` compiles at the first call."""
+        for done, first in enumerate(calls):
+            self._progress("compile", done, len(calls))
+            first()
+        self._progress("timing", 0, 1)
 
     def _prepared(self, built: Built | None, arguments: Arguments) -> Callable[..., Any]:
         """The prepared module of a plan, or of fp32 for None; made once."""
