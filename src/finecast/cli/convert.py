@@ -18,9 +18,10 @@ from finecast.cli.common import (
     telling_stale,
 )
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
+from finecast.cli.output import add_row, new_table, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.files import write_text
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.pipeline.artefact import Verified
@@ -69,7 +70,7 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
-    with telling_stale(files), progress("converting", quiet=as_json) as told, files.locked():
+    with telling_stale(files), shown("converting", quiet=as_json) as told, files.locked():
         result = api.convert(
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,

@@ -176,6 +176,18 @@ class StreamingEngine(Protocol):
         """
         ...
 
+    def as_one_stream(self) -> Engine:
+        """The engine whose sessions run one request as the streams above run each of theirs.
+
+        Engines choose other kernels by the number of threads: what is right alone may be wrong
+        here.
+        """
+        ...
+
+    def on_one_thread(self) -> Engine:
+        """The engine whose sessions run on one thread, as in small containers."""
+        ...
+
 
 class Engine(Protocol):
     """Loads models and says what its device can do."""
@@ -208,7 +220,11 @@ def outputs_on(session: Session, calls: Iterable[Feeds]) -> list[Array]:
 
     So a relative error of the outputs does not depend on how samples are split into calls.
     """
-    found = [[*session.run(feeds).values()] for feeds in calls]
+    return joined_outputs([[*session.run(feeds).values()] for feeds in calls])
+
+
+def joined_outputs(found: Sequence[Sequence[Array]]) -> list[Array]:
+    """The outputs of several calls as those of one."""
     if len(found) == 1:
-        return found[0]
+        return [*found[0]]
     return [np.concatenate([a.reshape(-1) for a in of]) for of in zip(*found, strict=True)]

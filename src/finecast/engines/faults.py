@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from finecast.engines.openvino_mlp import sums_behind_products
+from finecast.engines.openvino_mlp import sums_behind_products, sums_of_codes
 from finecast.engines.openvino_scales import scaled_twice
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
@@ -179,18 +179,15 @@ _PADS: Final = {"onnx::Pad": 2, "openvino::Pad": 3}
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
 _FP16: Final = frozenset({Format.FP16})
 _BF16: Final = frozenset({Format.BF16})
+_INT8: Final = frozenset({Format.INT8})
 
 FAULTS: Final[tuple[Fault, ...]] = (
     Fault(engine="openvino", formats=_FP16, find=_second_bias),
     Fault(engine="openvino", device="CPU", formats=_BF16, find=sums_behind_products),
     Fault(engine="openvino", device="CPU", formats=_BF16, find=_small_group_norms),
     Fault(engine="openvino", device="CPU", formats=_FP16 | _BF16, find=_computed_padding),
-    Fault(
-        engine="openvino",
-        device="CPU",
-        formats=frozenset({Format.INT8}),
-        find=scaled_twice,
-    ),
+    Fault(engine="openvino", device="CPU", formats=_INT8, find=scaled_twice),
+    Fault(engine="openvino", device="CPU", formats=_INT8, find=sums_of_codes),
     # OpenVINO's reader gives these ops of ONNX Runtime a constant in fp32 beside low operands,
     # or refuses bf16, and the model does not load. (2026.4: "Arguments do not have the same
     # element type"; "Unsupported input data type for X, expected FP16 or FP32 but got: bf16")
@@ -203,7 +200,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         engine="onnxruntime",
         device="CPU",
-        formats=frozenset({Format.INT8}),
+        formats=_INT8,
         find=_batched_weights,
     ),
     # ONNX Runtime lists these kernels and loads them, and they fail when they run. (1.31:

@@ -2,10 +2,9 @@
 
 Law: ops compute in the types that the model states. Sessions are compiled with the inference
 precision hint ``f32``, under which OpenVINO adds no lower precision of its own, or with the
-one that the model is made for, where its fp32 ops are marked; and without
-dynamic quantization, which rounds operands of products with 8-bit weights to 8 bits. Two
-exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
-integers in 32 bits.
+one that the model is made for, where its fp32 ops are marked; and with the settings of
+``numerics``. Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them),
+and 64-bit integers in 32 bits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from finecast.engines.base import (
     Loadable,
     TensorSpec,
 )
-from finecast.engines.openvino_config import HINT, HINTS, config
+from finecast.engines.numerics import HINT, HINTS, openvino_settings
+from finecast.engines.openvino_config import config
 from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import (
     constants_of,
@@ -44,10 +44,11 @@ from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
+from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.frontends.onnx.links import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.model import load, reads
+from finecast.frontends.openvino.model import load, reads, serialized
 from finecast.frontends.openvino.types import LABELS
 from finecast.numbers.formats import Format
 
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
     import openvino
 
     _Names: TypeAlias = Mapping[str, tuple[str, ...]]
-    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names]]
-    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck]
+    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names], DryRun]
+    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck, DryRun]
     _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
 
 _MICROSECOND_S = 1e-6
@@ -84,7 +85,7 @@ class OpenVinoSession:
         where: str,
         names: Mapping[str, tuple[str, ...]] | None,
     ) -> None:
-        compiled, self._sizes = made
+        compiled, self._sizes, self._dry_run = made
         self._source = source
         self._where = where
         self._names = names
@@ -116,6 +117,9 @@ class OpenVinoSession:
         arrays = ordered_feeds(feeds, self._inputs)
         try:
             self._sizes.check([array.shape for array in arrays])
+            if not self._runs:
+                named = zip(self._inputs, arrays, strict=True)
+                self._dry_run.run([(spec.name, array, None) for spec, array in named])
             self._infer(arrays)
             return {
                 spec.name: _read(self._request.get_output_tensor(index), spec)
@@ -216,17 +220,26 @@ class OpenVinoSession:
 
 @final
 class OpenVinoEngine:
-    """OpenVINO on one device."""
+    """OpenVINO on one device.
 
-    def __init__(self, device: str = "CPU") -> None:
+    ``serving`` is its performance hint: ``LATENCY`` or ``THROUGHPUT``. On CPUs a model runs on
+    ``threads``; 0 for as many as OpenVINO chooses.
+    """
+
+    def __init__(
+        self, device: str = "CPU", *, serving: str = "LATENCY", threads: int = 0
+    ) -> None:
         try:
             import openvino
         except ImportError as error:
             raise EngineError(
                 "OpenVINO is not installed", fix="pip install openvino"
             ) from error
+        warm_up(self.name)
         self._core = openvino.Core()
         self._device = device.upper()
+        self._serving = serving
+        self._threads = threads
         present = self._core.available_devices
         if self._device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
@@ -266,7 +279,7 @@ class OpenVinoEngine:
     def reads(self, model: Loadable) -> bool:
         """Whether it reads the model and knows the rank of every value, without compiling."""
         try:
-            with self._read(model, "") as (read, _, _):
+            with self._read(model, "", {}) as (read, _, _, _):
                 ports = (port for op in read.get_ops() for port in op.outputs())
                 return all(port.get_partial_shape().rank.is_static for port in ports)
         except (RuntimeError, FinecastError):
@@ -287,15 +300,33 @@ class OpenVinoEngine:
             EngineError: As ``load_hinted``; or if the model keeps a state between requests.
         """
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, _hint(fmt), serving="THROUGHPUT")
-        with self._compiled(model, where, settings) as ((compiled, _), source, _):
+        settings = self.as_one_stream()._settings(_hint(fmt))
+        with self._compiled(model, where, settings) as ((compiled, *_), source, _):
             return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
+
+    def as_one_stream(self) -> OpenVinoEngine:
+        """The same device under the hint for throughput."""
+        return OpenVinoEngine(self._device, serving="THROUGHPUT")
+
+    def on_one_thread(self) -> OpenVinoEngine:
+        """The same device; on CPUs its sessions run on one thread."""
+        return OpenVinoEngine(self._device, threads=1)
+
+    def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
+        return config(
+            self._core,
+            self._device,
+            hint,
+            profiling=profiling,
+            serving=self._serving,
+            threads=self._threads,
+        )
 
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, hint, profiling=profiling)
+        settings = self._settings(hint, profiling=profiling)
         with self._compiled(model, where, settings) as (made, source, names):
             known = names() if named else None
             return OpenVinoSession(made, source, where=where, names=known)
@@ -306,11 +337,11 @@ class OpenVinoEngine:
     ) -> Generator[_Compiled]:
         """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
         try:
-            with self._read(model, where) as (read, source, names):
+            with self._read(model, where, settings) as (read, source, names, dry_run):
                 stated = _stated(read, settings)
                 compiled = self._core.compile_model(read, self._device, stated)
                 sizes = SizeCheck(read)
-            yield (compiled, sizes), source, names
+            yield (compiled, sizes, dry_run), source, names
         except RuntimeError as error:
             reason = explain(error)
             raise EngineError(
@@ -320,25 +351,58 @@ class OpenVinoEngine:
             ) from error
 
     @contextmanager
-    def _read(self, model: Any, where: str) -> Generator[_Read]:
-        """The model as read, its ports and steps, and a function for the nodes of each op."""
+    def _read(self, model: Any, where: str, settings: dict[str, Any]) -> Generator[_Read]:
+        """The model as read, its ports and steps, a function for the nodes of each op.
+
+        And a dry run of it, which has compiled it if there are ``settings``.
+        """
         if isinstance(model, bytes) or (isinstance(model, Path) and not reads(model)):
             source = read_source(model)
             _check_depth(source, where)
             with without_links(model) as place:
+                dry_run = self._tried(place, where, settings)
                 read = self._core.read_model(place)
-                yield read, source, partial(nodes_by_friendly_name, read, source)
+                yield read, source, partial(nodes_by_friendly_name, read, source), dry_run
             return
         own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
         _check_depth(source, where)
-        yield own, source, partial(op_names, own)
+        if settings:
+            settings = _stated(own, settings)
+        content, split = (serialized(own) if settings else None) or (None, None)
+        dry_run = self._tried(content, where, settings, split)
+        yield own, source, partial(op_names, own), dry_run
+
+    def _tried(
+        self,
+        model: Path | bytes | None,
+        where: str,
+        settings: Mapping[str, Any],
+        described: int | None = None,
+    ) -> DryRun:
+        """A dry run that has loaded the model; that kernels are timed is no part of it.
+
+        Of IR in memory ``described`` bytes are no weights.
+        """
+        compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
+        stated: dict[str, Any] = {"described": described}
+        if settings:
+            stated |= {"device": self._device, "compile": compiling}
+        return DryRun(
+            library=self.name,
+            settings=stated,
+            model=model,
+            where=where,
+            fix=other_engines(self.name),
+        ).load()
 
 
 def _stated(model: openvino.Model, settings: dict[str, Any]) -> dict[str, Any]:
     """``settings`` with the hint that the model is made for, if no low one is asked for."""
     own = hint_of(model)
-    return settings | {HINT: own} if own and settings[HINT] == "f32" else settings
+    if not own or settings.get(HINT) != HINTS[Format.FP32]:
+        return settings
+    return settings | {k: v for k, v in openvino_settings(own).items() if k in settings}
 
 
 def _hint(fmt: Format) -> str:

@@ -12,6 +12,11 @@ from finecast.errors import WrongNumbersError
 from finecast.files import DATA_SUFFIX, check_writable
 
 
+def plan_beside(output: Path) -> Path:
+    """Where the plan of a model is written: beside it, with ``.plan.json``."""
+    return output.parent / f"{output.stem}.plan.json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
     """Where a model goes.

@@ -391,5 +391,5 @@ class _Tuning:
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""
         subject = self.subject
-        session = subject.session(self.built[plan.digest])
+        session = self.measuring.session(self.built[plan.digest])
         return self.workload.evaluate(session, subject.truth or subject.reference)

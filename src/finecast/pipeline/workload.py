@@ -7,17 +7,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
 from finecast.data.datasets import Dataset
 from finecast.data.functions import source_digest
 from finecast.data.metrics import Metric
+from finecast.data.scoring import Score, Scoring, scored_outputs
 from finecast.data.streams import Stream
 from finecast.engines.base import Array, Feeds, Session, TensorSpec
-from finecast.errors import UsageError
-from finecast.pipeline.cached_session import CachedSession
+from finecast.errors import UsageError, UserCodeError
+from finecast.pipeline.cached_session import CachedSession, feeds_digest
 from finecast.usercode import guarded
 
 Run = Callable[[Feeds], dict[str, Array]]
@@ -30,6 +31,12 @@ _TIMED_FEEDS: Final = 3
 _LOOKED_AT: Final = 16
 # or among the first feeds of the evaluation, of which about so many bytes are kept.
 _REMEMBERED_BYTES: Final = 64 << 20
+# Outputs of the baseline of so many bytes are kept for a second call of a user's function.
+_RECORDED_BYTES: Final = 256 << 20
+# Two values of one metric differ by no more: sums in other orders do.
+_SAME_METRIC: Final = 1e-9
+_SHOWN: Final = 40
+_EVALUATION: Final = "it gets run(feeds) and returns a number: try it on the fp32 model alone"
 # Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
 # errors are relative to whole outputs.
 PROBED_ROWS: Final = 8
@@ -38,6 +45,71 @@ PROBED_ROWS: Final = 8
 MOST_PROBED_ROWS: Final = 128
 # Samples times points that are run in all: 160 points have the least number of samples each.
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
+
+
+class Recording:
+    """Runs a model and keeps its outputs, so that the same calls need not run it again."""
+
+    def __init__(self, model: Run) -> None:
+        self.runs = 0
+        self._model = model
+        self._kept: list[tuple[bytes, dict[str, Array]] | None] = []
+        self._left = _RECORDED_BYTES
+        self._at = 0
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model."""
+        outputs = self._model(feeds)
+        self.runs += 1
+        self._left -= sum(a.nbytes for a in outputs.values())
+        kept = None
+        if self._left >= 0 and not any(a.dtype.hasobject for a in outputs.values()):
+            kept = feeds_digest(feeds), {n: a.copy() for n, a in outputs.items()}
+        self._kept.append(kept)
+        return outputs
+
+    def replay(self, feeds: Feeds) -> dict[str, Array]:
+        """The outputs that ``run`` gave at the same call; run anew if the feeds are others."""
+        kept = self._kept[self._at] if self._at < len(self._kept) else None
+        self._at += 1
+        if kept is None or kept[0] != feeds_digest(feeds):
+            return self._model(feeds)
+        return {name: array.copy() for name, array in kept[1].items()}
+
+
+def metric_value(found: object, where: str) -> float:
+    """What a user's evaluation function returned, as a number.
+
+    Raises:
+        UserCodeError: If it is text, or no number at all.
+    """
+    try:
+        text = isinstance(found, str | bytes | bytearray)
+        return float(cast("Any", None if text else found))
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of several elements
+        shown = repr(found)
+        raise UserCodeError(
+            f"the evaluation function returns {shown if len(shown) < _SHOWN else 'an object'}"
+            f" of type {type(found).__name__}, not a number",
+            where=where,
+            fix="return a float",
+        ) from error
+
+
+def check_finite(baseline: float, where: str) -> None:
+    """Refuse a baseline of Inf: no loss can be told from it.
+
+    Raises:
+        UserCodeError: If it is infinite.
+    """
+    if math.isinf(baseline):
+        raise UserCodeError(
+            f"the evaluation function returns {baseline:g} for the fp32 model: how much worse"
+            " another model is cannot be told",
+            where=where,
+            fix="return a finite number; a ratio to the fp32 model's own outputs is --metric"
+            " snr_db, cosine or max_abs",
+        )
 
 
 class Workload(Protocol):
@@ -63,8 +135,13 @@ class Workload(Protocol):
         """Why the metric says little on this data; call after the baseline was evaluated."""
         ...
 
+    @property
+    def of(self) -> Sequence[str]:
+        """Outputs that the user names, of which the metric and the error are; may be empty."""
+        ...
+
     def evaluate(self, session: Session, reference: Session | None) -> float:
-        """The metric of ``session`` over all data.
+        """The metric of ``session`` over all data; a ``Score`` tells it by output.
 
         ``reference`` is the model to compare with; None if ``session`` is that model.
         """
@@ -83,7 +160,8 @@ class Workload(Protocol):
 class DataWorkload:
     """A data set and a built-in metric.
 
-    ``exact`` holds the cached session of the reference model once a metric compared with it.
+    ``exact`` holds the cached session of the reference model once a metric compared with it,
+    ``scored`` the outputs that the metric is of, once the baseline was evaluated.
     """
 
     data: Dataset | Stream
@@ -91,7 +169,9 @@ class DataWorkload:
     batch: int
     data_digest: str
     calibrate: CalibrationFunction
+    of: tuple[str, ...] = ()
     warnings: list[str] = field(default_factory=list[str])
+    scored: list[str] = field(default_factory=list[str], compare=False)
     exact: list[CachedSession] = field(default_factory=list[CachedSession], compare=False)
 
     @property
@@ -106,10 +186,10 @@ class DataWorkload:
 
     @property
     def digest(self) -> str:
-        """Data, metric and batch."""
-        return _digest(self.data_digest, self.metric.name, str(self.batch))
+        """Data, metric, its outputs and batch."""
+        return _digest(self.data_digest, self.metric.name, str(self.batch), *self.of)
 
-    def evaluate(self, session: Session, reference: Session | None) -> float:
+    def evaluate(self, session: Session, reference: Session | None) -> Score:
         """Stream all batches through the metric.
 
         A metric that compares with fp32 runs the fp32 model once on each batch, and again only
@@ -118,20 +198,25 @@ class DataWorkload:
         Raises:
             UsageError: If the metric says nothing on this data.
         """
-        total = self.metric.start()
-        exact = None
+        exact, scoring = None, None
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
             session = exact if reference is None else session
         for batch in self.data.batches(self.batch):
-            outputs = batch.trim(session.run(batch.feeds))
-            beside = None
+            found = session.run(batch.feeds)
+            if scoring is None:
+                if reference is None or not self.scored:
+                    names = scored_outputs(self.metric, self.of, batch.feeds, found)
+                    self.scored[:] = names
+                scoring = Scoring(self.metric, self.scored)
+            outputs, beside = batch.trim(found), None
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
-            total.update(outputs, batch.labels, beside)
+            scoring.update(outputs, batch.labels, beside)
+        scoring = scoring or Scoring(self.metric, ())
         if reference is None:
-            self.warnings[:] = total.doubts()
-        return total.result()
+            self.warnings[:] = scoring.doubts()
+        return scoring.result()
 
     def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""
@@ -158,6 +243,7 @@ class FunctionWorkload:
     name: str
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
+    of: tuple[str, ...] = ()
     remembered: list[Feeds] = field(default_factory=list[Feeds])
     worst: None = None
     warnings: tuple[str, ...] = ()
@@ -173,12 +259,15 @@ class FunctionWorkload:
         return _digest(self.name, source_digest(self.function))
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
-        """Call the user's function with the session.
+        """Call the user's function with the session; for the baseline call it twice.
+
+        The second call gets the outputs of the first and does not run the model, but on feeds
+        that the first call did not have, or whose outputs were too many to be kept.
 
         Raises:
-            UserCodeError: If the function fails or returns no number.
+            UserCodeError: If the function fails, returns no finite number for the baseline,
+                never runs the model, or returns something else for the same outputs.
         """
-        del reference
         remember = not self.remembered
         seen: list[Feeds] = []
         held = 0
@@ -190,15 +279,39 @@ class FunctionWorkload:
                 held += feed_bytes(feeds)
             return session.run(feeds)
 
-        with guarded(
-            "the evaluation function failed",
-            where=self.name,
-            fix="it gets run(feeds) and returns a number: try it on the fp32 model alone",
-        ):
-            result = float(self.function(run))
+        if reference is not None:
+            return self._called(session.run)
+        recorded = Recording(run)
+        result = self._called(recorded.run)
         if remember:
-            self.remembered = seen
+            self.remembered = [*seen]
+        self._check(result, recorded)
         return result
+
+    def _called(self, run: Run) -> float:
+        with guarded("the evaluation function failed", where=self.name, fix=_EVALUATION):
+            found = self.function(run)
+        return metric_value(found, self.name)
+
+    def _check(self, result: float, recorded: Recording) -> None:
+        """Refuse a metric that says nothing of a model."""
+        if not recorded.runs:
+            raise UserCodeError(
+                f"the evaluation function returns {result:g} and never ran the model",
+                where=self.name,
+                fix="call run(feeds) in it, and compute the number from the outputs",
+            )
+        if math.isnan(result):
+            return  # told with the op that first gives NaN
+        check_finite(result, self.name)
+        again = self._called(recorded.replay)
+        if not math.isclose(result, again, rel_tol=_SAME_METRIC, abs_tol=_SAME_METRIC):
+            raise UserCodeError(
+                "the evaluation function returns different numbers for the same outputs of the"
+                f" fp32 model: {result:.9g}, then {again:.9g}",
+                where=self.name,
+                fix="begin with the same data in each call, and seed its random choices",
+            )
 
     def calibration(self) -> Iterable[Feeds]:
         """The calibration feeds given, else some feeds of the baseline evaluation."""
