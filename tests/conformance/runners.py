@@ -83,6 +83,9 @@ ENGINES: Final[Mapping[str, tuple[tuple[str, Runner], ...]]] = {
     "bf16": (("OpenVINO", by_openvino), ("onnx.reference", by_reference)),
 }
 
+CONVERTED_FOR: Final = {"fp16": "onnxruntime", "bf16": "openvino"}
+"""The engine that models are converted for: the first of ``ENGINES`` that has the format."""
+
 
 def feeds_for(model: onnx.ModelProto, inputs: Values) -> dict[str, Any]:
     """Inputs by name; a default that is not given stays the model's."""
