@@ -9,7 +9,7 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -183,6 +183,7 @@ def tune(
     tolerance: float = 0.01,
     lower_is_better: bool = False,
     policy: Policy | str = "auto",
+    of: str | Sequence[str] = (),
     engine: str | None = None,
     target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,
@@ -203,15 +204,19 @@ def tune(
     Nothing is written where the verdict is UNCHANGED. ``data`` and ``calib`` are an npz file,
     arrays by name, or batches that can be iterated again and again, such as a DataLoader;
     ``calib`` may also be a function that yields feeds. ``objective`` is what to minimise:
-    "latency", time under load ("throughput"), or bytes ("size", "memory"). With a ``target``
-    accuracy is emulated and times are modelled. Trials are kept in ``study``; ``resume`` uses
-    those of the same model, data, code and baseline, and evaluates the winner again.
+    "latency", time under load ("throughput"), or bytes ("size", "memory"). ``of`` names the
+    output that the metric and the error are of; of several the worst counts. By default it is
+    the worst of all for a metric of distance and for the error, else the first; outputs that
+    copy an input do not count. With a ``target`` accuracy is emulated and times are modelled.
+    Trials are kept in ``study``; ``resume`` uses those of the same model, data, code and
+    baseline, and evaluates the winner again.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     beside: dict[str, Any] = {"labels": labels, "metric": metric, "evaluate": evaluate}
     beside |= {"calib": calib, "batch": batch, "lower_is_better": lower_is_better}
+    beside |= {"of": (of,) if isinstance(of, str) else tuple(of)}
     kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
     goal = Goal(criterion=kept, objective=Objective.of(objective), min_speedup=min_speedup)
     goal = replace(goal, max_trials=max_trials, timeout_s=timeout_s)

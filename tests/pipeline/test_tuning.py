@@ -39,6 +39,9 @@ _LABELS: dict[int, str] = {
     TensorProto.BFLOAT16: "bf16",
 }
 
+# Calls of a user's function for the baseline: the second gets the outputs of the first.
+BASELINE = 2
+
 
 @dataclass
 class Clock:
@@ -243,12 +246,14 @@ def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
     def score(run: Run) -> float:
         run({"x": np.ones((2, 3, 8, 8), np.float32)})
         calls.append(0.0)
-        return 1.0 if len(calls) == 1 else 0.0
+        return 1.0 if len(calls) <= BASELINE else 0.0
 
     outcome = bench.tune(evaluate=score)
     assert outcome.verdict is Verdict.UNCHANGED
-    assert outcome.evaluations == len(calls)
-    assert f"none of the {len(calls) - 1} plans tried keeps the criterion" in outcome.why
+    assert outcome.evaluations == len(calls) - BASELINE + 1
+    assert (
+        f"none of the {len(calls) - BASELINE} plans tried keeps the criterion" in outcome.why
+    )
     assert outcome.trials
     assert not any(t.passed for t in outcome.trials)
     assert outcome.baseline == outcome.tuned
@@ -271,7 +276,7 @@ def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
     def score(run: Run) -> float:
         run({"x": np.ones((2, 3, 8, 8), np.float32)})
         calls.append(0.0)
-        if len(calls) > 1:
+        if len(calls) > BASELINE:
             bench.engine.gain = 0.9  # from here on
         return 1.0
 
@@ -315,7 +320,7 @@ def test_the_search_goes_on_where_the_plan_found_is_not_faster(bench: Bench) -> 
     def score(run: Run) -> float:
         run({"x": np.ones((2, 3, 8, 8), np.float32)})
         found.append(run)
-        if len(found) > 1:
+        if len(found) > BASELINE:
             bench.engine.slow = frozenset({"head"})  # from here on
         return 1.0
 
@@ -398,7 +403,7 @@ class Score:
     def __call__(self, run: Run) -> float:
         run({"x": np.ones((2, 3, 8, 8), np.float32)})
         self.calls += 1
-        return self.fp32 if self.calls == 1 else self.low
+        return self.fp32 if self.calls <= BASELINE else self.low
 
 
 def test_trials_of_other_data_are_not_taken_for_these(bench: Bench, tmp_path: Path) -> None:
@@ -419,7 +424,7 @@ def test_a_remembered_trial_decides_nothing(bench: Bench, tmp_path: Path) -> Non
     outcome = bench.tune(study=study, evaluate=changed)
     assert outcome.verdict is Verdict.UNCHANGED
     assert outcome.reused == 0
-    assert outcome.evaluations == changed.calls == 1 + len(outcome.trials)
+    assert outcome.evaluations == changed.calls - BASELINE + 1 == 1 + len(outcome.trials)
     assert all(t.metric == 0.0 for t in outcome.trials)
     assert "remembered" not in outcome.why
     # Back again: the study now remembers failures, and says so.
@@ -607,9 +612,7 @@ def test_a_single_unit_is_found_that_no_step_of_the_frontier_has_alone(
     assert found.plan.formats["huge"] is Format.FP32
     assert found.plan.formats["fine"] is Format.FP16
     assert found.evaluations <= 21
-    decided = {r.text for r in found.plan.reasons if r.rule == "decision"}
-    assert decided
-    assert all(t.startswith("with one") for t in decided)
+    assert found.why.startswith("with one")
 
 
 def test_one_unit_more_is_lowered_where_there_is_budget(

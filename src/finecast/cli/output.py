@@ -30,6 +30,8 @@ _LEAST_NAME = 11
 """And columns that are kept on one line where the width suffices, such as names of rows."""
 _BETWEEN = 3
 """Characters between two columns."""
+_LISTED = 4
+"""Outputs that are named in one line; JSON has all."""
 _EVERY_S = 15.0
 """Least time between two lines of progress: short commands write none."""
 # Control characters, bidirectional and zero-width marks, tags, separators, lone surrogates.
@@ -164,6 +166,36 @@ def add_row(table: Table, *cells: str) -> None:
     from rich.text import Text
 
     table.add_row(*(Text(safe(cell)) for cell in cells))
+
+
+def output_lines(
+    errors: Mapping[str, float], left_out: Sequence[str], scores: Mapping[str, float]
+) -> list[str]:
+    """Lines that name the outputs which errors and metric are of; none if a model has one.
+
+    Args:
+        errors: Relative errors by output, the worst first.
+        left_out: Outputs that no error is of.
+        scores: The metric by output, the worst first.
+    """
+    if len(errors) + len(left_out) < 2:
+        return []
+    lines = [f"error by output, worst first: {_listed(errors)}"]
+    if len(scores) > 1 or scores.keys() != errors.keys():
+        lines += [f"metric by output, worst first: {_listed(scores)}"] if scores else []
+    if left_out:
+        few = ", ".join(left_out[:_LISTED]) + _more(len(left_out))
+        lines.append(f"not counted, as they copy an input or --of names others: {few}")
+    return lines
+
+
+def _listed(figures: Mapping[str, float]) -> str:
+    found = [f"{name} {value:.4g}" for name, value in figures.items()]
+    return ", ".join(found[:_LISTED]) + _more(len(found))
+
+
+def _more(count: int) -> str:
+    return f" and {count - _LISTED} more" if count > _LISTED else ""
 
 
 @contextmanager

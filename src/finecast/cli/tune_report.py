@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.cli.output import (
+    add_row,
+    new_table,
+    output_lines,
+    write_json,
+    write_line,
+    write_table,
+)
 from finecast.naming import number_of
 from finecast.pipeline.objective import Objective
 
@@ -54,6 +61,8 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "relative_error": {
             "predicted": outcome.predicted_error,
             "measured": outcome.measured_error,
+            "outputs": outcome.output_errors,
+            "left_out": list(outcome.left_out),
         },
         "adjustments": [gain.to_dict() for gain in outcome.gains],
         "anchors": [
@@ -89,6 +98,7 @@ def _times(outcome: Outcome) -> str:
 def _measured(one: Measured, objective: Objective) -> dict[str, Any]:
     return {
         "metric": one.metric,
+        "outputs": dict(one.outputs),
         "latency_ms": one.latency_s * 1e3,
         "size_bytes": one.size_bytes,
         **_counted(one.cost, objective),
@@ -153,6 +163,7 @@ def write_report(
             f"relative output error: predicted {outcome.predicted_error:.3g},"
             f" {seen} {outcome.measured_error:.3g}"
         )
+        lines += output_lines(outcome.output_errors, outcome.left_out, outcome.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
     if outcome.target:
         off = casts_off(outcome.target)

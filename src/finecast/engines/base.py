@@ -298,7 +298,11 @@ def outputs_on(session: Session, calls: Iterable[Feeds]) -> list[Array]:
 
     So a relative error of the outputs does not depend on how samples are split into calls.
     """
-    found = [[*session.run(feeds).values()] for feeds in calls]
+    return joined_outputs([[*session.run(feeds).values()] for feeds in calls])
+
+
+def joined_outputs(found: Sequence[Sequence[Array]]) -> list[Array]:
+    """The outputs of several calls as those of one."""
     if len(found) == 1:
-        return found[0]
+        return [*found[0]]
     return [np.concatenate([a.reshape(-1) for a in of]) for of in zip(*found, strict=True)]

@@ -47,10 +47,11 @@ from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
+from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.frontends.onnx.links import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.model import load, reads
+from finecast.frontends.openvino.model import load, reads, serialized
 from finecast.frontends.openvino.types import LABELS
 from finecast.numbers.formats import Format
 
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
     import openvino
 
     _Names: TypeAlias = Mapping[str, tuple[str, ...]]
-    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names]]
-    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck]
+    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names], DryRun]
+    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck, DryRun]
     _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
 
 _MICROSECOND_S = 1e-6
@@ -90,7 +91,7 @@ class OpenVinoSession:
         names: Mapping[str, tuple[str, ...]] | None,
         others: str,
     ) -> None:
-        compiled, self._sizes = made
+        compiled, self._sizes, self._dry_run = made
         self._source = source
         self._where = where
         self._fix = "; or ".join(filter(None, ("check the feeds' sizes", others)))
@@ -147,6 +148,9 @@ class OpenVinoSession:
         arrays = ordered_feeds(feeds, self._inputs)
         try:
             self._sizes.check([array.shape for array in arrays])
+            if not self._runs:
+                named = zip(self._inputs, arrays, strict=True)
+                self._dry_run.run([(spec.name, array, None) for spec, array in named])
             self._infer(arrays)
             return {
                 spec.name: _read(self._request.get_output_tensor(index), spec)
@@ -262,6 +266,7 @@ class OpenVinoEngine:
             raise EngineError(
                 "OpenVINO is not installed", fix="pip install openvino"
             ) from error
+        warm_up(self.name)
         self._core = openvino.Core()
         self._device = device.upper()
         self._serving = serving
@@ -305,7 +310,7 @@ class OpenVinoEngine:
     def reads(self, model: Loadable) -> bool:
         """Whether it reads the model and knows the rank of every value, without compiling."""
         try:
-            with self._read(model, "") as (read, _, _):
+            with self._read(model, "", {}) as (read, _, _, _):
                 ports = (port for op in read.get_ops() for port in op.outputs())
                 return all(port.get_partial_shape().rank.is_static for port in ports)
         except (RuntimeError, FinecastError):
@@ -327,7 +332,7 @@ class OpenVinoEngine:
         """
         where = str(model) if isinstance(model, Path) else ""
         settings = self.as_one_stream()._settings(_hint(fmt))
-        with self._compiled(model, where, settings) as ((compiled, _), source, _):
+        with self._compiled(model, where, settings) as ((compiled, *_), source, _):
             return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
 
     def as_one_stream(self) -> OpenVinoEngine:
@@ -364,11 +369,11 @@ class OpenVinoEngine:
     ) -> Generator[_Compiled]:
         """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
         try:
-            with self._read(model, where) as (read, source, names):
+            with self._read(model, where, settings) as (read, source, names, dry_run):
                 stated = _stated(read, settings)
                 compiled = self._core.compile_model(read, self._device, stated)
                 sizes = SizeCheck(read)
-            yield (compiled, sizes), source, names
+            yield (compiled, sizes, dry_run), source, names
         except RuntimeError as error:
             reason = explain(error)
             raise EngineError(
@@ -380,19 +385,50 @@ class OpenVinoEngine:
             ) from error
 
     @contextmanager
-    def _read(self, model: Any, where: str) -> Generator[_Read]:
-        """The model as read, its ports and steps, and a function for the nodes of each op."""
+    def _read(self, model: Any, where: str, settings: dict[str, Any]) -> Generator[_Read]:
+        """The model as read, its ports and steps, a function for the nodes of each op.
+
+        And a dry run of it, which has compiled it if there are ``settings``.
+        """
         if _is_onnx(model):
             source = read_source(model)
             _check_depth(source, where)
             with without_links(model) as place:
+                dry_run = self._tried(place, where, settings)
                 read = self._core.read_model(place)
-                yield read, source, partial(nodes_by_friendly_name, read, source)
+                yield read, source, partial(nodes_by_friendly_name, read, source), dry_run
             return
         own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
         _check_depth(source, where)
-        yield own, source, partial(op_names, own)
+        if settings:
+            settings = _stated(own, settings)
+        content, split = (serialized(own) if settings else None) or (None, None)
+        dry_run = self._tried(content, where, settings, split)
+        yield own, source, partial(op_names, own), dry_run
+
+    def _tried(
+        self,
+        model: Path | bytes | None,
+        where: str,
+        settings: Mapping[str, Any],
+        described: int | None = None,
+    ) -> DryRun:
+        """A dry run that has loaded the model; that kernels are timed is no part of it.
+
+        Of IR in memory ``described`` bytes are no weights.
+        """
+        compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
+        stated: dict[str, Any] = {"described": described}
+        if settings:
+            stated |= {"device": self._device, "compile": compiling}
+        return DryRun(
+            library=self.name,
+            settings=stated,
+            model=model,
+            where=where,
+            fix=_OWN_MODEL if described is not None else other_engines(self.name),
+        ).load()
 
 
 def _is_onnx(model: Loadable) -> bool:

@@ -54,6 +54,8 @@ class Verified:
         kernels: Number of kernels of the fp32 model and of the written one, where known.
         apart: Texts on kernels of the fp32 model whose low ops run in several kernels now.
         random: Whether the errors are those on random inputs, and not on data.
+        warnings: Why the errors say little of the model: they are large and yet explained,
+            or the inputs cannot show an error.
     """
 
     engine: str | None
@@ -66,6 +68,7 @@ class Verified:
     kernels: tuple[int, int] | None = None
     apart: tuple[str, ...] = ()
     random: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:

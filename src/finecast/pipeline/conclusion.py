@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from finecast.data.scoring import by_output
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain
@@ -68,7 +69,8 @@ class Conclusion:
             what = f"the plan {found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
-        error = self.measuring.output_error(built)
+        exact = self.measuring.exact()
+        errors = exact.errors(self.measuring.session(built))
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             measurements,
@@ -76,12 +78,14 @@ class Conclusion:
             tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
             plan=found.plan,
             built=built,
-            errors=(math.sqrt(found.error), error),
+            predicted_error=math.sqrt(found.error),
         )
         built.release()
         speed = measurements.times.speed(name)
         return replace(
             outcome,
+            output_errors=errors,
+            left_out=exact.left_out,
             gains=gains,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
@@ -128,7 +132,8 @@ class Conclusion:
         self, measurements: Measurements, name: str, metric: float, sized: Built | SourceModel
     ) -> Measured:
         return Measured(
-            metric=metric,
+            metric=float(metric),
+            outputs=by_output(metric),
             latency_s=measurements.times.latency_s(name),
             size_bytes=sized.size_bytes,
             cost=measurements.costs.latency_s(name),
@@ -175,7 +180,7 @@ class Conclusion:
         tuned: Measured,
         plan: Plan,
         built: Built | None = None,
-        errors: tuple[float, float] = (0.0, 0.0),
+        predicted_error: float = 0.0,
     ) -> Outcome:
         subject, anchors = self.subject, self._anchors(measurements)
         result = ANCHOR if built is None else plan.digest
@@ -192,8 +197,7 @@ class Conclusion:
             evaluations=self.trials.evaluations,
             seconds=self.trials.budget.seconds,
             probes=0 if self.analysis is None else self.analysis.probes,
-            predicted_error=errors[0],
-            measured_error=errors[1],
+            predicted_error=predicted_error,
             target=subject.target,
             reference=subject.model.reference_name(self.planner.graph),
             warnings=(

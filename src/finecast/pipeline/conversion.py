@@ -79,7 +79,7 @@ def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:
     return [
         reason
         for decision in decisions
-        for reason in decision.reasons
+        for reason in decision.deciding
         if reason.permits == (decision.format.label,) and reason.rule != DECISION
     ]
 

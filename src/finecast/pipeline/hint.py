@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from finecast.measure.racing import Interval
 from finecast.pipeline.subject import Built, Subject
+from finecast.planning.alternatives import explained
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -159,5 +160,6 @@ def hinted_proposals(
     for name, plan in (choice for one in found for choice in choices_of(one)):
         formats = {ids[node]: fmt for node, fmt in plan.formats.items()}
         error = predicted_error(analysis, formats)
+        plan = explained(planner, analysis, plan)
         proposals.append(Proposal(name=name, plan=plan, time_s=math.inf, error=error))
     return beside, proposals

@@ -8,7 +8,7 @@ no passing rung has a shorter modelled time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,13 +32,18 @@ CASTABLE: Final = (Format.BF16, Format.FP16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
-    """One rung: metric, relative output error on calibration data, modelled time."""
+    """One rung: metric, relative errors by output on calibration data, modelled time."""
 
     rung: Rung
     metric: float
-    error: float
+    errors: Mapping[str, float]
     time_s: float
     passed: bool
+
+    @property
+    def error(self) -> float:
+        """Relative error of the worst output."""
+        return max(self.errors.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +108,13 @@ class LadderWalk:
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
         device = self.device
         setting = setting_of(device.graph, emulation)
-        metric, error = self.baseline, 0.0
+        metric, errors = self.baseline, dict[str, float]()
         if not self._is_exact(emulation, setting):
-            metric, error = device.evaluate(device.session(emulation, setting))
+            metric, errors = device.evaluate(device.session(emulation, setting))
         return RungResult(
             rung=rung,
             metric=metric,
-            error=error,
+            errors=errors,
             time_s=device.time_s(emulation, setting),
             passed=self.criterion.passes(metric, self.baseline),
         )

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from finecast.engines.base import Session
+from finecast.engines.exact import Exact
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
-from finecast.pipeline.adjusting import output_error
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.search import SAME_TIME
 from finecast.pipeline.subject import Built, Subject
@@ -127,6 +127,15 @@ class Measuring:
         fp32, costs = self._bytes(loaded, planner, analysis)
         return Measurements(costs=Race.stated(fp32, costs), times=times)
 
+    def exact(self) -> Exact:
+        """The fp32 model's outputs on the timed feeds."""
+        subject, workload = self.subject, self.workload
+        return Exact.of(subject.reference, subject.feeds(workload), workload.of)
+
+    def output_error(self, built: Built) -> float:
+        """The relative error of a model's worst output on the timed feeds, against fp32."""
+        return self.exact().error(self.session(built))
+
     def session(self, built: Built) -> Session:
         """A session of a model in the configuration that is measured and recommended.
 
@@ -138,12 +147,6 @@ class Measuring:
             return subject.session(built)
         assert isinstance(subject, Streaming)
         return subject.stream_session(built)
-
-    def output_error(self, built: Built) -> float:
-        """The relative error of a model's outputs on the timed feeds, against fp32."""
-        subject = self.subject
-        session = self.session(built)
-        return output_error(session, subject.reference, subject.feeds(self.workload))
 
     def _bytes(
         self, built: Mapping[str, Built], planner: Planner, analysis: Analysis | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,16 @@ class Verdict(Enum):
 class Measured:
     """Metric, latency and size of one model.
 
-    ``cost`` is what the objective counts: latency, seconds of a call under load, or bytes; NaN
-    if it was not measured.
+    ``outputs`` has a built-in metric by output, the worst first, which decides. ``cost`` is
+    what the objective counts: latency, seconds of a call under load, or bytes; NaN if it was
+    not measured.
     """
 
     metric: float
     latency_s: float
     size_bytes: int
     cost: float
+    outputs: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,9 @@ class Outcome:
         speedup_spread: The width of the interval in which that lies.
         gain: How many times as good as fp32 the tuned model is by the objective.
         gain_spread: The width of the interval in which that lies.
-        predicted_error: Relative error of the outputs against fp32, by the sensitivities.
-        measured_error: The same, measured on the timing feeds.
+        predicted_error: Relative error of the worst output against fp32, by the sensitivities.
+        output_errors: The same by output, measured on the timing feeds, the worst first.
+        left_out: Outputs that no error is told of, as they copy an input or others are named.
         target: The device that was emulated, with modelled times; empty if all was measured.
         reference: The name of the baseline: fp32, or the model given if that was low or
             quantized.
@@ -90,7 +93,8 @@ class Outcome:
     gain: float = 1.0
     gain_spread: float = 0.0
     predicted_error: float = 0.0
-    measured_error: float = 0.0
+    output_errors: Mapping[str, float] = field(default_factory=dict[str, float])
+    left_out: tuple[str, ...] = ()
     target: str = ""
     reference: str = "fp32"
     warnings: tuple[str, ...] = ()
@@ -100,6 +104,11 @@ class Outcome:
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
     gains: tuple[Gain, ...] = ()
+
+    @property
+    def measured_error(self) -> float:
+        """Relative error of the worst output against fp32, measured on the timing feeds."""
+        return max(self.output_errors.values(), default=0.0)
 
     @property
     def improved(self) -> bool:

@@ -17,7 +17,7 @@ from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
 from finecast.rules.quantized import computed_in
-from finecast.rules.reason import Reason
+from finecast.rules.reason import DECISION, Reason
 from finecast.rules.scaled_operands import coded_result
 
 PLAN_VERSION: Final = 6
@@ -40,6 +40,19 @@ class Decision:
     format: Format
     reasons: tuple[Reason, ...] = ()
     encodings: Encodings = field(default_factory=Encodings)
+
+    @property
+    def deciding(self) -> tuple[Reason, ...]:
+        """The reasons that left the op no other format.
+
+        That is the choice between several permitted formats, where there was one. Else it is
+        each rule that permits this format alone, or, if no rule does so by itself, all that
+        forbid any format.
+        """
+        chosen = tuple(r for r in self.reasons if r.rule == DECISION)
+        counted = [r for r in self.reasons if not r.waived]
+        alone = tuple(r for r in counted if r.permits == (self.format.label,))
+        return chosen or alone or tuple(r for r in counted if len(r.permits) < len(Format))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +213,21 @@ class Plan:
             adjustments=together(self.adjustments, adjustments),
             decisions=tuple(told(d) for d in self.decisions),
         )
+
+    def explained(self, reasons: Mapping[str, Reason]) -> Plan:
+        """This plan with other ``reasons`` of its decisions, by node name.
+
+        A reason stands only beside the format that it permits.
+        """
+
+        def told(decision: Decision) -> Decision:
+            new = reasons.get(decision.node)
+            if new is None or new.permits != (decision.format.label,):
+                return decision
+            own = tuple(new if r.rule == DECISION else r for r in decision.reasons)
+            return replace(decision, reasons=own)
+
+        return replace(self, decisions=tuple(told(d) for d in self.decisions))
 
     def adjusting(self, graph: Graph, *, where: str) -> tuple[AdjustOperand, ...]:
         """The edits that make the adjustments.

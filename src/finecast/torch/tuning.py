@@ -17,6 +17,7 @@ from finecast.pipeline import tuning
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.workload import check_finite, metric_value
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
@@ -127,6 +128,7 @@ class ModuleWorkload:
     known: float | None
     criterion: Criterion
     digest: str = ""
+    of: tuple[str, ...] = ()
     worst: None = None
     warnings: tuple[str, ...] = ()
 
@@ -149,7 +151,11 @@ class ModuleWorkload:
                 fix="it gets a module and returns a number: try it on the fp32 module",
             ),
         ):
-            return float(self.function(module))
+            found = self.function(module)
+        value = metric_value(found, name)
+        if reference is None:
+            check_finite(value, name)
+        return value
 
     def calibration(self) -> Iterable[Feeds]:
         """Empty: the module is observed on its example inputs."""

@@ -23,6 +23,7 @@ from finecast.engines.probe_models import Probe
 from finecast.engines.tensorflow.probe_graphs import cast_graph, probe_graph
 from finecast.engines.tensorflow.trace import kernel_formats, kernel_times
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.dry_run import MOST_BYTES, DryRun
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
 from finecast.frontends.tensorflow.library import DTYPES, FLOATS, kernels, tf
 from finecast.frontends.tensorflow.loading import load, of_keras
@@ -147,6 +148,17 @@ class TensorFlowSession:
         self._fetches = {p.name: tensors[p.tensor] for p in model.outputs}
         self._session = tf.compat.v1.Session(graph=graph, config=self._config)
         self._calls: dict[tuple[str, ...], Callable[..., Any]] = {}
+        self._dry_run: DryRun | None = None
+        if model.size_bytes <= MOST_BYTES:
+            self._dry_run = DryRun(
+                library=NAME,
+                settings={
+                    "config": self._config.SerializeToString(deterministic=True).hex(),
+                    "outputs": [p.tensor for p in model.outputs],
+                },
+                model=model.graph.SerializeToString(deterministic=True),
+                fix="keep its ops in fp32, or use another engine",
+            )
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -176,6 +188,10 @@ class TensorFlowSession:
         """
         arrays = ordered_feeds(feeds, self.inputs)
         key = tuple(names)
+        if self._dry_run is not None:  # TensorFlow makes kernels as it first runs them
+            ports = zip(self._model.inputs, arrays, strict=True)
+            self._dry_run.load().run([(port.tensor, array, None) for port, array in ports])
+            self._dry_run = None
         try:
             if key not in self._calls:
                 wanted = [self._fetches[n] for n in names]

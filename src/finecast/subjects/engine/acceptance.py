@@ -5,12 +5,19 @@ is right; or if an output's error in the engine is far above that of the model's
 means that the engine computes some op wrongly. The error does not count for outputs that
 hinge on a decision between rounded numbers, and for those whose digits fp32 itself does not
 determine.
+
+On random inputs a good model may lose all digits: numbers that it never saw in training
+cancel or grow. There an output without a right digit is accepted, with a warning, if low
+products alone cost as much: those that the engine lowers by its own precision hint, or those
+of the plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -24,6 +31,7 @@ from finecast.data.deviation import (
     excused,
     expected,
 )
+from finecast.data.response import blurred, untold
 from finecast.engines.base import Array, Engine, Feeds, Session, each_call
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
@@ -45,6 +53,8 @@ _FIX: Final = (
     "--no-verify writes the model all the same"
 )
 
+_ON_DATA: Final = "Verify the model on data of its own: --data FILE.npz, or `tune`"
+
 _RANDOM: Final = "; the inputs were random numbers: --data FILE.npz verifies with yours"
 
 
@@ -62,6 +72,10 @@ class Case:
         exact: Runs the fp32 model by the definitions of its ops, on given feeds.
         emulated: Runs the converted model by the definitions of its ops; None if that cannot
             be done, or the engine is an emulator.
+        followed: The relative change of fp32's outputs with other inputs; empty if unknown.
+        usual: Runs the model lowered in the usual way, with a name for it: under the engine's
+            own hint, else with its products alone in the plan's formats. None if that cannot
+            be done.
     """
 
     engine: Engine
@@ -72,6 +86,8 @@ class Case:
     random: bool
     exact: Callable[[Feeds], Outputs]
     emulated: Callable[[], Outputs] | None
+    followed: Mapping[str, float]
+    usual: Callable[[], tuple[str, Outputs] | None]
 
     @property
     def fix(self) -> str:
@@ -88,8 +104,11 @@ class _Fault:
     bad: Callable[[Deviation], bool]
 
 
-def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
+def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
     """Check that the converted model's formats explain its outputs ``got``.
+
+    Returns warnings: of errors that are explained though no digit of an output is right, and
+    of outputs that would show no error on these inputs.
 
     Args:
         case: Both models.
@@ -101,9 +120,9 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> None:
     """
     graph = case.applied.graph
     bounds = expected(graph, case.formats)
-    fault = _fault(case, bounds, got, wanted)
+    fault, warnings = _fault(case, bounds, got, wanted)
     if fault is None:
-        return
+        return *warnings, *_untold(case, bounds, got, wanted)
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
     raise WrongNumbersError(fault.text, where=where, fix=case.fix)
@@ -141,15 +160,17 @@ def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -
             )
 
 
-def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Fault | None:
-    """The first output that the formats do not explain; None if they explain all."""
+def _fault(
+    case: Case, bounds: Expected, got: Outputs, wanted: Outputs
+) -> tuple[_Fault | None, tuple[str, ...]]:
+    """The first output that the formats do not explain, and warnings of explained ones."""
     ids = {v.name: v.id for v in case.applied.graph.outputs}
     suspects: dict[str, Deviation] = {}
     for name, reference in wanted.items():
         found, index = deviation(got[name], reference), ids.get(name)
         if found.nonfinite:
             text = f"output {name!r} has NaN or Inf where fp32 has none"
-            return _Fault(output=name, text=text, bad=lambda d: d.nonfinite)
+            return _Fault(output=name, text=text, bad=lambda d: d.nonfinite), ()
         if index in bounds.decided:
             continue
         if not found.comparable:
@@ -160,39 +181,84 @@ def _fault(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> _Faul
             )
         if index is not None and found.relative > bounds.relative.get(index, 0.0):
             suspects[name] = found
-    for name, found in suspects.items():
-        allowed = bounds.relative.get(ids[name], 0.0)
-        fault = _hopeless(case, name, found, allowed, wanted) or _mistaken(
-            case, name, found, allowed, wanted
-        )
-        if fault is not None:
-            return fault
-    return None
+    allowed = {name: bounds.relative.get(ids[name], 0.0) for name in suspects}
+    fault, warnings = _hopeless(case, suspects, allowed, wanted)
+    if fault is None:
+        mistaken = (_mistaken(case, n, d, allowed[n], wanted) for n, d in suspects.items())
+        fault = next(filter(None, mistaken), None)
+    return fault, warnings
 
 
 def _hopeless(
-    case: Case, name: str, found: Deviation, allowed: float, wanted: Outputs
-) -> _Fault | None:
-    """The fault of an output of which no digit is right, though fp32 determines some."""
-    limit = min(USELESS, max(LIMIT, allowed))
-    if found.relative < limit or _fp32_noise(case, name, wanted) > allowed:
-        return None
-    return _Fault(
-        output=name,
-        text=f"output {name!r} has a relative error of {found.relative:.3g}: "
-        "no digit of it is right",
-        bad=lambda d: d.nonfinite or d.relative >= limit,
+    case: Case,
+    suspects: Mapping[str, Deviation],
+    allowed: Mapping[str, float],
+    wanted: Outputs,
+) -> tuple[_Fault | None, tuple[str, ...]]:
+    """The fault of an output of which no digit is right, though fp32 determines some.
+
+    With warnings of those that low products explain on random inputs.
+    """
+    limits = {name: min(USELESS, max(LIMIT, allowed[name])) for name in suspects}
+    lost = {
+        name: found
+        for name, found in suspects.items()
+        if found.relative >= limits[name] and _fp32_noise(case, name, wanted) <= allowed[name]
+    }
+    usual = case.usual() if lost and case.random else None
+    warnings: list[str] = []
+    for name, found in lost.items():
+        text = f"output {name!r} has a relative error of {found.relative:.3g}"
+        as_usual = deviation(usual[1][name], wanted[name]).relative if usual else 0.0
+        if usual is None or not found.relative <= excused(as_usual) < math.inf:
+            return _Fault(
+                output=name,
+                text=f"{text}: no digit of it is right",
+                bad=partial(_lost, limit=limits[name]),
+            ), ()
+        warnings.append(
+            f"{text} on random inputs: no digit of it is right there. The formats explain it:"
+            f" {usual[0]} errs by {as_usual:.3g}. {_ON_DATA}"
+        )
+    return None, tuple(warnings)
+
+
+def _lost(found: Deviation, limit: float) -> bool:
+    return found.nonfinite or found.relative >= limit
+
+
+def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
+    """A warning if the inputs leave lowered outputs as they are, errors or none."""
+    ids = {v.name: v.id for v in case.applied.graph.outputs}
+
+    def near() -> Outputs | None:
+        feeds = blurred(case.feeds)
+        return None if feeds is None else _outputs_on(case, feeds)
+
+    found = untold(
+        (wanted, got),
+        {n: a for n in wanted if (a := bounds.relative.get(ids.get(n, -1), 0.0)) > 0},
+        max((f.unit_roundoff for f in case.formats.values()), default=0.0),
+        case.followed,
+        near,
     )
+    return tuple(f"{text}. {_ON_DATA}" for text in found)
+
+
+def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:
+    """What the fp32 model gives on other feeds, by the definitions of its ops."""
+    try:
+        return case.exact(feeds)
+    except EngineError:
+        return None
 
 
 def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
     """Relative error of fp32 against itself, by other kernels and inputs off by one unit."""
-    try:
-        nudged = each_call(case.feeds, lambda call: {n: nudge(a) for n, a in call.items()})
-        again = case.exact(nudged)
-    except EngineError:
-        return 0.0
-    return deviation(again[name], wanted[name]).relative
+    again = _outputs_on(
+        case, each_call(case.feeds, lambda call: {n: nudge(a) for n, a in call.items()})
+    )
+    return 0.0 if again is None else deviation(again[name], wanted[name]).relative
 
 
 def nudge(array: Array) -> Array:

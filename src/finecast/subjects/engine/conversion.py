@@ -183,7 +183,7 @@ class Converter:
             size_bytes=(self.source.size_bytes, size),
             seconds=time.perf_counter() - self.start,
             verified=self._named_reference(verified, applied),
-            warnings=in_memory_notes(built.plan) if in_memory else (),
+            warnings=(*verified.warnings, *(in_memory_notes(built.plan) if in_memory else ())),
             model=self.source.returned(built) if in_memory else None,
             restated=tuple(_restated_text(one) for one in applied.restated),
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
-from finecast.engines import what_loads_it
+from finecast.engines import crashes, what_loads_it
 from finecast.engines.base import Array, Engine, Feeds, Session, Steps, keeps_state
 from finecast.errors import EngineError, UsageError
 from finecast.files import writing
@@ -49,9 +49,12 @@ def verified_by_first(
     failures: dict[str, EngineError] = {}
     for engine in engines:
         try:
-            return verify_in(engine)
+            found = verify_in(engine)
         except EngineError as error:
             failures[engine.name] = error
+        else:
+            notes = (found.note, *crashes(failures))
+            return replace(found, note="; ".join(filter(None, notes)))
     raise _not_verified(failures)
 
 

@@ -16,8 +16,8 @@ from finecast.engines.base import (
     HintingEngine,
     Session,
     StreamingEngine,
-    outputs_on,
 )
+from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import FUSIONS, fuses
 from finecast.engines.loading import from_memory, load_model
@@ -39,7 +39,6 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
-from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
@@ -279,13 +278,13 @@ class EngineExamined:
         self.progress("profile", 0, 1)
         feeds, inputs = self.workload.timing()[0], subject.reference.inputs
         calls = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
-        exact = outputs_on(subject.reference, calls)
+        exact = Exact.of(subject.reference, calls, self.workload.of)
         profiles = profile_ends(
             subject.model,
             planner,
             subject.engine,
             feeds,
-            output_error=lambda session: squared_error(outputs_on(session, calls), exact),
+            output_error=lambda session: exact.error(session) ** 2,
         )
         profiles, slow = profiles.without_slow_formats()
         for fmt in slow:
@@ -298,6 +297,7 @@ class EngineExamined:
             self.prepared,
             points,
             feeds=lambda count: probed(calls, inputs, probed_rows(count)),
+            counted=exact.counted,
             progress=self.progress,
             totals=profiles.errors,
         )
