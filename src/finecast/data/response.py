@@ -28,11 +28,10 @@ def resampled(feeds: Feeds, seed: int = 0) -> Feeds | None:
     """
     generator = np.random.default_rng(seed)
     found = each_call(
-        feeds,
-        lambda call: {name: _resampled(array, generator) for name, array in call.items()},
+        feeds, lambda call: {n: _resampled(array, generator) for n, array in call.items()}
     )
     pairs = zip(calls_of(found), calls_of(feeds), strict=True)
-    same = all(np.array_equal(new[name], old[name]) for new, old in pairs for name in old)
+    same = all(np.array_equal(new[n], array) for new, old in pairs for n, array in old.items())
     return None if same else found
 
 
@@ -52,8 +51,7 @@ def blurred(feeds: Feeds, seed: int = 0) -> Feeds | None:
         return None
     generator = np.random.default_rng(seed)
     return each_call(
-        feeds,
-        lambda call: {name: _noisy(a, NOTICED, generator) for name, a in call.items()},
+        feeds, lambda call: {n: _noisy(array, NOTICED, generator) for n, array in call.items()}
     )
 
 

@@ -427,7 +427,7 @@ class OpenVinoEngine:
             settings=stated,
             model=model,
             where=where,
-            fix=_OWN_MODEL if described else other_engines(self.name),
+            fix=_OWN_MODEL if described is not None else other_engines(self.name),
         ).load()
 
 

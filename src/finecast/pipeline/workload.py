@@ -30,21 +30,24 @@ from finecast.errors import UsageError, UserCodeError
 from finecast.pipeline.cached_session import CachedSession, feeds_digest
 from finecast.usercode import guarded
 
+EvalFunction = Callable[["Run"], float]
+CalibrationFunction = Callable[[], Iterable[Feeds]]
+
 # Feeds of a user's functions that are timed: a small, a middle and a large one,
 _TIMED_FEEDS: Final = 3
 # chosen among so many calibration feeds,
 _LOOKED_AT: Final = 16
 # or among the first feeds of the evaluation, of which about so many bytes are kept.
 _REMEMBERED_BYTES: Final = 64 << 20
+# Of a sequence, in which the model keeps its state, so many steps: every rounding is probed on
+# all of them.
+_REMEMBERED_STEPS: Final = 32
 # Outputs of the baseline of so many bytes are kept for a second call of a user's function.
 _RECORDED_BYTES: Final = 256 << 20
 # Two values of one metric differ by no more: sums in other orders do.
 _SAME_METRIC: Final = 1e-9
 _SHOWN: Final = 40
 _EVALUATION: Final = "it gets run(feeds) and returns a number: try it on the fp32 model alone"
-# Of a sequence, in which the model keeps its state, so many steps: every rounding is probed on
-# all of them.
-_REMEMBERED_STEPS: Final = 32
 # Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
 # errors are relative to whole outputs.
 PROBED_ROWS: Final = 8
@@ -55,34 +58,31 @@ MOST_PROBED_ROWS: Final = 128
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
 
 
-class Recording:
-    """Outputs of a user's calls, in order: the same calls need not run the model again."""
+class _Recording:
+    """The outputs of the calls of an evaluation, to repeat it without the model."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[bytes, dict[str, Array]] | None] = []
         self._left = _RECORDED_BYTES
-
-    @property
-    def calls(self) -> int:
-        """The number of calls that were recorded."""
-        return len(self._kept)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the outputs of all calls were small enough to be kept."""
-        return None not in self._kept
+        self._at = 0
 
     def keep(self, feeds: Feeds, outputs: Mapping[str, Array]) -> None:
-        """Record the next call."""
+        """Keep a copy of the outputs of the next call, as far as there is room."""
         self._left -= sum(a.nbytes for a in outputs.values())
         kept = None
         if self._left >= 0 and not any(a.dtype.hasobject for a in outputs.values()):
             kept = feeds_digest(feeds), {n: a.copy() for n, a in outputs.items()}
         self._kept.append(kept)
 
-    def outputs(self, call: int, feeds: Feeds) -> dict[str, Array] | None:
-        """The outputs of a call by its number; None if it had other feeds or was not kept."""
-        kept = self._kept[call] if call < len(self._kept) else None
+    @property
+    def is_whole(self) -> bool:
+        """Whether the outputs of all calls were kept."""
+        return None not in self._kept
+
+    def next(self, feeds: Feeds) -> dict[str, Array] | None:
+        """The outputs of the next call; None if they are not kept, or the feeds are others."""
+        kept = self._kept[self._at] if self._at < len(self._kept) else None
+        self._at += 1
         if kept is None or kept[0] != feeds_digest(feeds):
             return None
         return {name: array.copy() for name, array in kept[1].items()}
@@ -97,35 +97,28 @@ class Run:
     """
 
     def __init__(
-        self,
-        session: Session,
-        *,
-        remember: bool = False,
-        recording: Recording | None = None,
-        replayed: Recording | None = None,
+        self, session: Session, *, remember: bool = False, record: bool = False
     ) -> None:
-        """Outputs are added to ``recording``, or taken from ``replayed`` where it has them."""
-        self.session = session
+        self.runs = 0
+        self._session = session
         self._stateful = session if isinstance(session, StatefulSession) else None
         self._left = _REMEMBERED_BYTES if remember else 0
         self._sequences: list[list[Feeds]] = []
-        self.carries = self._begins = False
-        self._recording, self._replayed = recording, replayed
-        self._calls = 0
+        self._carries = self._begins = False
+        self._recording = _Recording() if record else None
+        self._replay: _Recording | None = None
 
     def __call__(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model once; outputs by name."""
-        self._remember(feeds)
-        known = None
-        if self._replayed is not None:
-            known = self._replayed.outputs(self._calls, feeds)
-        self._calls += 1
+        known = None if self._replay is None else self._replay.next(feeds)
         if known is not None:
             return known
-        if self.carries and self._stateful is not None:
+        self._remember(feeds)
+        if self._carries and self._stateful is not None:
             outputs = self._stateful.step(feeds)
         else:
-            outputs = self.session.run(feeds)
+            outputs = self._session.run(feeds)
+        self.runs += 1
         if self._recording is not None:
             self._recording.keep(feeds, outputs)
         return outputs
@@ -137,11 +130,22 @@ class Run:
         """
         if self._stateful is not None and self._stateful.keeps_state:
             self._stateful.reset()
-            self.carries = self._begins = True
+            self._carries = self._begins = True
+
+    def replayed(self) -> Run:
+        """Gives the outputs of the same calls again; on other feeds it runs the model.
+
+        A step of a sequence depends on the steps before: where some outputs were too many to
+        be kept, all steps are run again.
+        """
+        again = Run(self._session)
+        if self._recording is not None and (self._recording.is_whole or not self._carries):
+            again._replay = self._recording
+        return again
 
     def _remember(self, feeds: Feeds) -> None:
         """Keep a copy of the feeds, as the next call of their sequence."""
-        begins, self._begins = self._begins or not self.carries, False
+        begins, self._begins = self._begins or not self._carries, False
         if self._left <= 0:
             return
         if begins:
@@ -153,11 +157,7 @@ class Run:
 
     def seen(self) -> list[Feeds]:
         """The first feeds, each of a call or of a sequence."""
-        return [Steps(s) if self.carries else s[0] for s in self._sequences]
-
-
-EvalFunction = Callable[[Run], float]
-CalibrationFunction = Callable[[], Iterable[Feeds]]
+        return [Steps(s) if self._carries else s[0] for s in self._sequences]
 
 
 def metric_value(found: object, where: str) -> float:
@@ -353,11 +353,10 @@ class FunctionWorkload:
         """
         if reference is not None:
             return self._called(Run(session))
-        recording = Recording()
-        run = Run(session, remember=not self.remembered, recording=recording)
+        run = Run(session, remember=not self.remembered, record=True)
         result = self._called(run)
         self.remembered = self.remembered or run.seen()
-        self._check(result, recording, run)
+        self._check(result, run)
         return result
 
     def _called(self, run: Run) -> float:
@@ -365,9 +364,9 @@ class FunctionWorkload:
             found = self.function(run)
         return metric_value(found, self.name)
 
-    def _check(self, result: float, recording: Recording, run: Run) -> None:
+    def _check(self, result: float, run: Run) -> None:
         """Refuse a metric that says nothing of a model."""
-        if not recording.calls:
+        if not run.runs:
             raise UserCodeError(
                 f"the evaluation function returns {result:g} and never ran the model",
                 where=self.name,
@@ -376,9 +375,7 @@ class FunctionWorkload:
         if math.isnan(result):
             return  # told with the op that first gives NaN
         check_finite(result, self.name)
-        # A call that is not replayed needs the state that all calls before it leave.
-        replayed = recording if recording.complete or not run.carries else None
-        again = self._called(Run(run.session, replayed=replayed))
+        again = self._called(run.replayed())
         if not math.isclose(result, again, rel_tol=_SAME_METRIC, abs_tol=_SAME_METRIC):
             raise UserCodeError(
                 "the evaluation function returns different numbers for the same outputs of the"
