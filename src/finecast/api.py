@@ -125,7 +125,7 @@ def convert(
     written = _destination(output, force, external_data)
     files = _declare_files(given, written, data=data)
     asked = Policy.of(policy)
-    with reporting(progress, "converting") as report, files.locked():
+    with reporting(progress, "converting") as report, files.locked() as removed:
         done = _taken(given, from_type).convert(
             written,
             asked,
@@ -140,7 +140,7 @@ def convert(
             ),
         )
     said = without_opinion(user_rules or (), done.plan.reasons)
-    return replace(done, warnings=(*done.warnings, *said))
+    return replace(done, warnings=(*removed, *done.warnings, *said))
 
 
 def apply(
@@ -167,8 +167,9 @@ def apply(
         engine=engine, data=_data_options(data), dims=dims or {}, verify=verify
     )
     stated = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-    with files.locked():
-        return given.apply(written, stated, options)
+    with files.locked() as removed:
+        done = given.apply(written, stated, options)
+    return replace(done, warnings=(*removed, *done.warnings))
 
 
 def tune(
@@ -258,9 +259,9 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
     """
     files = _declare_files(model, output, data=options.data, study=options.study)
     files.write("the plan", options.plan)
-    with files.locked(), study_at(options.study, resume=options.resume) as study:
+    with files.locked() as removed, study_at(options.study, resume=options.resume) as study:
         outcome = _searched(_taken(model, options.from_type), output, options, study)
-    return replace(outcome, stale=files.stale())
+    return replace(outcome, stale=files.stale(), warnings=(*removed, *outcome.warnings))
 
 
 def _searched(

@@ -272,7 +272,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
 
     def found(walk: LadderWalk, outcome: object, named: object) -> tuple[PlanResult, str]:
         _, plan = judge(walk.model.path, Policy.parse("all:bf16"))
-        return PlanResult(plan=plan, metric=1.0, error=0.0, time_s=1e-6), ""
+        return PlanResult(plan=plan, metric=1.0, errors={}, time_s=1e-6), ""
 
     monkeypatch.setattr("finecast.frontends.onnx.check", refuse)
     monkeypatch.setattr("finecast.pipeline.per_op.search_per_op", found)

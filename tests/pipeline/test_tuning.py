@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from finecast.api import DataOptions, workload_of
+from finecast.cli.tune_report import to_dict
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
@@ -230,6 +231,45 @@ def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:
     assert outcome.improved
     assert 1e-5 < outcome.measured_error < 1e-2
     assert 1 / 3 < outcome.predicted_error / outcome.measured_error < 3
+
+
+def test_what_the_search_considered_is_told(bench: Bench) -> None:
+    """Nobody need run it again to see what a faster plan, or another node, would cost."""
+    evaluated: list[float] = []
+
+    def score(run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        evaluated.append(0.0)
+        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
+
+    outcome = bench.tune(evaluate=score)
+    found, faster = outcome.findings, outcome.next_faster
+    assert outcome.improved
+    assert faster is not None
+    assert faster.passed is False
+    assert faster.metric == 0.0
+    own = next(c for c in found.candidates if c.plan.digest == outcome.plan.digest)
+    assert own.passed
+    assert faster.cost is not None
+    assert own.cost is not None
+    assert faster.cost < own.cost == pytest.approx(own.predicted_cost, rel=0.5)
+    assert own.error == pytest.approx(outcome.measured_error)
+    assert faster.error is not None
+    assert faster.error > 0
+    assert faster.predicted_error > own.predicted_error > 0
+    # Every op that may be low stands in the sensitivities, the worst first.
+    nodes = {name for one in found.sensitivities for name in one.nodes}
+    assert {"conv0", "conv1", "head"} <= nodes
+    errors = [one.error for one in found.sensitivities]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0
+    assert [s.predicted_error for s in found.frontier] == sorted(
+        s.predicted_error for s in found.frontier
+    )
+    told = to_dict(outcome)
+    assert told["next_faster"]["changes"].keys() <= told["formats"].keys()
+    assert told["next_faster"]["changes"]
+    assert told["next_faster"]["measured"]["ms"] == pytest.approx(faster.cost * 1e3)
 
 
 def test_the_result_replays_to_a_valid_model(bench: Bench, tmp_path: Path) -> None:

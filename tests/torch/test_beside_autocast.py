@@ -244,6 +244,31 @@ def test_training_saves_no_more_than_autocast_and_is_as_accurate(
     assert plan.counts["bf16"] > plan.counts["fp32"] / 2
 
 
+def test_the_gradient_of_a_bias_is_summed_in_the_type_that_autocast_sums_it_in(
+    forward_graphs: list[torch.fx.GraphModule],
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.Linear(16, 16)
+            self.product = nn.Linear(16, 8, bias=False)
+            self.behind = nn.Parameter(torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.log_softmax(self.inside(x), -1)
+            return torch.log_softmax(self.product(y) + self.behind, -1).square().sum()
+
+    net, x = Net(), torch.randn(4, 16)
+    compiled = ft.compile(net)
+    compiled(x).backward()
+    (plan,) = compiled.finecast_plans
+    sums = {d.node: d.format for d in plan.decisions if d.op == "reduce_sum"}
+    forward, behind, inside = sums.values()  # in the order of the graph: the last layer first
+    assert inside is Format.BF16  # the linear layer's kernel adds the bias
+    assert behind is Format.FP32  # the addition is another op, which autocast has in fp32
+    assert forward is Format.FP32
+
+
 @pytest.mark.parametrize("options", [{"memory": "least"}, {"accumulation": True}], ids=str)
 def test_low_copies_of_parameters_are_cast_again_rather_than_saved(
     options: dict[str, Any], forward_graphs: list[torch.fx.GraphModule]

@@ -159,7 +159,8 @@ def _errors(result: Conversion) -> str:
     if found.relative_error is None or found.max_abs_error is None:
         return ""
     note = f"; {found.note}" if found.note else ""
-    text = f"relative {found.relative_error:.3g}, largest {found.max_abs_error:.3g}"
+    of = f" ({next(iter(found.outputs))})" if len(found.outputs) > 1 else ""
+    text = f"relative {found.relative_error:.3g}{of}, largest {found.max_abs_error:.3g}"
     taken = found.taken_error
     alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
     drawn = ", on random inputs" if found.random else ""
@@ -182,6 +183,7 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "engine": result.verified.engine,
             "max_abs_error": result.verified.max_abs_error,
             "relative_error": result.verified.relative_error,
+            "outputs": dict(result.verified.outputs),
             "reference": result.verified.reference,
             "taken_error": result.verified.taken_error,
             "sizes": dict(result.verified.sizes),

@@ -29,6 +29,7 @@ from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.output import (
     add_row,
     new_table,
+    output_lines,
     warn,
     write_json,
     write_line,
@@ -136,7 +137,9 @@ def run(
         files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, Source(model=model, trust=trust), output)
     rungs, by = _rungs(target, given, device.sdk), (by_op.per_op, by_op.named(target, device))
-    with telling_stale(files), files.locked():
+    with telling_stale(files), files.locked() as removed:
+        for text in removed:
+            warn(text)
         with shown("ladder", quiet=as_json) as bar:
             kept = evaluation.options(data), tolerance.stated()
             found = _walked(opened, rungs, *kept, bar, by_op=by)
@@ -236,6 +239,7 @@ def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
     best = outcome.best
     return {
         "fp32": outcome.baseline,
+        "left_out": list(outcome.left_out),
         "rungs": [
             {
                 "options": r.rung.name,
@@ -289,6 +293,8 @@ def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
 
 
 def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> None:
+    from finecast.data.scoring import by_output
+
     outcome, plan = found.outcome, found.plan
     lines: list[str] = []
     if outcome.best is None:
@@ -296,6 +302,8 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
     else:
         rung = outcome.best.rung
         lines += [f"* recommended: {rung.name}", f"  {rung.command()}", f"  {rung.snippet}"]
+        scores = by_output(outcome.best.metric)
+        lines += output_lines(outcome.best.errors, outcome.left_out, scores)
     if plan is None:
         lines.append(f"per-op plan: {found.why}")
     else:

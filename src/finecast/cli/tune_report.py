@@ -21,8 +21,10 @@ from finecast.pipeline.objective import Objective
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from finecast.pipeline.findings import Findings, Found
     from finecast.pipeline.hint import Anchor
     from finecast.pipeline.outcome import Measured, Outcome
+    from finecast.planning.plan import Plan
 
 _TF32_TIMES = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
@@ -39,6 +41,7 @@ _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
 
 def to_dict(outcome: Outcome) -> dict[str, Any]:
     """The report as JSON."""
+    findings, faster = outcome.findings, outcome.next_faster
     return {
         "verdict": outcome.verdict.value,
         "why": outcome.why,
@@ -67,6 +70,20 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             "left_out": list(outcome.left_out),
         },
         "adjustments": [gain.to_dict() for gain in outcome.gains],
+        "formats": labels(outcome.plan),
+        "frontier": [_found(one, outcome) for one in findings.frontier],
+        "sensitivities": [
+            {
+                "nodes": list(one.nodes),
+                "format": one.format.label,
+                "relative_error": one.error,
+                "fp32": _cost(one.fp32_cost, findings),
+                "low": _cost(one.low_cost, findings),
+            }
+            for one in findings.sensitivities
+        ],
+        "candidates": [_found(one, outcome) for one in findings.candidates],
+        "next_faster": None if faster is None else _found(faster, outcome),
         "anchors": [
             {
                 "name": a.name,
@@ -89,6 +106,42 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
             }
             for t in outcome.trials
         ],
+    }
+
+
+def labels(plan: Plan) -> dict[str, str]:
+    """The label of each node's format."""
+    return {node: fmt.label for node, fmt in plan.formats.items()}
+
+
+def _cost(cost: float | None, findings: Findings) -> dict[str, float | None]:
+    """A cost with its unit."""
+    timed = findings.priced.name == "TIME"
+    value = cost if cost is None or not timed else cost * 1e3
+    return {"ms" if timed else "bytes": value}
+
+
+def _found(one: Found, outcome: Outcome) -> dict[str, Any]:
+    """A plan that was considered; null for what was not measured.
+
+    ``changes`` are the formats of the nodes that have another one in the result.
+    """
+    own, findings = labels(outcome.plan), outcome.findings
+    formats = labels(one.plan)
+    changed = (n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32"))
+    return {
+        "plan": one.plan.digest,
+        "name": one.name,
+        "predicted": {
+            **_cost(one.predicted_cost, findings),
+            "relative_error": one.predicted_error,
+        },
+        "measured": {**_cost(one.cost, findings), "relative_error": one.error},
+        "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
+        "casts": one.casts,
+        "metric": one.metric,
+        "passed": one.passed,
+        "changes": {node: formats.get(node, "fp32") for node in changed},
     }
 
 

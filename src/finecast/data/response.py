@@ -13,22 +13,25 @@ from typing import Final
 import numpy as np
 
 from finecast.data.deviation import NOTICED, deviation
-from finecast.engines.base import Array, Feeds
+from finecast.engines.base import Array, Feeds, calls_of, each_call
 
 _SPREAD: Final = 0.5
 """Standard deviation of the relative noise on resampled numbers, so that a single number or a
 constant array changes, too."""
 
 
-def resampled(feeds: Feeds, seed: int = 0) -> dict[str, Array] | None:
+def resampled(feeds: Feeds, seed: int = 0) -> Feeds | None:
     """Other inputs of the same kind: each array's elements drawn from its own.
 
     So integers stay valid indices, masks stay masks, and no size changes. Floats are
     multiplied by noise besides. None if no array changes by that.
     """
     generator = np.random.default_rng(seed)
-    found = {name: _resampled(array, generator) for name, array in feeds.items()}
-    same = all(np.array_equal(found[name], array) for name, array in feeds.items())
+    found = each_call(
+        feeds, lambda call: {n: _resampled(array, generator) for n, array in call.items()}
+    )
+    pairs = zip(calls_of(found), calls_of(feeds), strict=True)
+    same = all(np.array_equal(new[n], array) for new, old in pairs for n, array in old.items())
     return None if same else found
 
 
@@ -39,7 +42,7 @@ def _resampled(array: Array, generator: np.random.Generator) -> Array:
     return _noisy(drawn, _SPREAD, generator)
 
 
-def blurred(feeds: Feeds, seed: int = 0) -> dict[str, Array] | None:
+def blurred(feeds: Feeds, seed: int = 0) -> Feeds | None:
     """The inputs with relative noise of ``NOTICED`` on floats; None if there are none.
 
     Errors below ``NOTICED`` are no engine's fault.
@@ -47,7 +50,9 @@ def blurred(feeds: Feeds, seed: int = 0) -> dict[str, Array] | None:
     if all(array.dtype.kind != "f" for array in feeds.values()):
         return None
     generator = np.random.default_rng(seed)
-    return {name: _noisy(array, NOTICED, generator) for name, array in feeds.items()}
+    return each_call(
+        feeds, lambda call: {n: _noisy(array, NOTICED, generator) for n, array in call.items()}
+    )
 
 
 def _noisy(array: Array, spread: float, generator: np.random.Generator) -> Array:

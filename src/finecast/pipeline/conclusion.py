@@ -11,6 +11,7 @@ from finecast.data.scoring import by_output
 from finecast.measure.racing import ANCHOR, Effort, Interval
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain
+from finecast.pipeline.findings import Findings
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
 from finecast.pipeline.hint import Anchor, better_alone
 from finecast.pipeline.measuring import Measurements, Measuring
@@ -39,6 +40,7 @@ class Conclusion:
         measuring: Measures by the objective.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         left_out: Formats that were not tried, and why.
+        findings: What the search considered.
     """
 
     subject: Subject
@@ -49,6 +51,7 @@ class Conclusion:
     measuring: Measuring
     hints: Mapping[str, Built]
     left_out: tuple[str, ...]
+    findings: Findings
 
     def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Measurements:
         """The last race, of models of plans and those that stand beside the result."""
@@ -226,6 +229,7 @@ class Conclusion:
                 *self._better_alone(anchors, measurements, result, tuned.metric),
             ),
             anchors=anchors,
+            findings=self.findings,
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,
             built=built,

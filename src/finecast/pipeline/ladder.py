@@ -48,11 +48,15 @@ class RungResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderOutcome:
-    """All rungs, most accurate first; ``best`` is the recommended one, None if none passes."""
+    """All rungs, most accurate first; ``best`` is the recommended one, None if none passes.
+
+    ``left_out`` are the outputs that no error is told of.
+    """
 
     baseline: float
     rungs: tuple[RungResult, ...]
     best: RungResult | None
+    left_out: tuple[str, ...] = ()
 
     @property
     def fastest_s(self) -> float:
@@ -103,7 +107,12 @@ class LadderWalk:
         self.progress("rungs", len(self.rungs), len(self.rungs))
         passing = [r for r in results if r.passed]
         best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
-        return LadderOutcome(baseline=self.baseline, rungs=tuple(results), best=best)
+        return LadderOutcome(
+            baseline=self.baseline,
+            rungs=tuple(results),
+            best=best,
+            left_out=self.device.exact.left_out,
+        )
 
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
         device = self.device

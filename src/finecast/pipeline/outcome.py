@@ -10,6 +10,7 @@ from typing import Any
 
 from finecast.naming import number_of
 from finecast.pipeline.adjusting import Gain
+from finecast.pipeline.findings import Findings, Found
 from finecast.pipeline.hint import Anchor
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.study import Trial
@@ -83,6 +84,7 @@ class Outcome:
         built: What the plan gave; None where it is unchanged.
         anchors: Models that the engine lowers by itself, without tuning.
         gains: What each adjustment of operands gained, if the tuned model has some.
+        findings: What the search considered: frontier, sensitivities and candidates.
     """
 
     verdict: Verdict
@@ -114,6 +116,7 @@ class Outcome:
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
     gains: tuple[Gain, ...] = ()
+    findings: Findings = field(default_factory=Findings, repr=False)
 
     def __repr__(self) -> str:
         """The verdict, both models side by side, and what the tuned one is made of."""
@@ -135,6 +138,11 @@ class Outcome:
     def measured_error(self) -> float:
         """Relative error of the worst output against fp32, measured on the timing feeds."""
         return max(self.output_errors.values(), default=0.0)
+
+    @property
+    def next_faster(self) -> Found | None:
+        """The next faster plan, which missed or was not tried; None if there is none."""
+        return self.findings.next_faster(self.plan)
 
     @property
     def improved(self) -> bool:

@@ -17,7 +17,7 @@ from finecast.data.datasets import Dataset, data_set, load_npz
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.metrics import get_metric
 from finecast.data.streams import Stream, re_iterable, to_array
-from finecast.engines.base import Feeds, Session, TensorSpec
+from finecast.engines.base import Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.files import digest
 from finecast.graph import Dim, Graph
@@ -162,7 +162,8 @@ def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
     with guarded(
         "the calibration function failed", where=name, fix="call it in python to see more"
     ):
-        yield from calib()
+        for given in calib():  # a list has the steps of one sequence
+            yield Steps(given) if isinstance(given, list | tuple) and given else given
 
 
 def _samples(

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.data.criterion import Criterion
+from finecast.engines.exact import Exact
 from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR
 from finecast.pipeline.adjusting import Adjustments, gaining_kinds, share_left
 from finecast.pipeline.conclusion import Conclusion
+from finecast.pipeline.findings import findings
 from finecast.pipeline.goal import Budget, Goal
 from finecast.pipeline.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.pipeline.last_race import last_race
@@ -120,6 +122,9 @@ class _Tuning:
         candidates: Every plan that was raced.
         fp32: The cost of the fp32 model in the first race, by the objective.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
+        frontier: The first steps of the frontier, those too slow to be raced among them.
+        exact: The fp32 model's outputs on the timed feeds, once a plan was evaluated.
+        errors: Measured relative errors of the plans that were evaluated, by digest.
     """
 
     subject: Subject
@@ -135,6 +140,9 @@ class _Tuning:
     analysis: Analysis | None = None
     fp32: float | None = None
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
+    frontier: list[Proposal] = field(default_factory=list[Proposal])
+    exact: Exact | None = None
+    errors: dict[str, float] = field(default_factory=dict[str, float])
 
     def run(self) -> Outcome:
         if not self.examined.planner.is_free:
@@ -212,6 +220,15 @@ class _Tuning:
             measuring=self.measuring,
             hints=self.hints,
             left_out=self.left_out,
+            findings=findings(
+                self.examined.planner,
+                self.analysis,
+                self.frontier,
+                self.candidates,
+                self.fp32,
+                self.trials.tried,
+                self.errors,
+            ),
         )
 
     @property
@@ -348,6 +365,7 @@ class _Tuning:
         self.analysis = analysis
         self.progress("plans", 0, 1)
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
+        self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
         found = (*hinted, *near, *lowest(planner, analysis))
@@ -383,6 +401,7 @@ class _Tuning:
                 latency_s=fp32_s * found.times.slowdown(digest).median,
                 casts=self.built[digest].casts,
                 spread=found.costs.slowdown(digest).spread,
+                predicted_cost=p.time_s,
             )
             for digest, p in unique.items()
             if digest in found.costs.names  # the engine may lack kernels for a mix of formats
@@ -395,4 +414,7 @@ class _Tuning:
         """The metric of the plan's model on all data."""
         subject = self.subject
         session = self.measuring.session(self.built[plan.digest])
-        return self.workload.evaluate(session, subject.truth or subject.reference)
+        metric = self.workload.evaluate(session, subject.truth or subject.reference)
+        self.exact = self.exact or self.measuring.exact()
+        self.errors[plan.digest] = self.exact.error(session)
+        return metric

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast, final
 
 import numpy as np
 
@@ -16,13 +16,21 @@ from finecast.data.functions import source_digest
 from finecast.data.metrics import Metric
 from finecast.data.scoring import Score, Scoring, scored_outputs
 from finecast.data.streams import Stream
-from finecast.engines.base import Array, Feeds, Session, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    StatefulSession,
+    Steps,
+    TensorSpec,
+    calls_of,
+    each_call,
+)
 from finecast.errors import UsageError, UserCodeError
 from finecast.pipeline.cached_session import CachedSession, feeds_digest
 from finecast.usercode import guarded
 
-Run = Callable[[Feeds], dict[str, Array]]
-EvalFunction = Callable[[Run], float]
+EvalFunction = Callable[["Run"], float]
 CalibrationFunction = Callable[[], Iterable[Feeds]]
 
 # Feeds of a user's functions that are timed: a small, a middle and a large one,
@@ -31,6 +39,9 @@ _TIMED_FEEDS: Final = 3
 _LOOKED_AT: Final = 16
 # or among the first feeds of the evaluation, of which about so many bytes are kept.
 _REMEMBERED_BYTES: Final = 64 << 20
+# Of a sequence, in which the model keeps its state, so many steps: every rounding is probed on
+# all of them.
+_REMEMBERED_STEPS: Final = 32
 # Outputs of the baseline of so many bytes are kept for a second call of a user's function.
 _RECORDED_BYTES: Final = 256 << 20
 # Two values of one metric differ by no more: sums in other orders do.
@@ -47,34 +58,106 @@ MOST_PROBED_ROWS: Final = 128
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
 
 
-class Recording:
-    """Runs a model and keeps its outputs, so that the same calls need not run it again."""
+class _Recording:
+    """The outputs of the calls of an evaluation, to repeat it without the model."""
 
-    def __init__(self, model: Run) -> None:
-        self.runs = 0
-        self._model = model
+    def __init__(self) -> None:
         self._kept: list[tuple[bytes, dict[str, Array]] | None] = []
         self._left = _RECORDED_BYTES
         self._at = 0
 
-    def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run the model."""
-        outputs = self._model(feeds)
-        self.runs += 1
+    def keep(self, feeds: Feeds, outputs: Mapping[str, Array]) -> None:
+        """Keep a copy of the outputs of the next call, as far as there is room."""
         self._left -= sum(a.nbytes for a in outputs.values())
         kept = None
         if self._left >= 0 and not any(a.dtype.hasobject for a in outputs.values()):
             kept = feeds_digest(feeds), {n: a.copy() for n, a in outputs.items()}
         self._kept.append(kept)
-        return outputs
 
-    def replay(self, feeds: Feeds) -> dict[str, Array]:
-        """The outputs that ``run`` gave at the same call; run anew if the feeds are others."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the outputs of all calls were kept."""
+        return None not in self._kept
+
+    def next(self, feeds: Feeds) -> dict[str, Array] | None:
+        """The outputs of the next call; None if they are not kept, or the feeds are others."""
         kept = self._kept[self._at] if self._at < len(self._kept) else None
         self._at += 1
         if kept is None or kept[0] != feeds_digest(feeds):
-            return self._model(feeds)
+            return None
         return {name: array.copy() for name, array in kept[1].items()}
+
+
+@final
+class Run:
+    """What a user's evaluation function gets: ``run(feeds)`` gives the outputs.
+
+    A model that keeps a state starts each call with an empty one. Once ``run.reset()`` was
+    called, calls go on with the state of the call before, up to the next ``run.reset()``.
+    """
+
+    def __init__(
+        self, session: Session, *, remember: bool = False, record: bool = False
+    ) -> None:
+        self.runs = 0
+        self._session = session
+        self._stateful = session if isinstance(session, StatefulSession) else None
+        self._left = _REMEMBERED_BYTES if remember else 0
+        self._sequences: list[list[Feeds]] = []
+        self._carries = self._begins = False
+        self._recording = _Recording() if record else None
+        self._replay: _Recording | None = None
+
+    def __call__(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model once; outputs by name."""
+        known = None if self._replay is None else self._replay.next(feeds)
+        if known is not None:
+            return known
+        self._remember(feeds)
+        if self._carries and self._stateful is not None:
+            outputs = self._stateful.step(feeds)
+        else:
+            outputs = self._session.run(feeds)
+        self.runs += 1
+        if self._recording is not None:
+            self._recording.keep(feeds, outputs)
+        return outputs
+
+    def reset(self) -> None:
+        """Start a new sequence, in which the state is carried from call to call.
+
+        Of a model that keeps no state each call stays a sample of its own.
+        """
+        if self._stateful is not None and self._stateful.keeps_state:
+            self._stateful.reset()
+            self._carries = self._begins = True
+
+    def replayed(self) -> Run:
+        """Gives the outputs of the same calls again; on other feeds it runs the model.
+
+        A step of a sequence depends on the steps before: where some outputs were too many to
+        be kept, all steps are run again.
+        """
+        again = Run(self._session)
+        if self._recording is not None and (self._recording.is_whole or not self._carries):
+            again._replay = self._recording
+        return again
+
+    def _remember(self, feeds: Feeds) -> None:
+        """Keep a copy of the feeds, as the next call of their sequence."""
+        begins, self._begins = self._begins or not self._carries, False
+        if self._left <= 0:
+            return
+        if begins:
+            self._sequences.append([])
+        if len(self._sequences[-1]) < _REMEMBERED_STEPS:
+            call = {k: np.array(v, copy=True) for k, v in feeds.items()}
+            self._sequences[-1].append(call)
+            self._left -= feed_bytes(call)
+
+    def seen(self) -> list[Feeds]:
+        """The first feeds, each of a call or of a sequence."""
+        return [Steps(s) if self._carries else s[0] for s in self._sequences]
 
 
 def metric_value(found: object, where: str) -> float:
@@ -268,24 +351,12 @@ class FunctionWorkload:
             UserCodeError: If the function fails, returns no finite number for the baseline,
                 never runs the model, or returns something else for the same outputs.
         """
-        remember = not self.remembered
-        seen: list[Feeds] = []
-        held = 0
-
-        def run(feeds: Feeds) -> dict[str, Array]:
-            nonlocal held
-            if remember and held < _REMEMBERED_BYTES:
-                seen.append({k: np.array(v, copy=True) for k, v in feeds.items()})
-                held += feed_bytes(feeds)
-            return session.run(feeds)
-
         if reference is not None:
-            return self._called(session.run)
-        recorded = Recording(run)
-        result = self._called(recorded.run)
-        if remember:
-            self.remembered = [*seen]
-        self._check(result, recorded)
+            return self._called(Run(session))
+        run = Run(session, remember=not self.remembered, record=True)
+        result = self._called(run)
+        self.remembered = self.remembered or run.seen()
+        self._check(result, run)
         return result
 
     def _called(self, run: Run) -> float:
@@ -293,9 +364,9 @@ class FunctionWorkload:
             found = self.function(run)
         return metric_value(found, self.name)
 
-    def _check(self, result: float, recorded: Recording) -> None:
+    def _check(self, result: float, run: Run) -> None:
         """Refuse a metric that says nothing of a model."""
-        if not recorded.runs:
+        if not run.runs:
             raise UserCodeError(
                 f"the evaluation function returns {result:g} and never ran the model",
                 where=self.name,
@@ -304,7 +375,7 @@ class FunctionWorkload:
         if math.isnan(result):
             return  # told with the op that first gives NaN
         check_finite(result, self.name)
-        again = self._called(recorded.replay)
+        again = self._called(run.replayed())
         if not math.isclose(result, again, rel_tol=_SAME_METRIC, abs_tol=_SAME_METRIC):
             raise UserCodeError(
                 "the evaluation function returns different numbers for the same outputs of the"
@@ -330,7 +401,7 @@ class FunctionWorkload:
 
 def feed_bytes(feeds: Feeds) -> int:
     """Bytes of all arrays."""
-    return sum(a.nbytes for a in feeds.values())
+    return sum(a.nbytes for call in calls_of(feeds) for a in call.values())
 
 
 def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
@@ -354,7 +425,7 @@ def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS)
     symbol = fronts.pop() if len(fronts) == 1 else None
     if not isinstance(symbol, str) or not symbol:
         return feeds
-    return {name: array[:rows] for name, array in feeds.items()}
+    return each_call(feeds, lambda call: {n: array[:rows] for n, array in call.items()})
 
 
 def samples(feeds: Feeds) -> int:

@@ -122,6 +122,7 @@ def _searched(
     )
     baseline = score(subject.original)
     check_finite(baseline, "the evaluation")
+    search.criterion.check(baseline)
     found = search.search(baseline)
     if not search.scores:
         raise _no_gain(settings.low())

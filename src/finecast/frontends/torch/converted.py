@@ -207,14 +207,14 @@ def _start_compiling_at_forward() -> None:
     function that calls the module they are still traced, as parts of that function.
     """
     # Imported here because it takes over a second, and torch.export has imported it already.
-    from torch._dynamo.eval_frame import set_code_exec_strategy
-    from torch._dynamo.types import FrameAction, FrameExecStrategy
+    from torch._dynamo import eval_frame, types
 
-    forward_only = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
-    set_code_exec_strategy(ConvertedModule.__call__.__code__, forward_only)
-    nothing = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    set_strategy, action = eval_frame.set_code_exec_strategy, types.FrameAction
+    forward_only = types.FrameExecStrategy(action.SKIP, action.DEFAULT)
+    set_strategy(ConvertedModule.__call__.__code__, forward_only)
+    nothing = types.FrameExecStrategy(action.SKIP, action.SKIP)
     for check in (InputCheck.__call__, InputCheck.failed):
-        set_code_exec_strategy(check.__code__, nothing)
+        set_strategy(check.__code__, nothing)
 
 
 def _floats_to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:

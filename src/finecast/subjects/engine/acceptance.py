@@ -32,7 +32,7 @@ from finecast.data.deviation import (
     expected,
 )
 from finecast.data.response import blurred, untold
-from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
@@ -97,10 +97,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fault:
-    """What is wrong with ``output``; ``bad`` tells whether an inner value is wrong, too."""
+    """What is wrong with ``output``; ``bad`` tells whether an inner value is wrong, too.
+
+    ``engine`` is true if the formats are not at fault, but the engine, by one of the ops.
+    """
 
     output: str
     text: str
+    engine: bool = False
     bad: Callable[[Deviation], bool]
 
 
@@ -125,7 +129,8 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
         return *warnings, *_untold(case, bounds, got, wanted)
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
-    raise WrongNumbersError(fault.text, where=where, fix=case.fix)
+    miscomputed = node.name if node is not None and fault.engine else ""
+    raise WrongNumbersError(fault.text, where=where, fix=case.fix, miscomputed=miscomputed)
 
 
 def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
@@ -182,11 +187,25 @@ def _fault(
         if index is not None and found.relative > bounds.relative.get(index, 0.0):
             suspects[name] = found
     allowed = {name: bounds.relative.get(ids[name], 0.0) for name in suspects}
-    fault, warnings = _hopeless(case, suspects, allowed, wanted)
-    if fault is None:
-        mistaken = (_mistaken(case, n, d, allowed[n], wanted) for n, d in suspects.items())
-        fault = next(filter(None, mistaken), None)
-    return fault, warnings
+    _check_given(case, suspects, wanted)
+    fault = _mistaken(case, suspects, allowed, wanted)
+    return (fault, ()) if fault is not None else _hopeless(case, suspects, allowed, wanted)
+
+
+def _check_given(case: Case, suspects: Mapping[str, Deviation], wanted: Outputs) -> None:
+    """Raise EngineError if the engine computes the fp32 model wrongly."""
+    lost = [name for name, found in suspects.items() if found.relative >= LIMIT]
+    exact = _outputs_on(case, case.feeds) if lost else None
+    if exact is None:
+        return
+    for name in lost:
+        off = deviation(wanted[name], exact[name]).relative
+        if off >= LIMIT and _fp32_noise(case, name, exact) < LIMIT:
+            raise EngineError(
+                f"{case.engine.name} computes the model wrongly as it was given: output"
+                f" {name!r} has a relative error of {off:.3g} in fp32",
+                fix="use another engine: an ONNX model runs in onnxruntime",
+            )
 
 
 def _hopeless(
@@ -255,7 +274,8 @@ def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:
 
 def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
     """Relative error of fp32 against itself, by other kernels and inputs off by one unit."""
-    again = _outputs_on(case, {n: nudge(a) for n, a in case.feeds.items()})
+    nudged = each_call(case.feeds, lambda call: {n: nudge(a) for n, a in call.items()})
+    again = _outputs_on(case, nudged)
     return 0.0 if again is None else deviation(again[name], wanted[name]).relative
 
 
@@ -268,26 +288,31 @@ def nudge(array: Array) -> Array:
 
 
 def _mistaken(
-    case: Case, name: str, found: Deviation, allowed: float, wanted: Outputs
+    case: Case,
+    suspects: Mapping[str, Deviation],
+    allowed: Mapping[str, float],
+    wanted: Outputs,
 ) -> _Fault | None:
     """The fault of an output whose error is far above that of the model's formats."""
-    if case.emulated is None:
+    if case.emulated is None or not suspects:
         return None
     try:
         model = case.emulated()
     except EngineError:
         return None  # no other engine here runs it
-    predicted = deviation(model[name], wanted[name]).relative
-    limit = max(allowed, excused(predicted))
-    if not found.relative > limit:
-        return None
-    return _Fault(
-        output=name,
-        text=f"output {name!r} has a relative error of {found.relative:.3g} in "
-        f"{case.engine.name}, where its formats give {predicted:.2g}: "
-        "an op is computed wrongly",
-        bad=lambda d: d.nonfinite or d.relative > limit,
-    )
+    for name, found in suspects.items():
+        predicted = deviation(model[name], wanted[name]).relative
+        limit = max(allowed[name], excused(predicted))
+        if found.relative > limit:
+            return _Fault(
+                output=name,
+                text=f"output {name!r} has a relative error of {found.relative:.3g} in "
+                f"{case.engine.name}, where its formats give {predicted:.2g}: "
+                "an op is computed wrongly",
+                engine=True,
+                bad=partial(_lost, limit=limit),
+            )
+    return None
 
 
 def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
@@ -351,10 +376,13 @@ class _Search:
         return order[high]
 
 
-def feeds_for(session: Session, feeds: Feeds) -> dict[str, Array]:
+def feeds_for(session: Session, feeds: Feeds) -> Feeds:
     """The feeds that ``session`` takes, in the declared types of its inputs."""
-    specs = (s for s in session.inputs if s.name in feeds)
-    return {s.name: feeds[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs}
+    specs = [s for s in session.inputs if s.name in feeds]
+    return each_call(
+        feeds,
+        lambda call: {s.name: call[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs},
+    )
 
 
 def _inputs(graph: Graph, value: int) -> list[int]:

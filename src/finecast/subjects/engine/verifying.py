@@ -136,7 +136,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     warnings = accept(case, got, wanted)
     if isinstance(engine, StreamingEngine):
         _accept_on_one_thread(pair, case, engine.on_one_thread(), got)
-    found = compare(name, [got[output] for output in wanted], list(wanted.values()))
+    found = compare(name, got, wanted)
     found = replace(
         found,
         sizes=seen.sizes,

@@ -6,7 +6,6 @@ full check and that the engine loads; nothing half-written stays.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.loading import from_memory
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
+from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.graph import Dim, Graph
@@ -61,12 +61,12 @@ def write(
     """
     check_output(file, output)
     place = output.path.parent if output.path is not None else None
-    with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
-        staged = Path(folder) / (output.path.name if output.path is not None else "model.onnx")
+    with staging(place) as folder:
+        staged = folder / (output.path.name if output.path is not None else "model.onnx")
         with naming(staged, f"{file.name}, converted"):
             size, told = _saved(file, applied, staged, output)
             # Data before the model that names it.
-            parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
+            parts = sorted(folder.iterdir(), key=lambda p: p.name, reverse=True)
             if place is not None:
                 for part in parts:
                     check_writable(place / part.name, force=output.force)
@@ -255,13 +255,12 @@ def _against_fp64(
     exact = session.run(ran.feeds)
     nudged = session.run({name: nudge(array) for name, array in ran.feeds.items()})
     accept_fp32(applied.graph, ran.wanted, exact, nudged)
-    wanted = list(exact.values())
-    beside = compare("", [ran.got[name] for name in exact], wanted)
-    taken = compare("", [ran.wanted[name] for name in exact], wanted)
+    beside, taken = (compare("", outputs, exact) for outputs in (ran.got, ran.wanted))
     return replace(
         found,
         max_abs_error=beside.max_abs_error,
         relative_error=beside.relative_error,
+        outputs=beside.outputs,
         note=beside.note,
         reference="fp64",
         taken_error=taken.relative_error,
