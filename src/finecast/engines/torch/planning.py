@@ -36,6 +36,7 @@ from finecast.planning.points import Point, RoundingPoints, find_points
 from finecast.planning.problem import Analysis, Roundings, roundings
 from finecast.planning.sensitivity import Sensitivity, joined
 from finecast.planning.units import make_units
+from finecast.progress import Progress, silent
 from finecast.rules import Context, UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active
@@ -237,6 +238,7 @@ def sensitivities(
     *,
     probing: bool = False,
     counted: Collection[int] | None = None,
+    progress: Progress = silent,
 ) -> dict[Format, Errors]:
     """Errors of ``points`` by format: from one backward pass, or by probing.
 
@@ -246,13 +248,18 @@ def sensitivities(
     if counted is None:
         counted = own_outputs(captured, args)
 
+    def told(done: int, total: int) -> None:
+        progress("sensitivity", done, total)
+
     def probed() -> dict[Format, Errors]:
-        return {low: probe_all(captured, points, low, args, counted) for low in formats}
+        return {low: probe_all(captured, points, low, args, counted, told) for low in formats}
 
     if probing:
         return probed()
     try:
-        return {low: first_order(captured, points, low, args, counted) for low in formats}
+        return {
+            low: first_order(captured, points, low, args, counted, told) for low in formats
+        }
     except (RuntimeError, NotImplementedError):
         return probed()
 

@@ -32,6 +32,7 @@ from finecast.planning.switches import Switch
 
 Errors = NDArray[np.float64]
 Tap = Callable[[torch.Tensor], torch.Tensor]
+OnRun = Callable[[int, int], None]
 
 # Draws of the random combination: the estimate's relative deviation is sqrt(2 / draws) for
 # one element and far less for a sum over thousands.
@@ -114,10 +115,12 @@ def probe_all(
     low: Format,
     args: Sequence[Any],
     counted: Collection[int] | None = None,
+    on_run: OnRun | None = None,
 ) -> Errors:
     """The squared relative output error of each point, from a run with it alone rounded.
 
     ``counted`` are numbers of the outputs that it is of, the worst of them; None for all.
+    ``on_run`` is called with the numbers of runs done and expected.
     """
     keys = _keys(captured, points)
 
@@ -126,7 +129,7 @@ def probe_all(
         with torch.no_grad():
             return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
-    return measure(len(points), probe, counted=counted).shares
+    return measure(len(points), probe, counted=counted, on_probe=on_run).shares
 
 
 def switched(
@@ -178,6 +181,7 @@ def first_order(
     low: Format,
     args: Sequence[Any],
     counted: Collection[int] | None = None,
+    on_run: OnRun | None = None,
     *,
     draws: int = _DRAWS,
 ) -> Errors:
@@ -185,7 +189,8 @@ def first_order(
 
     There are ``draws`` backward runs for each of a few outputs, and the error is that of the
     worst. Of many outputs the sum of their errors is taken, from ``draws`` runs for all: the
-    worst has no more. ``counted`` are the outputs' numbers; None for all.
+    worst has no more. ``counted`` are the outputs' numbers; None for all. ``on_run`` is called
+    with the numbers of groups of outputs done and in all.
 
     Raises:
         RuntimeError: If an op of the graph has no gradient.
@@ -210,7 +215,11 @@ def first_order(
         if y.is_floating_point() and y.requires_grad and (counted is None or number in counted)
     ]
     together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]
-    found = [_squared_errors(some, seen, low, draws) for some in together]
+    found: list[dict[tuple[FxNode, int], float]] = []
+    for some in together:
+        if on_run is not None:
+            on_run(len(found), len(together))
+        found.append(_squared_errors(some, seen, low, draws))
     return np.array([max((of[key] for of in found), default=0.0) for key in keys])
 
 

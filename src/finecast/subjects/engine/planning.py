@@ -25,6 +25,7 @@ from finecast.pipeline.profiles import Profiles
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.progress import Progress, silent
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
@@ -130,6 +131,7 @@ def profile_ends(
     engine: Engine,
     feeds: Feeds,
     output_error: Callable[[Session], float] | None = None,
+    progress: Progress = silent,
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
 
@@ -142,7 +144,7 @@ def profile_ends(
     def profiled(plan: Plan) -> Session:
         return load_model(engine, source.build(plan).model, profiling=True)
 
-    return profiles.profile_ends(planner, profiled, feeds, output_error)
+    return profiles.profile_ends(planner, profiled, feeds, output_error, progress)
 
 
 def measured_cost(

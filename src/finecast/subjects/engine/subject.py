@@ -285,12 +285,12 @@ class EngineExamined:
             subject.engine,
             feeds,
             output_error=lambda session: exact.error(session) ** 2,
+            progress=self.progress,
         )
         profiles, slow = profiles.without_slow_formats()
         for fmt in slow:
             subject.tell(f"{fmt.label} gains nothing on this workload: left out")
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
-        self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
         errors = probe_sensitivity(
             planner,

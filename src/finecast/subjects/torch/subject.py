@@ -393,6 +393,7 @@ class TorchExamined:
             args,
             probing=self.subject.options.probing,
             counted=self.counted,
+            progress=self.progress,
         )
         codes = coded_sensitivities(planner, captured, args, self.progress, self.counted)
         return analysis_of(planner, cost, points, errors, codes)
