@@ -1,7 +1,7 @@
 """The formats of a graph's units along the frontier of predicted time and error.
 
 Among two formats each choice is optimal, found by one minimum cut; among more formats
-expansion moves approximate it.
+expansion moves approximate it, and an integer program solves small ones.
 """
 
 from __future__ import annotations

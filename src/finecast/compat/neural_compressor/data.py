@@ -116,7 +116,7 @@ class DummyDataset:
     def __getitem__(self, index: int) -> Any:
         """One sample."""
         inputs = tuple(column[index] for column in self._columns)
-        found = inputs if len(inputs) > 1 else inputs[0]
+        found = inputs[0] if len(inputs) == 1 else inputs
         return (found, 0) if self._label else found
 
 
