@@ -161,7 +161,7 @@ def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
 
 def test_the_fastest_choice_within_the_budget_is_taken() -> None:
     def choice(index: int, time_s: float, squared: float) -> Choice:
-        return Choice(how="", index=index, formats=(), time_s=time_s, error=squared, casts=0)
+        return Choice(index=index, formats=(), time_s=time_s, error=squared)
 
     found = [
         choice(0, 9.0, 0.0),

@@ -18,6 +18,7 @@ from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError, naming
 from finecast.files import DATA_SUFFIX, check_writable, digest, writing
+from finecast.files.staging import staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import MadeTensor
@@ -230,9 +231,8 @@ def save(
         with (
             writing(path),
             paused_collection(keeps=False),
-            tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as name,
+            staging(path.parent) as folder,
         ):
-            folder = Path(name)
             if external:
                 size = stream.write_external(model, folder, path.name, data_name)
             else:
