@@ -209,10 +209,12 @@ def _start_compiling_at_forward() -> None:
     # Imported here because it takes over a second, and torch.export has imported it already.
     from torch._dynamo import eval_frame, types
 
-    set_strategy, action = eval_frame.set_code_exec_strategy, types.FrameAction
-    forward_only = types.FrameExecStrategy(action.SKIP, action.DEFAULT)
+    # Neither module lists these names as its own.
+    set_strategy: Callable[..., None] = vars(eval_frame)["set_code_exec_strategy"]
+    action, strategy = vars(types)["FrameAction"], vars(types)["FrameExecStrategy"]
+    forward_only = strategy(action.SKIP, action.DEFAULT)
     set_strategy(ConvertedModule.__call__.__code__, forward_only)
-    nothing = types.FrameExecStrategy(action.SKIP, action.SKIP)
+    nothing = strategy(action.SKIP, action.SKIP)
     for check in (InputCheck.__call__, InputCheck.failed):
         set_strategy(check.__code__, nothing)
 
