@@ -16,6 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from finecast.errors import UsageError
 from finecast.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ def safe(text: str) -> str:
 
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write strict JSON to stdout; NaN and infinities become null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(_finite(value), indent=2, allow_nan=False)
+    with _printing(sys.stdout):
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
 def write_table(table: Table, *notes: str) -> None:
@@ -57,7 +61,7 @@ def write_table(table: Table, *notes: str) -> None:
     from rich.console import Console
 
     console = Console(width=_fitted(table, width()))
-    with console.capture() as rendered:
+    with _printing(sys.stdout), console.capture() as rendered:
         console.print(table)
     lines = rendered.get().removesuffix("\n").split("\n")
     # In files and pipes without the blanks that fill up a row: some viewers wrap them.
@@ -128,8 +132,31 @@ def _one_line(text: str) -> str:
 
 def _write(stream: TextIO, text: str) -> None:
     encoding = stream.encoding or "utf-8"  # in a C locale ASCII, which lacks most characters
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-    stream.flush()  # a pipe without a reader is noticed here, not when Python exits
+    with _printing(stream):
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()  # a pipe without a reader is noticed here, not when Python exits
+
+
+@contextmanager
+def _printing(stream: TextIO) -> Generator[None]:
+    """Turn an error of the system inside, as of a full disk, into one of the command.
+
+    What is written to the stream from then on is dropped: Python could not empty the stream's
+    buffer as it exits.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # its reader has read enough
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        raise UsageError(
+            f"cannot print the result: {error.strerror}",
+            where="standard output" if stream is sys.stdout else "standard error",
+            fix="print it elsewhere; files are written before the result is printed",
+        ) from error
 
 
 def new_table(

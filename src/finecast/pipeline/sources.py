@@ -142,7 +142,21 @@ def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
     with guarded(
         "the calibration function failed", where=name, fix="call it in python to see more"
     ):
-        yield from calib()
+        given = calib()
+        if not isinstance(given, Iterable):
+            raise _no_feeds(name, f"returns {type(given).__name__}")
+        for feeds in given:
+            if not isinstance(feeds, Mapping):
+                raise _no_feeds(name, f"yields {type(feeds).__name__}")
+            yield feeds
+
+
+def _no_feeds(name: str, what: str) -> UsageError:
+    return UsageError(
+        f"the calibration function {what}, and arrays by the names of the inputs are needed",
+        where=name,
+        fix="yield a dict for each batch: {INPUT: ARRAY}",
+    )
 
 
 def _samples(
