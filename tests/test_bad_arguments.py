@@ -118,5 +118,19 @@ def test_standard_output_is_full(options: list[str], net: Path) -> None:
 
 def test_numbers_of_numpy_are_numbers(net: Path) -> None:
     given: dict[str, Any] = {"tolerance": np.float32(-1), "batch": np.int64(4)}
-    with pytest.raises(UsageError, match="tolerance -1.0 is not usable"):
+    with pytest.raises(UsageError, match=r"tolerance -1\.0 is not usable"):
         finecast.tune(net, data=X, max_trials=np.int64(1), **given)
+
+
+def test_arrays_in_another_byte_order(net: Path) -> None:
+    swapped = np.arange(32, dtype=">f4").reshape(8, 4)
+    np.savez(net.with_name("x.npz"), x=swapped)
+    for data in ({"x": swapped}, net.with_name("x.npz"), [{"x": swapped}]):
+        done = finecast.convert(net, None, "all:bf16", data=data)
+        assert done.verified.max_abs_error is not None
+
+
+def test_labels_that_are_dates(net: Path) -> None:
+    data = {**X, "label": np.zeros(8, "datetime64[s]")}
+    with pytest.raises(UsageError, match=r"top1 needs numbers or text, .* datetime64\[s\]"):
+        finecast.tune(net, data=data, metric="top1")
