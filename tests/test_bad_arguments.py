@@ -134,3 +134,27 @@ def test_labels_that_are_dates(net: Path) -> None:
     data = {**X, "label": np.zeros(8, "datetime64[s]")}
     with pytest.raises(UsageError, match=r"top1 needs numbers or text, .* datetime64\[s\]"):
         finecast.tune(net, data=data, metric="top1")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".PTH", ".safetensors"])
+def test_an_output_named_as_another_format(suffix: str, net: Path) -> None:
+    with pytest.raises(UsageError, match=r"name it .*low\.onnx"):
+        finecast.convert(net, net.with_name(f"low{suffix}"), "all:bf16")
+    assert [p.name for p in net.parent.iterdir()] == ["net.onnx"]
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+@pytest.mark.parametrize(("wide", "grows"), [(8, True), (512, False)])
+def test_weights_in_8_bits_that_make_the_file_larger(
+    wide: int, grows: bool, tmp_path: Path
+) -> None:
+    made = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, W] x) => (float[n, W] y) { y = MatMul (x, w) }""".replace("W]", f"{wide}]")
+    )
+    draw = np.random.default_rng(0).normal(size=(wide, wide)).astype(np.float32)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(draw, "w"))
+    onnx.save(made, tmp_path / "net.onnx")
+    done = finecast.convert(tmp_path / "net.onnx", tmp_path / "low.onnx", "all:int8_weights")
+    assert (done.size_bytes[1] >= done.size_bytes[0]) == grows
+    assert any("makes the model no smaller" in text for text in done.warnings) == grows
