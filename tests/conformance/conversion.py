@@ -8,15 +8,12 @@ from pathlib import Path
 
 import onnx
 
+import finecast
 from finecast.errors import FinecastError
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning import assign
-from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
-from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 
 _VALIDATION = (
@@ -32,7 +29,6 @@ class Converted:
 
     plan: Plan
     graph: Graph
-    edits: tuple[Edit, ...]
     formats: dict[int, Format]
 
     @property
@@ -57,21 +53,15 @@ class Converted:
         return "its floats keep their type: no op of it computes in fp32"
 
 
-def convert(path: Path, output: Path, policy: Policy) -> Converted:
-    """Every op of the model at ``path`` that may take the policy's format does."""
-    file = frontend.load(path)
-    prepared = frontend.prepare(file, policy)
-    planner = Planner(
-        graph=prepared.graph,
-        policy=policy,
-        permissions=permit(Context(graph=prepared.graph, policy=policy)),
-        opset=prepared.minimal_opset,
+def convert(path: Path, output: Path, policy: Policy, engine: str) -> Converted:
+    """The model at ``path`` converted for ``engine`` as users convert it, not verified yet."""
+    done = finecast.convert(
+        path, output, policy=policy, engine=engine, verify=False, force=True
     )
-    formats = assign.lowest(planner.graph, planner.permissions, policy.format)
-    plan = planner.plan(formats, "the lowest that is permitted")
-    applied = frontend.apply(file, plan)
-    frontend.save(applied.model, output, force=True)
-    return Converted(plan=plan, graph=prepared.graph, edits=applied.edits, formats=formats)
+    graph = frontend.apply(frontend.load(path), done.plan).graph
+    chosen = {d.node: d.format for d in done.plan.decisions}
+    formats = {n.id: chosen[n.name] for n in graph.nodes if n.name in chosen}
+    return Converted(plan=done.plan, graph=graph, formats=formats)
 
 
 def invalid(path: Path) -> str:

@@ -18,6 +18,7 @@ from tests.conformance import agreement
 from tests.conformance.cases import Case
 from tests.conformance.conversion import Converted, convert, invalid, originally_invalid
 from tests.conformance.runners import (
+    CONVERTED_FOR,
     ENGINES,
     NotRunError,
     Runner,
@@ -82,7 +83,8 @@ def outcome(case: Case, fmt: Format, folder: Path, *, skipped: int = 0) -> Outco
     source, target = folder / "original.onnx", folder / "converted.onnx"
     onnx.save(case.model, source)
     try:
-        converted = convert(source, target, Policy.parse(f"all:{fmt.label}"))
+        policy = Policy.parse(f"all:{fmt.label}")
+        converted = convert(source, target, policy, CONVERTED_FOR[fmt.label])
     except FinecastError as error:
         return Outcome(**about, result=Result.FAILED, reason=str(error))
     problem = invalid(target)

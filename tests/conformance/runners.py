@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -53,8 +54,12 @@ def by_openvino(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
             model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
         )
         request = compiled.create_infer_request()
-        for port in compiled.inputs:
-            name = next((n for n in port.get_names() if n in feeds), None)
+        # An op that does nothing, like Dropout, can take its input's name away.
+        whole = len(compiled.inputs) == len(feeds)
+        for port, default in zip(
+            compiled.inputs, feeds if whole else repeat(None), strict=False
+        ):
+            name = next((n for n in port.get_names() if n in feeds), default)
             if name is not None:
                 request.set_tensor(port, _openvino_tensor(ov, feeds[name]))
         request.infer()
@@ -77,6 +82,9 @@ ENGINES: Final[Mapping[str, tuple[tuple[str, Runner], ...]]] = {
     "fp16": (("ONNX Runtime", by_onnxruntime), ("onnx.reference", by_reference)),
     "bf16": (("OpenVINO", by_openvino), ("onnx.reference", by_reference)),
 }
+
+CONVERTED_FOR: Final = {"fp16": "onnxruntime", "bf16": "openvino"}
+"""The engine that models are converted for: the first of ``ENGINES`` that has the format."""
 
 
 def feeds_for(model: onnx.ModelProto, inputs: Values) -> dict[str, Any]:

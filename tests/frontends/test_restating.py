@@ -240,3 +240,21 @@ def test_softmax_over_the_last_axis_is_raised_whole() -> None:
     old = engine.load(proto.SerializeToString()).run(feeds)
     new = engine.load(raised.SerializeToString()).run(feeds)
     assert all(np.array_equal(new[name], old[name]) for name in old)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_statistics_that_are_read_keep_their_type(read: bool) -> None:
+    """They have the type that a norm computes them in: a stated one must not contradict it."""
+    outputs = f"float[{ROWS}, {WIDTH}] y, float[{ROWS}, 1] d" if read else "float[] y"
+    proto = parse(
+        f"g (float[{ROWS}, {WIDTH}] x) => ({outputs}) <float[{ROWS}, 1] m>"
+        "{ c = Relu(x) y, m, d = LayerNormalization(c, gain) }"
+    )
+    proto.graph.initializer.extend(NORM[3:])
+    low = converted(proto)
+    norm = next(n for n in low.graph.node if n.op_type == "LayerNormalization")
+    stash = [a.i for a in norm.attribute if a.name == "stash_type"]
+    assert stash == ([] if read else [onnx.TensorProto.BFLOAT16])
+    again = finecast.convert(low, policy="all:fp16", engine="openvino", verify=False).model
+    assert again is not None
+    onnx.checker.check_model(again, full_check=True)

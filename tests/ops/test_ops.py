@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from importlib.resources import files
 
 import onnx.defs
 import pytest
 
 from finecast.ops import OP_TABLE, UNKNOWN, FlopRule, OpInfo, OpKind, Tier, by_name, lookup
-from finecast.ops.table.base import family, index_natives, row
+from finecast.ops.table import index_natives, read_rows
 
 MATMUL_SCOPE = {OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind.ATTENTION}
 
@@ -60,10 +61,29 @@ def test_no_name_twice() -> None:
     assert [n for n, count in (names + natives).items() if count > 1] == []
 
 
+HEADER = "name,kind,tier,exact,sums,flops,onnx,aten,openvino,tf"
+
+
 def test_two_rows_for_one_name_are_rejected() -> None:
-    rows = family(OpKind.MATMUL, Tier.LOW, row("a", "MatMul"), row("b", "MatMul"))
+    rows = ["a,matmul,low,,sums,,MatMul,,,", "b,matmul,low,,sums,,Gemm MatMul,,,"]
     with pytest.raises(ValueError, match="a and b both claim onnx::MatMul"):
-        index_natives(rows)
+        index_natives(read_rows([HEADER, *rows]))
+
+
+@pytest.mark.parametrize("wrong", ["a,matmull,low,,,,A,,,", "a,matmul,lo,,,,A,,,"])
+def test_misspelt_kinds_and_tiers_are_rejected(wrong: str) -> None:
+    with pytest.raises(KeyError):
+        read_rows([HEADER, wrong])
+
+
+def test_cells_say_nothing_but_what_the_header_lists() -> None:
+    lines = files("finecast.ops").joinpath("ops.csv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split(",") for line in lines if line and not line.startswith("#")]
+    assert ",".join(rows[0]) == HEADER
+    assert {len(row) for row in rows} == {10}
+    assert {row[3] for row in rows[1:]} == {"", "exact"}
+    assert {row[4] for row in rows[1:]} == {"", "sums"}
+    assert all(cell == " ".join(cell.split()) for row in rows for cell in row)
 
 
 @pytest.mark.parametrize("info", OP_TABLE, ids=lambda i: i.name)

@@ -7,6 +7,7 @@ import math
 import re
 import tempfile
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
@@ -16,6 +17,7 @@ import numpy as np
 from finecast.engines import other_engines
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.cpus import cpus
+from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
 from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
@@ -193,7 +195,8 @@ class OnnxRuntimeEngine:
     With ``spinning`` its threads wait busily within a run, which is faster if nothing else
     runs, but takes twice the CPU time; sessions that are not timed do without it.
     ``optimizing`` is graph optimization; sessions of models whose inner values are outputs do
-    without it. ``fusing_codes``: quantized ops run in kernels on integers.
+    without it. ``fusing_codes``: quantized ops run in kernels on integers. ``threads`` share
+    the work of one run; 0 for as many as ONNX Runtime chooses.
     """
 
     def __init__(
@@ -203,6 +206,7 @@ class OnnxRuntimeEngine:
         spinning: bool = True,
         optimizing: bool = True,
         fusing_codes: bool = True,
+        threads: int = 0,
     ) -> None:
         try:
             present = devices()
@@ -219,7 +223,10 @@ class OnnxRuntimeEngine:
             )
         warm_up(self.name)
         self._options = _Options(
-            spinning=spinning, optimizing=optimizing, fusing_codes=fusing_codes
+            spinning=spinning,
+            optimizing=optimizing,
+            fusing_codes=fusing_codes,
+            threads=threads,
         )
         self._device = match
         self._provider = match + _SUFFIX
@@ -246,33 +253,15 @@ class OnnxRuntimeEngine:
         Raises:
             EngineError: If it is not an ONNX model, or has an op without kernel.
         """
-        return self._load(model, self._options, profiling=profiling)
-
-    def load_streams(
-        self, model: Path | bytes, fmt: Format = Format.FP32
-    ) -> OnnxRuntimeStreams:
-        """A session whose runs take one thread each, and threads that call it.
-
-        Raises:
-            EngineError: As ``load``; or if ``fmt`` is not fp32, for there are no hints.
-        """
-        if fmt is not Format.FP32:
-            raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
-        session = self._load(model, replace(self._options, threads=1), profiling=False)
-        return OnnxRuntimeStreams(session.run, cpus())
-
-    def _load(
-        self, model: Path | bytes, asked: _Options, *, profiling: bool
-    ) -> OnnxRuntimeSession:
         where = str(model) if isinstance(model, Path) else ""
         source = read_source(model)
-        opener = _SessionOpener(model, self._provider, asked)
+        opener = _SessionOpener(model, self._provider, self._options)
         dry_run = DryRun(
             library=self.name,
             settings=opener.settings(),
             # Copies that show a model's values, or round them, come by tens: the model itself
             # was tried, and these are run as its ops are defined.
-            model=model if asked.fusing_codes or isinstance(model, Path) else None,
+            model=model if self._options.fusing_codes or isinstance(model, Path) else None,
             where=where,
             fix=other_engines(self.name),
         ).load()
@@ -291,6 +280,28 @@ class OnnxRuntimeEngine:
             profile=opener if profiling else None,
             dry_run=dry_run,
         )
+
+    def load_streams(
+        self, model: Path | bytes, fmt: Format = Format.FP32
+    ) -> OnnxRuntimeStreams:
+        """A session whose runs take one thread each, and threads that call it.
+
+        Raises:
+            EngineError: As ``load``; or if ``fmt`` is not fp32, for there are no hints.
+        """
+        if fmt is not Format.FP32:
+            raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
+        return OnnxRuntimeStreams(self.as_one_stream().load(model).run, cpus())
+
+    def as_one_stream(self) -> OnnxRuntimeEngine:
+        """The engine on one thread: each stream has one."""
+        return self.on_one_thread()
+
+    def on_one_thread(self) -> OnnxRuntimeEngine:
+        """The same engine; its sessions run on one thread."""
+        engine = copy(self)
+        engine._options = replace(self._options, threads=1)
+        return engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +358,7 @@ class _SessionOpener:
         """What decides how a model is compiled, as ``dry_run_worker`` reads it."""
         # Between runs threads sleep, or they would take the processors of other sessions:
         # three that spun, timed in turns, took twice as long as each alone.
-        entries = {"session.force_spinning_stop": "1"}
+        entries = {"session.force_spinning_stop": "1", **ONNXRUNTIME}
         if not self._asked.fusing_codes:
             entries["session.disable_quant_qdq"] = "1"
         providers = [self._provider]

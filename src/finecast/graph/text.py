@@ -27,6 +27,7 @@ import numpy as np
 
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph.builder import GraphBuilder
 from finecast.numbers.formats import Format
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:*$@<>|+-]+")
@@ -282,29 +283,24 @@ class _Reader:
         return ports
 
     def graph(self) -> Graph:
-        uses: dict[int, list[int]] = {}
-        producers: dict[int, int] = {}
-        nodes: list[Node] = []
+        builder: GraphBuilder[int] = GraphBuilder()
         for node, taken, given in self.nodes:
-            nodes.append(
+            builder.add(
                 replace(node, follows_in=self._flags(taken), follows_out=self._flags(given))
             )
-            for index in dict.fromkeys(p.index for p in taken if p.index is not None):
-                uses.setdefault(index, []).append(node.id)
-            producers |= {p.index: node.id for p in given if p.index is not None}
-        if sorted(self.values) != list(range(len(self.values))) or not uses.keys() <= set(
-            self.values
-        ):
+        ids = range(len(self.values))
+        read = {i for node in builder.nodes for i in node.inputs if i is not None}
+        if sorted(self.values) != list(ids) or not read <= set(ids):
             raise ModelError(
                 "values are not numbered from %0 without gaps",
                 where="graph text",
                 fix="declare each value once, as input, constant, value or a node's result",
             )
-        values = tuple(
-            replace(self.values[i], producer=producers.get(i), uses=tuple(uses.get(i, ())))
-            for i in range(len(self.values))
+        values = (
+            replace(self.values[i], producer=builder.producer(i), uses=builder.uses(i))
+            for i in ids
         )
-        return Graph(nodes=tuple(nodes), values=values, digest=self.digest)
+        return builder.finish(values, self.digest)
 
     def _flags(self, ports: Iterable[_Port]) -> tuple[bool, ...]:
         return tuple(

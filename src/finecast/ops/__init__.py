@@ -1,13 +1,12 @@
 """The op table: every op's kind, its tier and its native names.
 
-The rows are in ``finecast.ops.table``; this module looks them up. An op without a row keeps
+The rows are in ``ops.csv``; this module looks them up. An op without a row keeps
 its type and is reported: nothing is assumed about it.
 """
 
 from __future__ import annotations
 
-from finecast.ops.table import OP_TABLE
-from finecast.ops.table.base import FlopRule, OpInfo, OpKind, Tier, index_natives
+from finecast.ops.table import OP_TABLE, FlopRule, OpInfo, OpKind, Tier, index_natives
 
 __all__ = [
     "OP_TABLE",

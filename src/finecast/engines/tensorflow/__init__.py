@@ -17,6 +17,7 @@ from finecast.engines.base import (
     Loadable,
     TensorSpec,
 )
+from finecast.engines.numerics import TENSORFLOW
 from finecast.engines.ports import ordered_feeds
 from finecast.engines.probe_models import Probe
 from finecast.engines.tensorflow.probe_graphs import cast_graph, probe_graph
@@ -35,6 +36,8 @@ _REWRITES: Final = {Format.BF16: "auto_mixed_precision_onednn_bfloat16", Format.
 """Names of Grappler's setting that lowers a model to each format on a CPU."""
 _ON: Final = 1
 """``RewriterConfig.Toggle.ON``."""
+_OFF: Final = 2
+"""``RewriterConfig.Toggle.OFF``."""
 _LONGEST: Final = 240
 _AT_NODE: Final = re.compile(r"^Node: '(?P<node>.*)'\n(?P<what>.*)$", re.MULTILINE)
 
@@ -264,6 +267,7 @@ def _config(profiling: bool, rewrite: str) -> Any:
     config = tf.compat.v1.ConfigProto()
     if profiling:  # kernels that overlap cannot be timed one by one
         config.inter_op_parallelism_threads = 1
-    if rewrite:
-        setattr(config.graph_options.rewrite_options, rewrite, _ON)
+    for name in TENSORFLOW:
+        toggle = _ON if name == rewrite else _OFF
+        setattr(config.graph_options.rewrite_options, name, toggle)
     return config

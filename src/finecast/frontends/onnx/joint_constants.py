@@ -20,6 +20,7 @@ from finecast.frontends.onnx.constants import (
     constant_reader,
     constant_tensor,
 )
+from finecast.frontends.onnx.redefined import trains
 from finecast.frontends.onnx.types import every_node
 from finecast.numbers.formats import Format
 
@@ -68,14 +69,14 @@ class _Norm:
 def _norm(node: ir.Node) -> _Norm | None:
     """The node as a low batch norm of constants; None if it is none.
 
-    Also None if the combined numbers do not fit the format.
+    Also None if it trains, so that its mean and variance are not those constants, or if the
+    combined numbers do not fit the format.
     """
-    if node.op_type != "BatchNormalization" or node.domain:
+    if node.op_type != "BatchNormalization" or node.domain or trains(node):
         return None
     fmt = _LOW.get(node.outputs[0].dtype or ir.DataType.UNDEFINED)
     vectors = [_numbers(v) for v in node.inputs[1:]]
-    training = node.attributes.get("training_mode")
-    if fmt is None or (training is not None and training.as_int()):
+    if fmt is None:
         return None
     known = [v for v in vectors if v is not None]
     if len(known) != 4:

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native
+from finecast.frontends.onnx.aside import bring_back, set_aside
 from finecast.frontends.onnx.definitions import normal_domain
-from finecast.frontends.onnx.last_axis import bring_back, set_aside
-from finecast.frontends.onnx.redefined import restate
+from finecast.frontends.onnx.redefined import read_by_engines, restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.statements import stated_since
@@ -100,8 +100,8 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
             fix="export the model at a newer opset, or use fp16",
         ) from error
     raised = restored(proto, model)
-    restate(raised, own, version)
     bring_back(raised)
+    restate(raised, own, version)
     least = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", version]
     before = model.ir_version or 0
     raised.ir_version = max(raised.ir_version or 0, least)
@@ -117,12 +117,16 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
 def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     """The model at the highest of ``versions`` that onnx can raise it to.
 
+    A version at which an engine misreads one of its ops is not among them: the next one above
+    that all engines read takes its place.
+
     Raises:
         ModelError: If it can be raised to none: the error of the highest. Or if onnx's
             converter crashes.
     """
     first: ModelError | None = None
-    for version in sorted(set(versions), reverse=True):
+    readable = {read_by_engines(model, version) for version in versions}
+    for version in sorted(readable, reverse=True):
         try:
             return raise_opset(model, version)
         except native.PassDiedError:  # each further try could take as long to die

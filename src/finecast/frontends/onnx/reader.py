@@ -28,7 +28,6 @@ from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_v
 from finecast.frontends.onnx.types import bodies, every_node
 from finecast.frontends.scopes import scope_of
 from finecast.graph import (
-    PHI,
     ROUNDS,
     SCALARS,
     Attribute,
@@ -38,6 +37,7 @@ from finecast.graph import (
     Node,
     Value,
 )
+from finecast.graph.builder import GraphBuilder
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
@@ -122,24 +122,16 @@ class _Reader:
         self.own_casts = own_casts
         self.binding = OnnxBinding(model=model)
         self.opset = opset_of(model)
-        self.ids: dict[ir.Value, int] = {}
-        self.nodes: list[Node] = []
-        self.producers: dict[int, int] = {}
-        self.uses: dict[int, list[int]] = {}
+        names = (n.name or "" for n in every_node(model.graph))
+        self.builder: GraphBuilder[ir.Value] = GraphBuilder(names)
+        self.binding.values = self.builder.keys
         self.regions = 0
-        self.names = {n.name for n in every_node(model.graph)}
         self.inputs = _runtime_inputs(model)
         self.outputs = set(model.graph.outputs)
         self.came_as: Mapping[str, Scaled] = {}
 
     def value(self, value: ir.Value | None) -> int | None:
-        if value is None:
-            return None
-        found = self.ids.get(value)
-        if found is None:
-            found = self.ids[value] = len(self.binding.values)
-            self.binding.values.append(value)
-        return found
+        return None if value is None else self.builder.value(value)
 
     def graph(self, graph: ir.Graph, region: int, *, fixed: bool = False) -> None:
         for value in (*graph.inputs, *graph.initializers.values()):
@@ -175,13 +167,15 @@ class _Reader:
             flags_in, flags_out, fmt = following(
                 node.op_type, node.domain, self.opset, labels_of(inputs), labels_of(outputs)
             )
-        self._add(
-            node,
+        self.binding.nodes.append(node)
+        self.binding.ports.append(
             tuple(
                 None if v is None else Port(owner=node, index=i) for i, v in enumerate(inputs)
-            ),
+            )
+        )
+        self.builder.add(
             Node(
-                id=len(self.nodes),
+                id=len(self.builder.nodes),
                 name=node.name or "",
                 op=found.op,
                 native=found.native,
@@ -194,7 +188,7 @@ class _Reader:
                 attributes=dict(_attributes(node)),
                 scope=scope_of(node.name or ""),
                 region=region,
-            ),
+            )
         )
         for merge in merges:
             self.phi(node, merge, region, found.admits, fixed=fixed)
@@ -212,52 +206,31 @@ class _Reader:
         sources = [port_value(p) for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
-        fmt = FORMATS.get(shared)
-        self.binding.owners[len(self.nodes)] = node
-        name = f"{node.name}/{PHI}_{merge.name}"
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        self._add(
-            None,
-            tuple(merge.inputs),
-            Node(
-                id=len(self.nodes),
-                name=name,
-                op=PHI,
-                native=f"finecast::{PHI}",
-                inputs=tuple(self.value(v) for v in sources),
-                outputs=tuple(self.value(v) for v in merge.outputs),
-                follows_in=(fmt is not None,) * len(sources),
-                follows_out=(fmt is not None,) * len(merge.outputs),
-                format=fmt,
-                admits=admits if fmt else frozenset(),
-                attributes={"of": node.op_type, "port": merge.name},
-                scope=node.name or "",
-                region=region,
+        self.binding.owners[len(self.builder.nodes)] = node
+        self.binding.nodes.append(None)
+        self.binding.ports.append(tuple(merge.inputs))
+        self.builder.add_phi(
+            node.name or "",
+            merge.name,
+            (
+                [self.builder.value(v) for v in sources],
+                [self.builder.value(v) for v in merge.outputs],
             ),
+            FORMATS.get(shared),
+            admits=admits,
+            attributes={"of": node.op_type, "port": merge.name},
+            region=region,
         )
 
-    def _add(self, native: ir.Node | None, ports: tuple[Port | None, ...], node: Node) -> None:
-        self.binding.nodes.append(native)
-        self.binding.ports.append(ports)
-        self.nodes.append(node)
-        for index in dict.fromkeys(node.inputs):
-            if index is not None:
-                self.uses.setdefault(index, []).append(node.id)
-        for index in node.outputs:
-            if index is not None:
-                self.producers[index] = node.id
-
     def finish(self, digest: str) -> Graph:
-        values = tuple(
+        values = (
             Value(
                 id=i,
                 name=v.name or f"value_{i}",
                 dtype=dtype_label(v.type),
                 shape=_shape(v),
-                producer=self.producers.get(i),
-                uses=tuple(self.uses.get(i, ())),
+                producer=self.builder.producer(i),
+                uses=self.builder.uses(i),
                 constant=self._constant(v),
                 is_input=v in self.inputs,
                 is_output=v in self.outputs,
@@ -265,7 +238,7 @@ class _Reader:
             )
             for i, v in enumerate(self.binding.values)
         )
-        return Graph(nodes=tuple(self.nodes), values=values, digest=digest)
+        return self.builder.finish(values, digest)
 
     def _constant(self, value: ir.Value) -> ConstantStats | None:
         tensor = constant_tensor(value)

@@ -2,8 +2,9 @@
 
 Law: after ``restate`` the ops of a raised model compute what they did in its own opset. As of
 onnx 1.23 the converter renames Upsample to Resize and adds inputs, but does not state the
-coordinates that the old definition takes; and it knows nothing of Hardmax and
-GroupNormalization. Without this the numbers would be others, and no error would tell.
+coordinates that the old definition takes; and it knows nothing of Hardmax,
+GroupNormalization and norms that train. Without this the numbers would be others, and no error
+would tell.
 """
 
 from __future__ import annotations
@@ -20,6 +21,58 @@ from finecast.frontends.onnx.constants import constant_tensor, constant_value
 from finecast.frontends.onnx.definitions import FLATTENING_AXIS
 from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.types import every_node
+
+TRAINING_STATED_FROM: Final = 14
+"""The opset from which on an attribute says that a BatchNormalization trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Misread:
+    """Ops that an engine reads otherwise at some opsets, where ``when`` holds of a node.
+
+    ``tests/conformance/opsets.py`` shows these faults of OpenVINO 2026.4.
+    """
+
+    ops: frozenset[str]
+    at: range
+    when: Callable[[ir.Node], bool]
+
+
+_MISREAD: Final[Sequence[_Misread]] = (
+    # It reduces over all axes.
+    _Misread(
+        ops=frozenset({"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"}),
+        at=range(13, 18),
+        when=lambda node: "axes" in node.attributes,
+    ),
+    # It takes the definition of opset 13, over one axis.
+    _Misread(
+        ops=frozenset({"Softmax", "LogSoftmax", "Hardmax"}),
+        at=range(11, 13),
+        when=lambda node: node.attributes.get_int("axis", FLATTENING_AXIS) != -1,
+    ),
+)
+
+
+def read_by_engines(model: ir.Model, version: int) -> int:
+    """The first opset from ``version`` on at which each engine reads all ops of ``model``."""
+    nodes = [n for n in every_node(model.graph) if not n.domain]
+    for row in _MISREAD:
+        if version in row.at and any(n.op_type in row.ops and row.when(n) for n in nodes):
+            version = row.at.stop
+    return version
+
+
+def trains(node: ir.Node) -> bool:
+    """Whether ``node`` is a BatchNormalization that takes its statistics from its own input.
+
+    Before opset 14 having more than one output says so, from then on the attribute
+    ``training_mode``.
+    """
+    if node.op_type != "BatchNormalization" or node.domain:
+        return False
+    stated = node.attributes.get("training_mode")
+    return len(node.outputs) > 1 if stated is None else bool(stated.as_int())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +95,11 @@ def restate(model: ir.Model, before: int, version: int) -> None:
     Raises:
         ModelError: If the later definition cannot state an op.
     """
-    due = {r.op: r.restate for r in _REDEFINED if before < r.since <= version}
-    for node in list(every_node(model.graph)) if due else ():
-        if not node.domain and node.op_type in due:
-            due[node.op_type](node, model)
+    for row in _REDEFINED:
+        if before < row.since <= version:
+            for node in list(every_node(model.graph)):
+                if not node.domain and node.op_type == row.op:
+                    row.restate(node, model)
 
 
 def _resize(node: ir.Node, model: ir.Model) -> None:
@@ -80,6 +134,8 @@ def _hardmax(node: ir.Node, model: ir.Model) -> None:
         return
     fresh = FreshNames(model)
     axis = node.attributes.get_int("axis", FLATTENING_AXIS)
+    if axis == -1:  # over the last axis both definitions say the same
+        return
 
     def made(kind: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Node:
         name = fresh(f"{out.name}_{kind.lower()}")
@@ -98,6 +154,23 @@ def _hardmax(node: ir.Node, model: ir.Model) -> None:
     out.name, final.name = final.name, name
     final.shape, final.type = out.shape, out.type
     out.shape = None
+
+
+def _batch_normalization(node: ir.Node, model: ir.Model) -> None:
+    """Before opset 14 a norm with five outputs trains; the last two no longer exist."""
+    if not trains(node):
+        return
+    saved = node.outputs[3:]
+    if any(v.uses() or v.is_graph_output() for v in saved):
+        raise _cannot(node, "its saved mean or variance is read, which no later opset gives")
+    node.resize_outputs(3)
+    node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+
+
+def _dropout(node: ir.Node, model: ir.Model) -> None:
+    """Opset 10 makes numbers of the mask booleans, opset 12 an unstated mask one of True."""
+    if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+        raise _cannot(node, "its mask is read, which later opsets define otherwise")
 
 
 def _group_normalization(node: ir.Node, model: ir.Model) -> None:
@@ -125,7 +198,12 @@ def _cannot(node: ir.Node, why: str) -> ModelError:
 
 
 _REDEFINED: Final[Sequence[_Redefined]] = (
+    _Redefined(op="Dropout", since=10, restate=_dropout),
     _Redefined(op="Resize", since=11, restate=_resize),
+    _Redefined(op="Dropout", since=12, restate=_dropout),
     _Redefined(op="Hardmax", since=13, restate=_hardmax),
+    _Redefined(
+        op="BatchNormalization", since=TRAINING_STATED_FROM, restate=_batch_normalization
+    ),
     _Redefined(op="GroupNormalization", since=21, restate=_group_normalization),
 )

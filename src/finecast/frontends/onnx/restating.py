@@ -152,14 +152,21 @@ def _become(
 
 
 def _statistics(node: ir.Node) -> Sequence[ir.Node]:
-    """Let a norm compute its statistics in bf16 by its definition (``stash_type``)."""
-    if node.op_type not in _STASHING or any(v.uses() for v in node.outputs[1:]):
+    """Let a norm compute its statistics in bf16 by its definition (``stash_type``).
+
+    Its mean and deviation have that type, too: where they are read, they keep fp32.
+    """
+    statistics = node.outputs[1:]
+    read = any(v.uses() or v.is_graph_output() for v in statistics)
+    if node.op_type not in _STASHING or read:
         return ()
     dtype = node.outputs[0].dtype
     assert dtype is not None
     given = {k: a.value for k, a in node.attributes.items()}
     if given.get("stash_type", int(ir.DataType.FLOAT)) != ir.DataType.FLOAT:
         return ()
+    for value in statistics:
+        value.type = None  # the stated one would contradict the attribute
     return (_state(node, node.op_type, node.inputs, **{**given, "stash_type": int(dtype)}),)
 
 

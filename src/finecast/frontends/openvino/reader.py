@@ -19,7 +19,6 @@ from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of, por
 from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     INNER,
-    PHI,
     ROUNDS,
     SCALARS,
     Attribute,
@@ -29,6 +28,7 @@ from finecast.graph import (
     Node,
     Value,
 )
+from finecast.graph.builder import GraphBuilder
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 
@@ -138,20 +138,15 @@ class _Reader:
     def __init__(self, model: openvino.Model) -> None:
         self.binding = OvBinding(model=model)
         self.types = OpTypes()
-        self.ids: dict[Port, int] = {}
-        self.nodes: list[Node] = []
-        self.producers: dict[int, int] = {}
-        self.uses: dict[int, list[int]] = {}
+        names = (op.get_friendly_name() for op in every_op(model))
+        self.builder: GraphBuilder[Port] = GraphBuilder(names)
         self.computed: set[int] = set()  # values computed from constants alone
         self.decompressed: set[int] = set()  # those of them that a Convert is part of
-        self.names = {op.get_friendly_name() for op in every_op(model)}
         self.changes = changes_of(model) or Changes()
 
     def value(self, port: openvino.Output, region: int = 0) -> int:
-        key = port_key(port)
-        found = self.ids.get(key)
-        if found is None:
-            found = self.ids[key] = len(self.binding.values)
+        found = self.builder.value(port_key(port))
+        if found == len(self.binding.values):
             self.binding.values.append(port)
             self.binding.value_regions.append(region)
         return found
@@ -199,8 +194,8 @@ class _Reader:
         attributes = dict(_attributes(op, kind))
         if added is not None and added.rounds:
             attributes[ROUNDS] = added.rounds
-        made = Node(
-            id=len(self.nodes),
+        node = Node(
+            id=len(self.builder.nodes),
             name=name,
             op=info.name,
             native=f"openvino::{kind}",
@@ -214,7 +209,9 @@ class _Reader:
             scope=scope_of(name),
             region=region,
         )
-        self._add(op, entries, made)
+        self.binding.nodes.append(op)
+        self.binding.entries.append(entries)
+        self.builder.add(node)
 
     def phi(self, op: openvino.Node, number: int, tie: Tie, region: int) -> None:
         """Add a phi, which joins the values that ``tie`` forces to have one type."""
@@ -222,43 +219,20 @@ class _Reader:
         outputs = [self.value(port, region) for port in (*tie.inner, *tie.outer)]
         values = [self.binding.values[i] for i in (*inputs, *outputs)]
         labels = {label_of(port.get_element_type()) for port in values}
-        fmt = FORMATS.get(labels.pop()) if len(labels) == 1 else None
-        name = f"{op.get_friendly_name()}/{PHI}_{number}"
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        made = Node(
-            id=len(self.nodes),
-            name=name,
-            op=PHI,
-            native=f"finecast::{PHI}",
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            follows_in=(fmt is not None,) * len(inputs),
-            follows_out=(fmt is not None,) * len(outputs),
-            format=fmt,
-            admits=_ADMITS if fmt else frozenset(),
+        self.binding.nodes.append(None)
+        self.binding.entries.append(tie.inputs)
+        self.builder.add_phi(
+            op.get_friendly_name(),
+            number,
+            (inputs, outputs),
+            FORMATS.get(labels.pop()) if len(labels) == 1 else None,
+            admits=_ADMITS,
             attributes={"of": op.get_type_name(), INNER: len(tie.inner)},
-            scope=op.get_friendly_name(),
             region=region,
         )
-        self._add(None, tie.inputs, made)
 
     def _source(self, entry: Entry) -> int:
         return self.value(entry.port.get_source_output(), entry.region)
-
-    def _add(
-        self, native: openvino.Node | None, entries: tuple[Entry, ...], node: Node
-    ) -> None:
-        self.binding.nodes.append(native)
-        self.binding.entries.append(entries)
-        self.nodes.append(node)
-        for index in dict.fromkeys(node.inputs):
-            if index is not None:
-                self.uses.setdefault(index, []).append(node.id)
-        for index in node.outputs:
-            if index is not None:
-                self.producers[index] = node.id
 
     def _decompresses(
         self, info: ops.OpInfo, inputs: list[int | None], results: list[int]
@@ -287,21 +261,21 @@ class _Reader:
             for port in reversed(model.outputs)
         }
         names = outputs | inputs
-        values = tuple(
+        values = (
             Value(
                 id=i,
                 name=names.get(i) or _name(port),
                 dtype=label_of(port.get_element_type()),
                 shape=shape_of(port),
-                producer=self.producers.get(i),
-                uses=tuple(self.uses.get(i, ())),
+                producer=self.builder.producer(i),
+                uses=self.builder.uses(i),
                 constant=self._constant(i),
                 is_input=i in inputs,
                 is_output=i in outputs,
             )
             for i, port in enumerate(self.binding.values)
         )
-        return Graph(nodes=tuple(self.nodes), values=values, digest=digest)
+        return self.builder.finish(values, digest)
 
     def _constant(self, index: int) -> ConstantStats | None:
         constant = self.binding.constants.get(index)

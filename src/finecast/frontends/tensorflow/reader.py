@@ -10,13 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from finecast import ops
-from finecast.frontends.tensorflow.functions import bodies, fresh
+from finecast.frontends.tensorflow.functions import bodies
 from finecast.frontends.tensorflow.library import FLOATS, Operation, Tensor, dtype_label, tf
 from finecast.frontends.tensorflow.model import PLACEHOLDERS, FrozenModel
 from finecast.frontends.tensorflow.op_types import fixed_types, op_types
 from finecast.frontends.tensorflow.regions import GraphRegion, every_operation, regions
 from finecast.frontends.tensorflow.ties import InputPort, Place, Slot, TypeTie, is_handle, ties
-from finecast.graph import INNER, PHI, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph import INNER, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph.builder import GraphBuilder
 
 _TRANSPOSES: Final = {"transpose_a": "transA", "transpose_b": "transB", "adj_x": "transA",
                       "adj_y": "transB"}  # fmt: skip
@@ -62,15 +63,11 @@ class _Reader:
     def __init__(self, model: FrozenModel) -> None:
         found = regions(model)
         self.binding = GraphBinding(model=model, regions=found)
-        self.nodes: list[Node] = []
+        self.builder: GraphBuilder[Place] = GraphBuilder()
         self.tensors: list[Tensor] = []
-        self.ids: dict[Place, int] = {}
         self.constants: dict[int, ConstantStats] = {}
-        self.uses: dict[int, list[int]] = {}
-        self.producers: dict[int, int] = {}
         self.inputs = {port.tensor: port for port in model.inputs}
         self.outputs = {port.tensor: port.name for port in model.outputs}
-        self.names: set[str] = set()
         self.ties: dict[Place, list[TypeTie]] = {}
         self.tied_inputs: set[InputPort] = set()
         self.tied_tensors: set[Place] = set()
@@ -94,17 +91,11 @@ class _Reader:
 
     def _value(self, region: int, tensor: Tensor) -> int:
         """The value that a tensor is."""
-        place = (region, tensor.name)
-        if place not in self.ids:
-            self.ids[place] = len(self.tensors)
+        found = self.builder.value((region, tensor.name))
+        if found == len(self.tensors):
             self.tensors.append(tensor)
             self.binding.values.append(tensor.name)
             self.binding.value_regions.append(region)
-        return self.ids[place]
-
-    def _fresh(self, name: str) -> str:
-        found = fresh(name, self.names)
-        self.names.add(found)
         return found
 
     def _op(self, region: GraphRegion, op: Operation) -> None:
@@ -122,9 +113,9 @@ class _Reader:
         tied = bool(bodies(op.node_def)) or any(map(is_handle, (*op.inputs, *op.outputs)))
         types = fixed_types(len(inputs), len(outputs)) if tied else op_types(op)
         slots = (Slot(region=at, node=op.name, attribute=types.attribute),)
-        name = self._fresh(f"{region.prefix}{op.name}")
+        name = self.builder.fresh_name(f"{region.prefix}{op.name}")
         node = Node(
-            id=len(self.nodes),
+            id=len(self.builder.nodes),
             name=name,
             op=ops.lookup(native).name,
             native=native,
@@ -138,31 +129,26 @@ class _Reader:
             scope=name.rpartition("/")[0],
             region=at,
         )
-        self._add(node, op.name, slots if types.attribute else (), tuple(ports))
+        self._bind(op.name, slots if types.attribute else (), tuple(ports))
+        self.builder.add(node)
 
     def _phi(self, region: GraphRegion, op: Operation, index: int, tie: TypeTie) -> None:
         """Add a phi, which joins the values that ``tie`` forces to have one type."""
-        inputs = tuple(self._read_at(entry) for entry in tie.inputs)
-        outputs = tuple(self._tensor_at(place) for place in (*tie.inner, *tie.outer))
+        inputs = [self._read_at(entry) for entry in tie.inputs]
+        outputs = [self._tensor_at(place) for place in (*tie.inner, *tie.outer)]
         types = {self.tensors[i].dtype.as_datatype_enum for i in (*inputs, *outputs)}
         fmt = FLOATS.get(types.pop()) if len(types) == 1 and not tie.fixed else None
         of = f"{self.binding.regions[tie.region].prefix}{tie.of.name}"
-        node = Node(
-            id=len(self.nodes),
-            name=self._fresh(f"{of}/{PHI}_{index}"),
-            op=PHI,
-            native=f"finecast::{PHI}",
-            inputs=inputs,
-            outputs=outputs,
-            follows_in=(fmt is not None,) * len(inputs),
-            follows_out=(fmt is not None,) * len(outputs),
-            format=fmt,
-            admits=frozenset(FLOATS.values()) if fmt else frozenset(),
+        self._bind("", tuple(tie.slots), tuple(tie.inputs))
+        self.builder.add_phi(
+            of,
+            index,
+            (inputs, outputs),
+            fmt,
+            admits=frozenset(FLOATS.values()),
             attributes={"of": tie.of.type, INNER: len(tie.inner)},
-            scope=of,
             region=tie.region,
         )
-        self._add(node, "", tuple(tie.slots), tuple(tie.inputs))
 
     def _read_at(self, entry: InputPort) -> int:
         region = self.binding.regions[entry.region]
@@ -176,23 +162,17 @@ class _Reader:
         graph = self.binding.regions[number].graph
         return self._value(number, graph.get_tensor_by_name(tensor))
 
-    def _add(
-        self, node: Node, native: str, slots: tuple[Slot, ...], entries: tuple[InputPort, ...]
+    def _bind(
+        self, native: str, slots: tuple[Slot, ...], entries: tuple[InputPort, ...]
     ) -> None:
-        self.nodes.append(node)
+        """Note what the next node stands for."""
         self.binding.nodes.append(native)
         self.binding.slots.append(slots)
         self.binding.entries.append(entries)
-        for index in dict.fromkeys(node.inputs):
-            if index is not None:
-                self.uses.setdefault(index, []).append(node.id)
-        for index in node.outputs:
-            if index is not None:
-                self.producers[index] = node.id
 
     def finish(self, digest: str) -> Graph:
-        values = tuple(self._finished(i, t) for i, t in enumerate(self.tensors))
-        return Graph(nodes=tuple(self.nodes), values=values, digest=digest)
+        values = (self._finished(i, t) for i, t in enumerate(self.tensors))
+        return self.builder.finish(values, digest)
 
     def _finished(self, number: int, tensor: Tensor) -> Value:
         plain: str = tensor.name
@@ -205,8 +185,8 @@ class _Reader:
             name=given.name if given else own,
             dtype=dtype_label(tensor.dtype),
             shape=given.shape if given else _shape(tensor),
-            producer=self.producers.get(number),
-            uses=tuple(self.uses.get(number, ())),
+            producer=self.builder.producer(number),
+            uses=self.builder.uses(number),
             constant=self.constants.get(number),
             is_input=given is not None,
             is_output=output is not None,

@@ -33,6 +33,7 @@ from finecast.frontends.torch.aten import (
 )
 from finecast.frontends.torch.regions import states_fp32
 from finecast.graph import SCALARS, STATED, Attribute, ConstantStats, Dim, Graph, Node, Value
+from finecast.graph.builder import GraphBuilder
 from finecast.numbers.formats import Format
 
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
@@ -130,13 +131,10 @@ class _Reader:
     def __init__(self, module: GraphModule) -> None:
         self.module = module
         self.binding = FxBinding(module=module)
-        self.nodes: list[Node] = []
-        self.ids: dict[tuple[FxNode, int | None], int] = {}
+        self.builder: GraphBuilder[tuple[FxNode, int | None]] = GraphBuilder()
         self.constants: dict[int, torch.Tensor] = {}
         self.inputs: set[int] = set()
         self.outputs: set[int] = set()
-        self.uses: dict[int, list[int]] = {}
-        self.producers: dict[int, int] = {}
         self.written = written(module)
 
     def visit(self, node: FxNode) -> None:
@@ -159,22 +157,20 @@ class _Reader:
             into.add(self._value(node, None))
 
     def _value(self, node: FxNode, index: int | None) -> int:
-        key = (node, index)
-        if key not in self.ids:
-            self.ids[key] = len(self.binding.values)
+        found = self.builder.value((node, index))
+        if found == len(self.binding.values):
             self.binding.values.append(ValueSource(node=node, index=index))
-        return self.ids[key]
+        return found
 
     def _all(self, node: FxNode) -> list[int]:
         """Ids of the tensors that ``node`` stands for: one, or each of its tuple."""
+        keys: list[tuple[FxNode, int | None]] = [(node, None)]
         if node.target is operator.getitem:
-            key = cast("tuple[FxNode, int]", node.args)
-            return [self.ids[key]] if key in self.ids else []
-        return (
-            [i for (n, _), i in self.ids.items() if n is node]
-            if _is_tuple(node)
-            else ([self.ids[node, None]] if (node, None) in self.ids else [])
-        )
+            keys = [cast("tuple[FxNode, int]", node.args)]
+        elif _is_tuple(node):
+            keys = [(node, index) for index in range(len(node.meta["val"]))]
+        found = (self.builder.known(key) for key in keys)
+        return [index for index in found if index is not None]
 
     def _call(self, node: FxNode) -> None:
         if node.target is operator.getitem:
@@ -187,10 +183,10 @@ class _Reader:
         info = ops.lookup(native)
         fmt = self._format(node, inputs, outputs)
         kept_in, kept_out = fixed_inputs(native), fixed_outputs(native)
-        number = len(self.nodes)
-        self.nodes.append(
+        self.binding.nodes.append(node)
+        self.builder.add(
             Node(
-                id=number,
+                id=len(self.builder.nodes),
                 name=_name(node),
                 op=info.name,
                 native=native,
@@ -204,11 +200,6 @@ class _Reader:
                 scope=module_path(node),
             )
         )
-        self.binding.nodes.append(node)
-        for index in dict.fromkeys(inputs):
-            if index is not None:
-                self.uses.setdefault(index, []).append(number)
-        self.producers.update({i: number for i in outputs if i is not None})
 
     def _one(self, node: FxNode) -> int | None:
         found = self._all(node)
@@ -284,18 +275,18 @@ class _Reader:
                     name=f"{source.node.name}{suffix}",
                     dtype=self._label(number),
                     shape=tuple(_dim(d) for d in tensor.shape),
-                    producer=self.producers.get(number),
-                    uses=tuple(self.uses.get(number, ())),
+                    producer=self.builder.producer(number),
+                    uses=self.builder.uses(number),
                     constant=_stats(self.constants.get(number)),
                     is_input=number in self.inputs,
                     is_output=number in self.outputs,
                 )
             )
-        return Graph(nodes=tuple(self.nodes), values=tuple(values), digest=self._digest())
+        return self.builder.finish(values, self._digest())
 
     def _digest(self) -> str:
         text = hashlib.sha256()
-        for node, fx in zip(self.nodes, self.binding.nodes, strict=True):
+        for node, fx in zip(self.builder.nodes, self.binding.nodes, strict=True):
             text.update(f"{node.name} {node.native} {node.inputs} {fx.args!r}\n".encode())
         for source in self.binding.values:
             text.update(f"{source.node.name} {source.node.target}\n".encode())

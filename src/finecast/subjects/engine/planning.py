@@ -43,8 +43,11 @@ def make_planner(
     facts: Mapping[int, ValueFacts] | None = None,
     user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
     measured: bool = False,
+    broken: Mapping[str, str] | None = None,
 ) -> Planner:
     """Let the rules judge every op, among them overrides that are active around the caller.
+
+    ``broken`` has reasons why ops, by name, stay in fp32: the engine computes them wrongly.
 
     Raises:
         RuleConflictError: If they leave an op no format.
@@ -52,6 +55,9 @@ def make_planner(
     """
     check_stated(policy, engine, prepared)
     check_overrides(prepared.graph)
+    known = faults(engine.name, engine.device, prepared.graph, policy.formats)
+    told = broken or {}
+    wrong = {n.id: told[n.name] for n in prepared.graph.nodes if n.name in told}
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
         graph=prepared.graph,
@@ -59,7 +65,7 @@ def make_planner(
         facts=facts or {},
         kernels=kernel_query(engine),
         engine=name,
-        faults=faults(engine.name, engine.device, prepared.graph, policy.formats),
+        faults={fmt: {**here, **wrong} for fmt, here in known.items()},
         user_rules=(*user_rules, *active()),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),

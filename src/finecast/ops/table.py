@@ -1,9 +1,13 @@
-"""The vocabulary of the op table: kinds, tiers, and one row's type."""
+"""The op table: kinds, tiers, one row's type, and the rows of ``ops.csv``."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from importlib.resources import files
+from typing import Final
 
 
 class OpKind(Enum):
@@ -134,51 +138,27 @@ class OpInfo:
         return self.exact and self.kind in (OpKind.RELAYOUT, OpKind.MOVEMENT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpRow:
-    """An op within a family: canonical name, native names separated by spaces."""
+def read_rows(lines: Iterable[str]) -> tuple[OpInfo, ...]:
+    """The rows of a table written like ``ops.csv``, whose first lines explain its columns.
 
-    name: str
-    onnx: str
-    aten: str
-    openvino: str
-    tensorflow: str
-
-
-def row(
-    name: str, onnx: str = "", aten: str = "", *, openvino: str = "", tensorflow: str = ""
-) -> OpRow:
-    """A row; native names are separated by spaces.
-
-    ONNX names without a domain are the default domain's, ``ms::`` stands for ONNX Runtime's.
-    PyTorch's names without a namespace are ATen's.
+    Raises:
+        KeyError: If a kind, tier or count is none of the enums'.
     """
-    return OpRow(name=name, onnx=onnx, aten=aten, openvino=openvino, tensorflow=tensorflow)
-
-
-def family(
-    kind: OpKind,
-    tier: Tier,
-    *rows: OpRow,
-    exact: bool = False,
-    accumulates: bool = False,
-    flops: FlopRule | None = None,
-) -> tuple[OpInfo, ...]:
-    """Table rows for ``rows``, which share everything but their names."""
+    rows = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
     return tuple(
         OpInfo(
-            name=r.name,
-            kind=kind,
-            tier=tier,
-            onnx=tuple(_onnx_name(n) for n in r.onnx.split()),
-            aten=tuple(n if "::" in n else f"aten::{n}" for n in r.aten.split()),
-            tf=tuple(f"tf::{n}" for n in r.tensorflow.split()),
-            openvino=tuple(f"openvino::{n}" for n in r.openvino.split()),
-            exact=exact,
-            accumulates=accumulates,
-            flops=flops,
+            name=row["name"],
+            kind=OpKind[row["kind"].upper()],
+            tier=Tier[row["tier"].upper()],
+            onnx=_names(row["onnx"], "onnx"),
+            aten=_names(row["aten"], "aten"),
+            tf=_names(row["tf"], "tf"),
+            openvino=_names(row["openvino"], "openvino"),
+            exact=row["exact"] == "exact",
+            accumulates=row["sums"] == "sums",
+            flops=FlopRule[row["flops"].upper()] if row["flops"] else None,
         )
-        for r in rows
+        for row in rows
     )
 
 
@@ -199,7 +179,11 @@ def index_natives(table: tuple[OpInfo, ...]) -> dict[str, OpInfo]:
     return index
 
 
-def _onnx_name(name: str) -> str:
-    if name.startswith("ms::"):
-        return f"com.microsoft::{name.removeprefix('ms::')}"
-    return name if "::" in name else f"onnx::{name}"
+def _names(cell: str, domain: str) -> tuple[str, ...]:
+    """Native names with their domain; ``ms::`` stands for ONNX Runtime's."""
+    names = (n.replace("ms::", "com.microsoft::", 1) for n in cell.split())
+    return tuple(n if "::" in n else f"{domain}::{n}" for n in names)
+
+
+_FILE = files("finecast.ops").joinpath("ops.csv")
+OP_TABLE: Final = read_rows(_FILE.read_text(encoding="utf-8").splitlines())
