@@ -50,7 +50,7 @@ def fives() -> Iterator[int]:
         ({"target": 5}, "the name of a device, or one with options, is expected"),
         ({"objective": 5}, "the name of an objective is expected"),
         ({"evaluate": 5}, "a function of run is expected"),
-        ({"progress": 5}, "a function of each step is expected"),
+        ({"progress": 5}, "True, False or a function of each step is expected"),
         ({"policy": 3}, "3 is no policy"),
         ({"data": 7}, "data of type int is not iterable"),
         ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),
@@ -58,8 +58,9 @@ def fives() -> Iterator[int]:
     ],
 )
 def test_an_argument_of_a_wrong_type(given: dict[str, Any], expected: str, net: Path) -> None:
+    call: Any = finecast.tune
     with pytest.raises(UsageError, match=expected):
-        finecast.tune(net, **{"data": X, **given})
+        call(net, **{"data": X, **given})
 
 
 def test_other_verbs_check_theirs(net: Path) -> None:
@@ -118,8 +119,9 @@ def test_standard_output_is_full(options: list[str], net: Path) -> None:
 
 def test_numbers_of_numpy_are_numbers(net: Path) -> None:
     given: dict[str, Any] = {"tolerance": np.float32(-1), "batch": np.int64(4)}
+    call: Any = finecast.tune
     with pytest.raises(UsageError, match=r"tolerance -1\.0 is not usable"):
-        finecast.tune(net, data=X, max_trials=np.int64(1), **given)
+        call(net, data=X, max_trials=np.int64(1), progress=False, **given)
 
 
 def test_arrays_in_another_byte_order(net: Path) -> None:

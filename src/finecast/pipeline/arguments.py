@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
@@ -24,7 +24,7 @@ _FLAG: Final = ((bool, Integral), "True or False")
 
 # What None means is each function's own; arguments that are not here are checked where they
 # are read.
-_EXPECTED: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+_EXPECTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "output": _PATH,
     "study": _PATH,
     "engine": _NAME,
@@ -35,7 +35,7 @@ _EXPECTED: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "objective": ((str, Enum), "the name of an objective"),
     "target": ((str, Emulation), "the name of a device, or one with options,"),
     "evaluate": ((Callable,), "a function of run"),
-    "progress": ((Callable,), "a function of each step"),
+    "progress": ((Callable, bool), "True, False or a function of each step"),
     "tolerance": _NUMBER,
     "min_speedup": _NUMBER,
     "timeout_s": _NUMBER,

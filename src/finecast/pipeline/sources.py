@@ -162,7 +162,7 @@ def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
     with guarded(
         "the calibration function failed", where=name, fix="call it in python to see more"
     ):
-        given = calib()
+        given: Any = calib()  # of the user's making, whatever its type says
         if not isinstance(given, Iterable):
             raise _no_feeds(name, f"returns {type(given).__name__}")
         for feeds in given:
