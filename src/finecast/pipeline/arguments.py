@@ -67,7 +67,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _check(name: str, value: object) -> None:
-    kinds, words = _EXPECTED[name]
+    expected: Any = _EXPECTED[name]  # protocols, which isinstance takes, are no types
+    kinds, words = expected
     counted = isinstance(value, bool) and bool not in kinds
     if counted or not isinstance(value, kinds):
         raise UsageError(
