@@ -23,6 +23,7 @@ from finecast.errors import UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
+from finecast.pipeline.arguments import checked
 from finecast.pipeline.artefact import Destination, plan_beside
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
@@ -63,6 +64,7 @@ __all__ = [
 ]
 
 
+@checked
 def load(
     model: Model, *, trust: bool = False, output: str | Path | None = None
 ) -> OpenedModel:
@@ -81,6 +83,7 @@ def load(
     return opened(model, trust=trust, output=None if output is None else Path(output))
 
 
+@checked
 def convert(
     model: Model,
     output: str | Path | None = None,
@@ -143,6 +146,7 @@ def convert(
     return replace(done, warnings=(*removed, *done.warnings, *said))
 
 
+@checked
 def apply(
     plan: Plan | str | Path,
     model: Model,
@@ -172,6 +176,7 @@ def apply(
     return replace(done, warnings=(*removed, *done.warnings))
 
 
+@checked
 def tune(
     model: Model,
     output: str | Path | None = None,
@@ -323,6 +328,7 @@ def _declare_files(
     return files
 
 
+@checked
 def inspect(
     model: Model,
     *,
@@ -349,6 +355,7 @@ def inspect(
     return _taken(given, from_type).census(options, low)
 
 
+@checked
 def judge(
     model: Model,
     policy: Policy | str,

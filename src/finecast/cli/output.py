@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finecast.terminal import one_line, safe, write
+from finecast.terminal import one_line, printing, safe, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +33,10 @@ _LISTED = 4
 
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write strict JSON to stdout; NaN and infinities become null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(_finite(value), indent=2, allow_nan=False)
+    with printing(sys.stdout):
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
 def write_table(table: Table, *notes: str) -> None:
@@ -44,7 +47,7 @@ def write_table(table: Table, *notes: str) -> None:
     from rich.console import Console
 
     console = Console(width=_fitted(table, width()))
-    with console.capture() as rendered:
+    with printing(sys.stdout), console.capture() as rendered:
         console.print(table)
     lines = rendered.get().removesuffix("\n").split("\n")
     # In files and pipes without the blanks that fill up a row: some viewers wrap them.

@@ -6,11 +6,11 @@ import ctypes
 import math
 import re
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 
@@ -160,7 +160,7 @@ class OnnxRuntimeSession:
         if self._plain:
             feeds = {s.name: a for s, a in zip(self._inputs, arrays, strict=True)}
             arrays_out: Sequence[Any] = session.run(names, feeds)
-            return dict(zip(names, arrays_out, strict=True))
+            return dict(_arrays(zip(names, arrays_out, strict=True)))
         return self._run_bound(session, arrays)
 
     def _run_bound(
@@ -259,7 +259,9 @@ class OnnxRuntimeEngine:
         dry_run = DryRun(
             library=self.name,
             settings=opener.settings(),
-            model=model,
+            # Copies that show a model's values, or round them, come by tens: the model itself
+            # was tried, and these are run as its ops are defined.
+            model=model if self._options.fusing_codes or isinstance(model, Path) else None,
             where=where,
             fix=other_engines(self.name),
         ).load()
@@ -402,6 +404,16 @@ def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
     shape = None if port.name in shapeless else port.shape
     dims = None if shape is None else tuple(d if d != "" else None for d in shape)
     return TensorSpec(name=port.name, dtype=ONNX_LABELS.get(element, element), shape=dims)
+
+
+def _arrays(outputs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Array]]:
+    """Outputs by name; the items of one that is a sequence are ``NAME[INDEX]``."""
+    for name, value in outputs:
+        if isinstance(value, list):
+            items = cast("list[Any]", value)
+            yield from _arrays((f"{name}[{i}]", item) for i, item in enumerate(items))
+        else:
+            yield name, value
 
 
 def _array(value: onnxruntime.OrtValue, spec: TensorSpec) -> Array:

@@ -91,14 +91,15 @@ class CommandFiles:
         if path is None:
             return
         path = Path(path)
-        self._claim(role, path, written=True)
-        for part in beside:
-            self._claim(f"{role} (with {part.name})", part, written=True)
-        if folder:
-            check_writable_folder(path, folder, force=self._force)
-        else:
-            kept = path if replaces else Path(os.path.realpath(path))
-            check_writable(kept, force=self._force or not replaces)
+        with writing(path):  # a name may be too long for the file system
+            self._claim(role, path, written=True)
+            for part in beside:
+                self._claim(f"{role} (with {part.name})", part, written=True)
+            if folder:
+                check_writable_folder(path, folder, force=self._force)
+            else:
+                kept = path if replaces else Path(os.path.realpath(path))
+                check_writable(kept, force=self._force or not replaces)
         self._outputs[path] = role
         state = _state(path)
         if replaces and state is not None:

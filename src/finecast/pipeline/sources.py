@@ -162,8 +162,24 @@ def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
     with guarded(
         "the calibration function failed", where=name, fix="call it in python to see more"
     ):
-        for given in calib():  # a list has the steps of one sequence
-            yield Steps(given) if isinstance(given, list | tuple) and given else given
+        given: Any = calib()  # of the user's making, whatever its type says
+        if not isinstance(given, Iterable):
+            raise _no_feeds(name, f"returns {type(given).__name__}")
+        for feeds in given:
+            # A list has the steps of one sequence.
+            steps = feeds if isinstance(feeds, list | tuple) and feeds else [feeds]
+            for step in steps:
+                if not isinstance(step, Mapping):
+                    raise _no_feeds(name, f"yields {type(step).__name__}")
+            yield feeds if isinstance(feeds, Mapping) else Steps(feeds)
+
+
+def _no_feeds(name: str, what: str) -> UsageError:
+    return UsageError(
+        f"the calibration function {what}, and arrays by the names of the inputs are needed",
+        where=name,
+        fix="yield a dict for each batch: {INPUT: ARRAY}",
+    )
 
 
 def _samples(

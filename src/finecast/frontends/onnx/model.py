@@ -27,6 +27,7 @@ from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.sizes import free_negative_sizes
 from finecast.frontends.onnx.verify import (
     check_dense,
+    check_names,
     check_ports,
     check_tensors,
     inner_tensors,
@@ -155,6 +156,7 @@ def load(path: Path) -> OnnxFile:
         raise _unreadable(path, f"it has {size} bytes, and protobuf messages end at 2 GiB")
     with paused_collection():
         proto = _parse(path)
+        check_names(proto, path)
         check_ports(proto, path)
         check_dense(proto, path)
         data = check_tensors(proto, path)

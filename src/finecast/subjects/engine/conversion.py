@@ -175,8 +175,10 @@ class Converter:
         done = replace(self._write(built), gains=gained)
         applied = built.applied
         used = set(plan.formats.values())
+        grown = _grown(done, used)
         warnings = (
             *done.warnings,
+            *grown,
             *uncalibrated(graph, policy.formats, facts),
             *_warnings(source, planner, applied, used),
             *_one_engine_alone(engine, graph, plan),
@@ -311,6 +313,17 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
             yield f"adjust {kind.value}: no product in int8 has an operand for it"
         elif not gain.gains:
             yield f"adjust {kind.value}: left, for it gains no more than noise: {gain.change}"
+
+
+def _grown(done: Conversion, used: Collection[Format]) -> tuple[str, ...]:
+    """A warning if a format of constants alone leaves a file no smaller."""
+    before, after = done.size_bytes
+    named = [fmt.label for fmt in used if fmt.constants_only]
+    if not named or after < before:
+        return ()
+    sizes = f"{before} bytes before, {after} after"
+    why = "codes come with scales and ops, and the constants in codes are few or small"
+    return (f"{named[0]} makes the model no smaller ({sizes}): {why}",)
 
 
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
