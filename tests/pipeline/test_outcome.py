@@ -71,8 +71,8 @@ def test_outputs_of_one_stem_have_plans_of_their_own(mlp: Path, tmp_path: Path) 
     torch.export.save(program, tmp_path / "net.pt2")
     plans: dict[str, Plan] = {}
     for model, output in ((mlp, "low.onnx"), (tmp_path / "net.pt2", "low.pt2")):
-        given = {"data": {"x": X}, "metric": "cosine", "target": "trn1", "batch": 16}
-        found = finecast.tune(model, tmp_path / output, force=True, **given)
+        given: dict[str, Any] = {"data": {"x": X}, "metric": "cosine", "target": "trn1"}
+        found = finecast.tune(model, tmp_path / output, batch=16, force=True, **given)
         assert found.improved
         plans[output] = found.plan
     assert Plan.load(tmp_path / "low.plan.json") == plans["low.onnx"]

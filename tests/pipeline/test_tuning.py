@@ -490,6 +490,23 @@ def test_a_nan_baseline_names_the_op(bench: Bench) -> None:
         bench.tune(metric="cosine")
 
 
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_nan_baseline_names_the_data(bench: Bench, by_function: bool) -> None:
+    """A sample of the last batch, behind those that are observed, has Inf; or NaN, too."""
+    arrays = dict(np.load(bench.data))
+    nans = int(by_function)  # NaN in arrays is refused as they are read
+    arrays["x"][-1].flat[:3] = np.nan if by_function else 0, np.inf, -np.inf
+    np.savez(bench.data, **arrays)
+
+    def evaluate(run: Run) -> float:
+        return float(run({"x": arrays["x"]})["y"].sum())
+
+    text = rf"metric is NaN: input 'x' .* {nans} NaN and 2 Inf in {arrays['x'].size} values"
+    with pytest.raises(ModelError, match=text) as caught:
+        bench.tune(metric="cosine", evaluate=evaluate if by_function else None)
+    assert "leave out samples" in caught.value.fix
+
+
 @pytest.mark.parametrize("gain", [4.0, 0.5])
 def test_never_worse_in_a_real_engine(bench: Bench, gain: float) -> None:
     """OpenVINO's numbers at stated times: those of a busy machine decide no test."""

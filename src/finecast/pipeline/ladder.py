@@ -94,7 +94,8 @@ class LadderWalk:
             progress=self.progress,
         )
         if math.isnan(self.baseline):
-            raise nan_baseline(self.model.name, self.device.first_nonfinite)
+            name, device = self.model.name, self.device
+            raise nan_baseline(name, self.workload, lambda: device.first_nonfinite)
         self.criterion.check(self.baseline, self.workload.worst)
         self.progress("fp32", 1, 1)
 

@@ -20,7 +20,7 @@ from finecast.pipeline.search import (
     same_time,
 )
 from finecast.pipeline.study import Study, Trial, TrialKey
-from finecast.pipeline.workload import Workload
+from finecast.pipeline.workload import Workload, nonfinite_data
 from finecast.planning.plan import Plan
 from finecast.progress import Progress
 
@@ -233,8 +233,19 @@ def _ascending(metric: float, higher_is_better: bool) -> float:
     return metric if higher_is_better else -metric
 
 
-def nan_baseline(model: str, first: str) -> ModelError:
-    """The error if the fp32 model's metric is NaN; ``first`` is the first op to give it."""
+def nan_baseline(model: str, workload: Workload, first_nan: Callable[[], str]) -> ModelError:
+    """The error if the fp32 model's metric is NaN, with the data's NaN and Inf as its cause.
+
+    Where the data has none, ``first_nan`` gives the first op that gives NaN or Inf.
+    """
+    data = nonfinite_data(workload)
+    if data:
+        return ModelError(
+            f"the fp32 model's metric is NaN: {data}",
+            where=model,
+            fix="leave out samples with NaN or Inf, or put numbers in their place",
+        )
+    first = first_nan()
     where = f"; the first op to give NaN or Inf is {first!r}" if first else ""
     return ModelError(
         f"the fp32 model's metric is NaN{where}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from finecast.data.criterion import Criterion
@@ -108,7 +109,8 @@ def tune(
 def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
     value = baseline_of(workload, criterion, subject.reference, subject.truth)
     if math.isnan(value):
-        raise nan_baseline(subject.model.name, subject.first_nan(workload))
+        first = partial(subject.first_nan, workload)
+        raise nan_baseline(subject.model.name, workload, first)
     return value
 
 

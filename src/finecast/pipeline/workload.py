@@ -28,6 +28,7 @@ from finecast.engines.base import (
 )
 from finecast.errors import UsageError, UserCodeError
 from finecast.pipeline.cached_session import CachedSession, feeds_digest
+from finecast.planning.output_errors import is_float
 from finecast.usercode import guarded
 
 EvalFunction = Callable[["Run"], float]
@@ -230,6 +231,10 @@ class Workload(Protocol):
         """
         ...
 
+    def evaluated(self) -> Iterable[Feeds]:
+        """The feeds of the evaluation, as far as they are known after the baseline's."""
+        ...
+
     def calibration(self) -> Iterable[Feeds]:
         """Feeds for facts and sensitivities; each call starts again at the first."""
         ...
@@ -309,6 +314,10 @@ class DataWorkload:
             self.exact[:] = [CachedSession(session)]
         return self.exact[0]
 
+    def evaluated(self) -> Iterable[Feeds]:
+        """All samples, without those that are repeated to fill up a batch."""
+        return (batch.trim(batch.feeds) for batch in self.data.batches(self.batch))
+
     def calibration(self) -> Iterable[Feeds]:
         """The calibration feeds given."""
         return self.calibrate()
@@ -384,6 +393,10 @@ class FunctionWorkload:
                 fix="begin with the same data in each call, and seed its random choices",
             )
 
+    def evaluated(self) -> Iterable[Feeds]:
+        """The first feeds that the user's function had."""
+        return self.remembered
+
     def calibration(self) -> Iterable[Feeds]:
         """The calibration feeds given, else some feeds of the baseline evaluation."""
         if self.calibrate is not None:
@@ -397,6 +410,23 @@ class FunctionWorkload:
         if self.calibrate is not None:
             feeds = list(islice(self.calibrate(), _LOOKED_AT))
         return spread(feeds, _TIMED_FEEDS)
+
+
+def nonfinite_data(workload: Workload) -> str:
+    """How many NaN and Inf the first input that has some has, as text; empty if none has."""
+    counts: dict[str, list[int]] = {}
+    for feeds in workload.evaluated():
+        for call in calls_of(feeds):
+            for name, array in call.items():
+                if is_float(array):
+                    values = array.astype(np.float64, copy=False)
+                    found = (np.isnan(values).sum(), np.isinf(values).sum(), values.size)
+                    before = counts.get(name, [0, 0, 0])
+                    counts[name] = [a + int(b) for a, b in zip(before, found, strict=True)]
+    for name, (nans, infs, size) in counts.items():
+        if nans + infs:
+            return f"input {name!r} of the data has {nans} NaN and {infs} Inf in {size} values"
+    return ""
 
 
 def feed_bytes(feeds: Feeds) -> int:

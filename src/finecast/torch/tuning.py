@@ -159,6 +159,10 @@ class ModuleWorkload:
             check_finite(value, name)
         return value
 
+    def evaluated(self) -> Iterable[Feeds]:
+        """Empty: the function's data is its own."""
+        return ()
+
     def calibration(self) -> Iterable[Feeds]:
         """Empty: the module is observed on its example inputs."""
         return ()

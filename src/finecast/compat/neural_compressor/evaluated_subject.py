@@ -73,6 +73,10 @@ class ModelWorkload:
             check_finite(value, "the evaluation")
         return value
 
+    def evaluated(self) -> Sequence[Feeds]:
+        """All feeds."""
+        return self.feeds
+
     def calibration(self) -> Sequence[Feeds]:
         """All feeds."""
         return self.feeds
