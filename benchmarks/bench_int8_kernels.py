@@ -27,7 +27,8 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from benchmarks.common import report, shared_case, skip
 from finecast import api
 from finecast.engines.base import Array, Feeds
-from finecast.engines.openvino_config import DYNAMIC_QUANTIZATION, config
+from finecast.engines.numerics import DYNAMIC_QUANTIZATION
+from finecast.engines.openvino_config import config
 from finecast.numbers.formats import Format
 
 _TURNS: Final = 40

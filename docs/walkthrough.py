@@ -90,7 +90,7 @@ def _stages(path: Path) -> dict[str, str]:
     units = make_units(prepared.graph, measured.permissions, POLICY.formats)
     points = rounding_points(prepared.graph, units)
     where = {POLICY.format: points}
-    errors = probe_sensitivity(measured, prepared, where, lambda _: [feeds], silent)
+    errors = probe_sensitivity(measured, prepared, where, lambda _: [feeds], None, silent)
     sensitivity = errors[POLICY.format]
     shapes = {i: f.shape for i, f in facts.items()}
     cost = RooflineCost(target=load_target(TARGET), shapes=shapes)

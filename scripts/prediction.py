@@ -144,7 +144,7 @@ def plans(
                 lows[draw.integers(len(lows))] if draw.random() < share else Format.FP32
                 for _ in units.members
             )
-            choice = Choice(how="", index=0, formats=formats, time_s=0.0, error=0.0, casts=0)
+            choice = Choice(formats=formats, time_s=0.0, error=0.0)
             made = planner.plan(chosen(planner.permissions, units, choice), "random")
             yield f"{share:.0%} at random", made
 

@@ -42,7 +42,7 @@ GOLDENS = Path(__file__).parent / "goldens"
 @pytest.fixture(autouse=True)
 def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are raced for the fewest rounds: no time decides a test."""
-    for name in ("RANKING", "FINAL", "BASELINE"):
+    for name in ("RANKING", "FINAL", "DUEL", "BASELINE"):
         monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
 
 

@@ -66,7 +66,7 @@ def test_the_line_for_throughput_has_the_hint_for_it(tuned: Path) -> None:
 def test_the_line_is_that_of_the_engine() -> None:
     line = how_to_run(Path("a.onnx"), "onnxruntime", ["fp32"], throughput=True)
     assert "intra_op_num_threads = 1" in line
-    assert "onnxruntime.InferenceSession('a.onnx')" in how_to_run(
+    assert "onnxruntime.InferenceSession('a.onnx', options)" in how_to_run(
         Path("a.onnx"), "onnxruntime", ["fp16"]
     )
     assert "torch.export.load('a.pt2')" in how_to_run(Path("a.pt2"), "torch", ["bf16"])

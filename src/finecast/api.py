@@ -9,7 +9,7 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,10 +20,11 @@ from finecast.devices.neuron import check_formats, explicit_casts
 from finecast.engines.base import Feeds
 from finecast.engines.usage import in_memory_notes
 from finecast.errors import UsageError
-from finecast.files import CommandFiles
+from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.artefact import Destination
+from finecast.pipeline.arguments import checked
+from finecast.pipeline.artefact import Destination, plan_beside
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
@@ -35,7 +36,7 @@ from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.tuning import tune as search
 from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
-from finecast.progress import Progress, silent
+from finecast.progress import Progress, reporting
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 from finecast.rules.user import without_opinion
@@ -63,6 +64,7 @@ __all__ = [
 ]
 
 
+@checked
 def load(
     model: Model, *, trust: bool = False, output: str | Path | None = None
 ) -> OpenedModel:
@@ -81,6 +83,7 @@ def load(
     return opened(model, trust=trust, output=None if output is None else Path(output))
 
 
+@checked
 def convert(
     model: Model,
     output: str | Path | None = None,
@@ -95,7 +98,7 @@ def convert(
     force: bool = False,
     external_data: bool | None = None,
     from_type: str | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> Conversion:
     """Convert a model by a policy, verify it in an engine, and write it.
 
@@ -115,7 +118,8 @@ def convert(
         external_data: Whether tensors go to ``NAME.data`` beside the output; None: only if
             they do not fit one file, or the model has them in that form.
         from_type: Take ops in this type (fp64, fp16, bf16) to fp32 first; ports keep theirs.
-        progress: Told of each step.
+        progress: True shows progress on a terminal and in a notebook, False nothing; or a
+            function that is told of each step.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -124,7 +128,7 @@ def convert(
     written = _destination(output, force, external_data)
     files = _declare_files(given, written, data=data)
     asked = Policy.of(policy)
-    with files.locked():
+    with reporting(progress, "converting") as report, files.locked() as removed:
         done = _taken(given, from_type).convert(
             written,
             asked,
@@ -135,13 +139,14 @@ def convert(
                 dims=dims or {},
                 user_rules=user_rules or {},
                 verify=verify,
-                progress=progress,
+                progress=report,
             ),
         )
     said = without_opinion(user_rules or (), done.plan.reasons)
-    return replace(done, warnings=(*done.warnings, *said))
+    return replace(done, warnings=(*removed, *done.warnings, *said))
 
 
+@checked
 def apply(
     plan: Plan | str | Path,
     model: Model,
@@ -166,10 +171,12 @@ def apply(
         engine=engine, data=_data_options(data), dims=dims or {}, verify=verify
     )
     stated = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-    with files.locked():
-        return given.apply(written, stated, options)
+    with files.locked() as removed:
+        done = given.apply(written, stated, options)
+    return replace(done, warnings=(*removed, *done.warnings))
 
 
+@checked
 def tune(
     model: Model,
     output: str | Path | None = None,
@@ -183,6 +190,7 @@ def tune(
     tolerance: float = 0.01,
     lower_is_better: bool = False,
     policy: Policy | str = "auto",
+    of: str | Sequence[str] = (),
     engine: str | None = None,
     target: Emulation | str | None = None,
     batch: int = DEFAULT_BATCH,
@@ -193,25 +201,33 @@ def tune(
     timeout_s: float | None = None,
     study: str | Path | None = None,
     resume: bool = False,
+    plan_out: str | Path | None = None,
     force: bool = False,
     external_data: bool | None = None,
     from_type: str | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> Outcome:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
+    Its plan is written to ``plan_out``, by default beside ``output``, with ``.plan.json``.
     Nothing is written where the verdict is UNCHANGED. ``data`` and ``calib`` are an npz file,
     arrays by name, or batches that can be iterated again and again, such as a DataLoader;
     ``calib`` may also be a function that yields feeds. ``objective`` is what to minimise:
-    "latency", time under load ("throughput"), or bytes ("size", "memory"). With a ``target``
-    accuracy is emulated and times are modelled. Trials are kept in ``study``; ``resume`` uses
-    those of the same model, data, code and baseline, and evaluates the winner again.
+    "latency", time under load ("throughput"), or bytes ("size", "memory"). ``of`` names the
+    output that the metric and the error are of; of several the worst counts. By default it is
+    the worst of all for a metric of distance and for the error, else the first; outputs that
+    copy an input do not count. With a ``target`` accuracy is emulated and times are modelled.
+    Trials are kept in ``study``; ``resume`` uses those of the same model, data, code and
+    baseline, and evaluates the winner again.
+    ``progress=True`` shows progress on a terminal and in a notebook, False nothing; a function
+    is told of each step.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     beside: dict[str, Any] = {"labels": labels, "metric": metric, "evaluate": evaluate}
     beside |= {"calib": calib, "batch": batch, "lower_is_better": lower_is_better}
+    beside |= {"of": (of,) if isinstance(of, str) else tuple(of)}
     kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
     goal = Goal(criterion=kept, objective=Objective.of(objective), min_speedup=min_speedup)
     goal = replace(goal, max_trials=max_trials, timeout_s=timeout_s)
@@ -224,11 +240,20 @@ def tune(
         user_rules=user_rules or {},
         study=None if study is None else Path(study),
         resume=resume,
+        plan=_plan_path(plan_out, output),
         from_type=from_type,
-        progress=progress,
     )
     destination = _destination(output, force, external_data)
-    return tuned(load(model, output=output), destination, options)
+    with reporting(progress, "tuning") as report:
+        opened = load(model, output=output)
+        return tuned(opened, destination, replace(options, progress=report))
+
+
+def _plan_path(plan: str | Path | None, output: str | Path | None) -> Path | None:
+    """Where the plan goes: to ``plan`` if that is given, else beside the output."""
+    if plan is not None:
+        return Path(plan)
+    return None if output is None else plan_beside(Path(output))
 
 
 def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outcome:
@@ -238,9 +263,10 @@ def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outc
         FinecastError: As ``tune``.
     """
     files = _declare_files(model, output, data=options.data, study=options.study)
-    with files.locked(), study_at(options.study, resume=options.resume) as study:
+    files.write("the plan", options.plan)
+    with files.locked() as removed, study_at(options.study, resume=options.resume) as study:
         outcome = _searched(_taken(model, options.from_type), output, options, study)
-    return replace(outcome, stale=files.stale())
+    return replace(outcome, stale=files.stale(), warnings=(*removed, *outcome.warnings))
 
 
 def _searched(
@@ -262,6 +288,8 @@ def _searched(
     if output.path is not None and outcome.improved:
         size, _ = model.write(outcome, output, subject, workload)
         outcome = replace(outcome, tuned=replace(outcome.tuned, size_bytes=size))
+    if options.plan is not None and outcome.improved:
+        write_text(options.plan, outcome.plan.to_json())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     run = () if output.path is not None else in_memory_notes(outcome.plan)
     return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said, *run))
@@ -300,6 +328,7 @@ def _declare_files(
     return files
 
 
+@checked
 def inspect(
     model: Model,
     *,
@@ -326,6 +355,7 @@ def inspect(
     return _taken(given, from_type).census(options, low)
 
 
+@checked
 def judge(
     model: Model,
     policy: Policy | str,

@@ -122,9 +122,19 @@ class ModelError(FinecastError):
 
 
 class WrongNumbersError(ModelError):
-    """A converted model whose outputs cannot be explained by its formats; not written."""
+    """A converted model whose outputs cannot be explained by its formats; not written.
+
+    ``miscomputed`` names the op that the engine computes wrongly in its format, if one was
+    found; the same model with that op in fp32 may be right.
+    """
 
     exit_code = ExitCode.NOT_IMPROVED
+
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", miscomputed: str = ""
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.miscomputed = miscomputed
 
 
 class EngineError(FinecastError):

@@ -23,6 +23,9 @@ _MOST_LISTED: Final = 20
 # Only so many names are compared: each takes microseconds, a model may have 100,000 nodes.
 _MOST_COMPARED: Final = 20_000
 
+# Figure dash, en dash, em dash, horizontal bar, hyphen, non-breaking hyphen, minus sign.
+_TYPESET_DASHES: Final = "\u2012\u2013\u2014\u2015\u2010\u2011\u2212"
+
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
@@ -30,6 +33,17 @@ _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 def spelled(word: str) -> str:
     """A word of a fixed vocabulary as its table has it: lower case, no blanks around."""
     return word.strip().lower()
+
+
+def plain_dashes(word: str) -> str:
+    """An option that starts with a typeset dash, with two hyphens in its place.
+
+    AWS's guide prints an em dash and ``-auto-cast-type`` where ``--auto-cast-type`` is meant.
+    Words that are no name of an option are returned as they are.
+    """
+    rest = word.lstrip("-" + _TYPESET_DASHES)
+    dashes, name = word[: len(word) - len(rest)], rest.partition("=")[0].replace("-", "")
+    return f"--{rest}" if name.isalpha() and not dashes.isascii() else word
 
 
 def number_of(count: int, noun: str) -> str:

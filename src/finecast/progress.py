@@ -1,8 +1,20 @@
-"""Callbacks by which long work reports how far it is."""
+"""Reporting on long work: callbacks that say how far it is, and what shows them to a user."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from finecast.errors import UsageError
+from finecast.terminal import one_line, safe, write
+
+_EVERY_S: Final = 15.0
+"""Least time between two lines of progress in a file or a pipe: short work writes none."""
+_REDRAWN_S: Final = 0.2
+"""Least time between two states of a line that is written anew in its place."""
 
 
 class Progress(Protocol):
@@ -16,3 +28,129 @@ class Progress(Protocol):
 def silent(stage: str, done: int, total: int) -> None:
     """Report nothing."""
     del stage, done, total
+
+
+class Phases:
+    """Progress that is passed on to ``report``, and the seconds of each phase so far.
+
+    Law: the seconds since it was made add up over the phases, and the time until the first
+    call is the ``first`` phase's. A phase is a stage without what follows ``" of "`` in it.
+    """
+
+    def __init__(self, report: Progress, first: str) -> None:
+        self._report, self._phase = report, first
+        self._last = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """As ``Progress``; the time since the last call is that call's phase's."""
+        self._count()
+        self._phase = stage.partition(" of ")[0]
+        self._report(stage, done, total)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, the longest first."""
+        self._count()
+        return dict(sorted(self._seconds.items(), key=lambda found: -found[1]))
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._last
+        self._last = now
+
+
+@contextmanager
+def reporting(progress: Progress | bool, title: str) -> Generator[Progress]:
+    """The callback of a caller of the Python API.
+
+    Args:
+        progress: A callback; True to show a bar on a terminal and a line in a notebook, and
+            nothing elsewhere; False to show nothing.
+        title: What is done.
+
+    Raises:
+        UsageError: If ``progress`` is none of these.
+    """
+    if not isinstance(progress, bool) and not callable(progress):
+        raise UsageError(
+            f"{progress!r} reports no progress",
+            where="progress",
+            fix="give True, False, or a function of a stage, the steps done and their number",
+        )
+    if callable(progress):
+        yield progress
+    elif progress and (sys.stderr.isatty() or in_notebook()):
+        with shown(title) as report:
+            yield report
+    else:
+        yield silent
+
+
+def in_notebook() -> bool:
+    """Whether a notebook shows what is written to stderr."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
+
+
+@contextmanager
+def shown(title: str, *, quiet: bool = False) -> Generator[Progress]:
+    """Progress on stderr: a bar on a terminal, one line that changes in a notebook.
+
+    In a file or a pipe it is a line now and then.
+    """
+    if quiet:
+        yield silent
+        return
+    if not sys.stderr.isatty():
+        lines = _Lines(title, redrawn=in_notebook())
+        try:
+            yield lines.report
+        finally:
+            lines.end()
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            text = escape(safe(f"{title}: {stage}"))
+            bar.update(task, completed=done, total=total, description=text)
+
+        yield report
+
+
+class _Lines:
+    """Progress as lines, or as one line that is ``redrawn``, not too often."""
+
+    def __init__(self, title: str, *, redrawn: bool) -> None:
+        self._title, self._redrawn = title, redrawn
+        self._start = time.monotonic()
+        self._last = self._start - _REDRAWN_S if redrawn else self._start
+        self._width = 0
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < (_REDRAWN_S if self._redrawn else _EVERY_S):
+            return
+        self._last = now
+        text = f"{self._title}: {stage}, {done} of {total}, after {now - self._start:.0f} s"
+        self._write(one_line(text))
+
+    def end(self) -> None:
+        """End the line that was redrawn, if there is one."""
+        if self._width:
+            self._redrawn = False
+            write(sys.stderr, "")
+
+    def _write(self, text: str) -> None:
+        if not self._redrawn:
+            write(sys.stderr, text)
+            return
+        write(sys.stderr, "\r" + text.ljust(self._width), end="")
+        self._width = len(text)

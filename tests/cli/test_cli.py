@@ -12,8 +12,9 @@ import pytest
 
 from finecast import cli
 from finecast.cli import VERBS, main
-from finecast.cli.output import progress, write_json
+from finecast.cli.output import write_json
 from finecast.errors import EngineError, ExitCode
+from finecast.progress import shown
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
 def test_progress_is_silent_where_stderr_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with progress("working") as report:
+    with shown("working") as report:
         report("half", 1, 2)
     assert capsys.readouterr() == ("", "")
 

@@ -220,7 +220,8 @@ def wide_case(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("options", "fmt"),
     [
-        (["--target", "trn1"], "bf16"),
+        (["--target", "trn1"], "fp16"),  # as fast as bf16, with more digits
+        (["--target", "trn1", "--auto-cast-type", "bf16"], "bf16"),
         (["--target", "inf1", "--auto-cast-type", "fp16"], "fp16"),
         (["--target", "trn2", "--auto-cast-type", "fp8_e4m3"], "fp8_e4m3"),
         (["--target", "trn1", "--auto-cast", "matmult"], "bf16"),
@@ -283,6 +284,22 @@ def test_tune_keeps_the_criterion_in_emulation(
     assert answer.code == ExitCode.NOT_IMPROVED, answer.err
     assert "misses the criterion" in answer.json["why"]
     assert not out.exists()
+
+
+@pytest.mark.parametrize(("target", "fmt"), [("trn1", "fp16"), ("sm80", "tf32")])
+def test_tune_tries_formats_of_more_digits_than_bf16(
+    finecast: Finecast,
+    wide_case: tuple[Path, Path],
+    tmp_path: Path,
+    target: str,
+    fmt: str,
+) -> None:
+    model, data = wide_case
+    kept = ("--metric", "snr_db", "--tolerance", "60", "--json")  # bf16 has 50, fp16 68
+    out = tmp_path / "low.onnx"
+    answer = finecast("tune", model, "-o", out, "--target", target, "--data", data, *kept)
+    assert answer.code == ExitCode.DONE, answer.json["why"]
+    assert fmt in answer.json["ops"]
 
 
 @pytest.fixture

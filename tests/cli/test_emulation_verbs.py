@@ -121,6 +121,56 @@ def test_the_environment_counts_when_asked(
     assert finecast("emulate", mlp, *options, "--from-env").json["cast_ops"] > 5
 
 
+@pytest.mark.parametrize("verb", ["emulate", "ladder"])
+def test_the_environment_may_name_the_device(
+    finecast: Finecast,
+    mlp: Path,
+    mlp_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+) -> None:
+    options = [mlp, "--data", mlp_data, "--metric", "cosine", "--json"]
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--auto-cast all --target inf2")
+    assert finecast(verb, *options, "--from-env").code == ExitCode.DONE
+    answer = finecast(verb, *options)
+    assert answer.code == ExitCode.USAGE
+    assert "no device is named" in answer.err
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--auto-cast all")
+    assert "NEURON_CC_FLAGS has no --target" in finecast(verb, *options, "--from-env").err
+
+
+def test_an_option_with_a_typeset_dash(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
+    options = ["--target", "trn1", "--auto-cast", "all", "\N{EM DASH}-auto-cast-type", "fp16"]
+    report = finecast("emulate", mlp, *options, "--data", mlp_data, "--json").json
+    assert report["options"] == "--auto-cast all --auto-cast-type fp16"
+
+
+@pytest.mark.parametrize("option", ["--fast-math", "--auto-cast-type", "--target"])
+def test_an_empty_value_is_refused(
+    finecast: Finecast, mlp: Path, mlp_data: Path, option: str
+) -> None:
+    answer = finecast("emulate", mlp, "--data", mlp_data, option, "")
+    assert answer.code == ExitCode.USAGE
+    assert f"the value is empty ({option})" in answer.err
+
+
+def test_emulate_offers_what_it_takes(finecast: Finecast) -> None:
+    text = " ".join(finecast("emulate", "--help").out.split())
+    assert "--auto-cast SCOPE none, matmult (or matmul), all. " in text
+    assert "FORMAT[,FORMAT]" not in text
+    assert "FORMAT[,FORMAT]" in finecast("convert", "--help").out
+
+
+def test_a_seed_is_for_stochastic_rounding(
+    finecast: Finecast, mlp: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "low.onnx"
+    answer = finecast("convert", mlp, "-o", out, "--seed", "3")
+    assert answer.code == ExitCode.USAGE
+    assert "--seed 3 without --stochastic-rounding" in answer.err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(("target", "rungs"), [("trn1", 7), ("inf1", 4)])
 def test_ladder(
     finecast: Finecast, mlp: Path, mlp_data: Path, tmp_path: Path, target: str, rungs: int
@@ -164,6 +214,7 @@ def test_ladder_says_that_the_compiler_is_absent(
     options = ["--metric", "cosine", "--compile", "model.hlo", "--no-per-op"]
     answer = finecast("ladder", mlp, "--target", "inf1", "--data", mlp_data, *options)
     assert "neuron-cc is not on PATH" in answer.out
+    assert answer.code == ExitCode.FAILED
 
 
 def test_ladder_needs_a_neuron_target(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
@@ -203,6 +254,7 @@ def test_ladder_passes_paths_with_spaces_to_the_compiler(
     options = ["--metric", "cosine", "--compile", program, "--no-per-op"]
     answer = finecast("ladder", mlp, "--target", "inf1", "--data", mlp_data, *options)
     assert f"compiled to {program.with_suffix('.neff')}" in answer.out
+    assert answer.code == ExitCode.DONE
     words = (tmp_path / "got").read_text().splitlines()
     assert words[:2] == ["compile", str(program)]
     assert words[-2:] == ["--output", str(program.with_suffix(".neff"))]
@@ -220,7 +272,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
 
     def found(walk: LadderWalk, outcome: object, named: object) -> tuple[PlanResult, str]:
         _, plan = judge(walk.model.path, Policy.parse("all:bf16"))
-        return PlanResult(plan=plan, metric=1.0, error=0.0, time_s=1e-6), ""
+        return PlanResult(plan=plan, metric=1.0, errors={}, time_s=1e-6), ""
 
     monkeypatch.setattr("finecast.frontends.onnx.check", refuse)
     monkeypatch.setattr("finecast.pipeline.per_op.search_per_op", found)

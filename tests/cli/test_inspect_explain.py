@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
+from finecast.cli import explain
 from finecast.errors import ExitCode
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Decision, Plan
 from finecast.rules import RULES
+from finecast.rules.reason import DECISION, Reason
 from finecast.subjects.engine import model
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor
@@ -45,6 +50,70 @@ def test_explain_gives_every_rule(finecast: Finecast, net: Path) -> None:
     assert "matmult" in verdicts["scope"]["text"]
     assert verdicts["kernel"]["text"] == "no objection"
     assert report["inputs"][0]["from"] == "bias"
+
+
+def test_explain_prints_rules_without_objection_on_one_line(
+    finecast: Finecast, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ["--auto-cast", "matmult", "--auto-cast-type", "bf16"]
+    out = finecast("explain", net, "soft", *options).out
+    assert out.startswith("soft (onnx::Softmax) is fp32: scope matmult: softmax does not run")
+    assert out.count("objection") == 1
+    table = out[: out.index("rules without objection")]
+    assert "scope" in table
+    assert not any(line.split()[:1] == ["kernel"] for line in table.splitlines())
+
+
+def test_explain_without_a_node_groups_by_what_decided(finecast: Finecast, net: Path) -> None:
+    options = ["--auto-cast", "matmult", "--auto-cast-type", "bf16"]
+    report = finecast("explain", net, *options, "--json").json
+    assert report["formats"] == {"fp32": 2, "bf16": 1}
+    found = {(g["format"], g["decided_by"]): g["nodes"] for g in report["groups"]}
+    assert found == {("fp32", "rule scope"): ["bias", "soft"], ("bf16", "plan"): ["product"]}
+    out = finecast("explain", net, *options).out
+    assert out.startswith("3 ops: 2 in fp32, 1 in bf16")
+    assert "bias: scope matmult" in out
+
+
+def decided(node: str, text: str, us: float, by: str = "casts") -> Decision:
+    evidence: dict[str, float | str] = {"decided by": by, "fp32 us": us}
+    reason = Reason(rule=DECISION, text=text, permits=("fp32",), evidence=evidence)
+    return Decision(node=node, op="mul", format=Format.FP32, reasons=(reason,))
+
+
+def test_the_example_of_a_group_is_its_longest_kernel() -> None:
+    decisions = (
+        decided("a", "little", 2.0),
+        decided("b", "much", 9.0),
+        decided("c", "x", 1.0),
+    )
+    slow = decided("d", "error", 1.0, "error")
+    plan = Plan(model="", policy="auto:bf16", opset=0, decisions=(*decisions, slow))
+    first, second = explain.groups(plan)
+    assert (first.decided_by, first.nodes, first.example) == ("casts", ["a", "b", "c"], "b")
+    assert first.why == "much"
+    assert (second.decided_by, second.nodes) == ("error", ["d"])
+
+
+def test_a_plan_that_states_no_figures_is_explained(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    """Plans of earlier versions have one text on all nodes."""
+    text = "expansion moves, step 5 of the frontier"
+    plan = tmp_path / "p.json"
+    options = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--engine", "onnxruntime"]
+    made = finecast("convert", net, "-o", tmp_path / "l.onnx", *options, "--plan-out", plan)
+    assert made.code == 0
+    stated = json.loads(plan.read_text())
+    for decision in stated["decisions"]:
+        for reason in decision["reasons"]:
+            if reason["rule"] == DECISION:
+                reason |= {"text": text, "evidence": {}}
+    plan.write_text(json.dumps(stated))
+    assert text in " ".join(finecast("explain", net, "product", "--plan", plan).out.split())
+    groups = finecast("explain", net, "--plan", plan, "--json").json["groups"]
+    assert [(g["decided_by"], g["why"]) for g in groups] == [("plan", text)]
 
 
 def test_explain_of_a_plan(finecast: Finecast, net: Path, tmp_path: Path) -> None:

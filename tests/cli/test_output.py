@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import termios
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from finecast import cli
+from finecast import cli, terminal
 from finecast.cli import output
 from finecast.errors import ExitCode
 from tests.cli.conftest import Answer
@@ -32,17 +31,17 @@ ACTS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-
 
 @given(st.text())
 def test_safe_text_is_one_line_that_prints(text: str) -> None:
-    safe = output.safe(text)
+    safe = terminal.safe(text)
     assert not ACTS.search(safe)
     assert "\n" not in safe
     assert len(safe.splitlines()) <= 1
     safe.encode()  # no lone surrogates
-    assert output.safe(safe) == safe
+    assert terminal.safe(safe) == safe
 
 
 @pytest.mark.parametrize("text", ["plain", "é", "日本語", "/block.0/MatMul[1]", "a\\nb", "😀"])
 def test_what_is_harmless_stays(text: str) -> None:
-    assert output.safe(text) == text
+    assert terminal.safe(text) == text
 
 
 @pytest.mark.parametrize(
@@ -199,23 +198,3 @@ def test_nothing_in_a_table_is_cut(
     lines = said.splitlines()
     assert lines == [line.rstrip() for line in lines]
     assert max(map(len, lines)) <= max(columns, 75)
-
-
-def test_progress_without_a_terminal_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with output.progress("tuning") as report:
-        for moment, stage in ((101, "baseline"), (116, f"a{NASTY}"), (117, "b"), (140, "c")):
-            now[0] = moment
-            report(stage, 1, 4)
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("tuning: a")
-    assert first.endswith(", 1 of 4, after 16 s")
-    assert not ACTS.search(first)
-    assert second == "tuning: c, 1 of 4, after 40 s"
-    with output.progress("tuning", quiet=True) as report:
-        now[0] = 500
-        report("d", 1, 4)
-    assert not capsys.readouterr().err

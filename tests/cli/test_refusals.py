@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
-from finecast.engines import installed
+from finecast.engines import get_engine, installed
 from finecast.errors import ExitCode
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor
@@ -115,6 +117,91 @@ def test_an_op_that_the_engine_computes_wrongly_is_seen(
     assert "computed wrongly" in answer.err
     assert "first at 'last'" in answer.err
     assert not out.exists()
+
+
+TANHS = """net (float[8,16] x) => (float[8,16] y) <float[16,16] w> {
+  [in] m = MatMul(x, w)
+  [wrong] t = Tanh(m)
+  [last] y = Mul(t, m)
+}"""
+
+
+@needs_openvino
+@pytest.mark.parametrize("more", [[], ["--op", "Tanh=fp16"]], ids=["free", "forced"])
+def test_the_one_op_that_the_engine_computes_wrongly_keeps_fp32(
+    finecast: Finecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    import openvino
+    from openvino import opset13
+
+    compiled = openvino.Core.compile_model
+
+    def compile_wrongly(core: Any, model: Any, *rest: Any) -> Any:
+        """Compile ``model`` with twice the result of its Tanh, if that is fp16."""
+        for op in model.get_ordered_ops():
+            if op.get_type_name() == "Tanh" and op.get_element_type() == openvino.Type.f16:
+                readers = list(op.output(0).get_target_inputs())
+                twice = opset13.add(op, op)
+                for reader in readers:
+                    reader.replace_source_output(twice.output(0))
+        return compiled(core, model, *rest)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", compile_wrongly)
+    net = saved(TANHS.replace("<float[16,16] w> ", ""), tmp_path, w=np.eye(16))
+    answer = convert(finecast, net, tmp_path / "low.onnx", "fp16", *more, engine="openvino")
+    if more:
+        assert answer.code == ExitCode.NOT_IMPROVED
+        assert "first at 'wrong'" in answer.err
+        return
+    assert answer.code == 0, answer.err
+    assert answer.json["ops"] == {"fp16": 2, "fp32": 1}
+    assert answer.json["verified"]["relative_error"] < 1e-3
+    assert "'wrong' keeps fp32: the engine computes it wrongly" in answer.err
+
+
+COMPUTED_PAD = """net (float[2,6] x) => (float[2,8] y) <int64[4] pads = {0, 0, 0, 2}> {
+  [top] m = ReduceMax<keepdims = 0>(x)
+  [pad] y = Pad(x, pads, m)
+}"""
+
+
+@needs_openvino
+@pytest.mark.parametrize("fmt", ["bf16", "fp16"])
+def test_a_pad_by_a_number_that_is_computed_keeps_fp32(
+    finecast: Finecast, tmp_path: Path, fmt: str
+) -> None:
+    net, out = saved(COMPUTED_PAD, tmp_path), tmp_path / "low.onnx"
+    answer = convert(finecast, net, out, fmt, engine="openvino")
+    assert answer.code == 0, answer.err
+    assert answer.json["ops"] == {fmt: 1, "fp32": 1}
+    # OpenVINO pads by another number in fp32, too; when it does not, the row of FAULTS goes.
+    x = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
+    padded = [get_engine(name).load(net).run({"x": x})["y"][0, -1] for name in BOTH]
+    assert padded[0] == x.max()
+    assert padded[1] != x.max()
+
+
+BOTH = ("onnxruntime", "openvino")
+
+
+@needs_openvino
+@pytest.mark.parametrize("engine", BOTH)
+def test_fp16_that_onnxruntime_does_not_run_is_said(
+    finecast: Finecast, tmp_path: Path, engine: str
+) -> None:
+    text = """net (float[16,16] x) => (float[16,16] y) {
+      [in] m = MatMul(x, w)
+      [eye] e = EyeLike(m)
+      [sum] y = Add(m, e)
+    }"""
+    net, low = saved(text, tmp_path, w=np.eye(16)), tmp_path / "low.onnx"
+    answer = convert(finecast, net, low, "fp16", engine=engine)
+    assert answer.code == 0, answer.err
+    said = "ONNX Runtime does not run the result on a CPU: it has no fp16 kernel for EyeLike"
+    assert (said in answer.err) == (engine == "openvino")
+    again = convert(finecast, net, low, "fp16", "--op", "EyeLike=fp32", "--force")
+    assert said not in again.err
+    assert ort.InferenceSession(low, providers=["CPUExecutionProvider"]).get_inputs()
 
 
 # Each is a model in which a large relative error says nothing, or an output is decided.

@@ -166,7 +166,7 @@ def test_a_model_that_was_tuned_is_not_taken_for_fp32_unsaid(
     assert "earlier conversion" not in finecast(*products).err
     (tmp_path / "t.onnx").rename(tmp_path / "low.onnx")
     answer = finecast("tune", tmp_path / "low.onnx", *products[2:])
-    assert "an earlier conversion to auto:bf16 stays" in answer.err
+    assert "an earlier conversion to auto:bf16,fp16,tf32 stays" in answer.err
 
 
 def test_a_model_with_external_data(

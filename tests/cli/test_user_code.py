@@ -20,7 +20,10 @@ from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
 
-SCORE = "import numpy as np\nX = np.ones((8, 16), np.float32)\n"
+SCORE = (
+    "import itertools, numpy as np\nX = np.ones((8, 16), np.float32)\n"
+    "COUNT = itertools.count(1)\nnp.seterr(divide='ignore')\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +36,12 @@ SCORE = "import numpy as np\nX = np.ones((8, 16), np.float32)\n"
         ("raise MemoryError('8 GB')", ExitCode.MEMORY, "out of memory: 8 GB"),
         ("raise KeyboardInterrupt", ExitCode.INTERRUPTED, "interrupted"),
         ("raise ValueError('a\\n\\x1b[31mb')", ExitCode.USER_CODE, r"ValueError: a \x1b[31mb"),
-        ("return 'high'", ExitCode.USER_CODE, "ValueError"),
-        ("return None", ExitCode.USER_CODE, "TypeError"),
+        ("return 'high'", ExitCode.USER_CODE, "'high' of type str, not a number"),
+        ("return '0.9'", ExitCode.USER_CODE, "'0.9' of type str, not a number"),
+        ("return None", ExitCode.USER_CODE, "None of type NoneType, not a number"),
+        ("return 0.9", ExitCode.USER_CODE, "never ran the model"),
+        ("return run({'x': X}) and 1 / np.float64(0)", ExitCode.USER_CODE, "inf for the fp32"),
+        ("return run({'x': X}) and next(COUNT)", ExitCode.USER_CODE, "the same outputs"),
     ],
 )
 @pytest.mark.parametrize("place", ["--eval", "--calib", "--rules", "import"])

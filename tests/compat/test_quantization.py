@@ -141,7 +141,7 @@ def test_precisions_of_mixed_precision() -> None:
     assert types(found.model) == dict.fromkeys(NAMES, "int8")
     with pytest.raises(UsageError, match=r"there is no data.*give eval_dataloader"):
         mix_precision.fit(net(), MixedPrecisionConfig(precisions="int8"), closeness)
-    with pytest.raises(UsageError, match="no device here has fp16 beside int8"):
+    with pytest.raises(UsageError, match="fp16 beside int8 is for GPUs"):
         mix_precision.fit(net(), MixedPrecisionConfig(precisions="int8,fp16"), closeness)
 
 

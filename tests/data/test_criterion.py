@@ -102,3 +102,11 @@ def test_a_tolerance_that_everything_meets_is_refused(
 )
 def test_others_are_not(criterion: Criterion, baseline: float, worst: float | None) -> None:
     criterion.check(baseline, worst)
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_infinity_is_no_accuracy_beside_a_finite_baseline(higher_is_better: bool) -> None:
+    kept = Criterion(tolerance=0.5, higher_is_better=higher_is_better)
+    assert not kept.passes(math.inf, 1.0)
+    assert not kept.passes(-math.inf, 1.0)
+    assert kept.passes(1.0, 1.0)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.data.metrics import METRICS, get_metric
+from finecast.data.scoring import Scoring, scored_outputs
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
@@ -140,11 +141,41 @@ def test_snr_counts_power() -> None:
     assert score("snr_db", np.array([[1.0]]), None, np.array([[0.0]])) == -math.inf
 
 
-def test_max_abs_is_over_all_outputs() -> None:
-    accumulator = get_metric("max_abs").start()
+def test_each_output_has_its_distance_and_the_worst_is_the_result() -> None:
     a, b = np.array([1.0, 2.0]), np.array([5, 6])
-    accumulator.update({"a": a, "i": b, "c": a + 1}, None, {"a": a, "i": b, "c": a - 1})
-    assert accumulator.result() == 2
+    given, exact = {"a": a, "i": b, "c": a + 1}, {"a": a, "i": b, "c": a - 1}
+    metric = get_metric("max_abs")
+    scoring = Scoring(metric, scored_outputs(metric, (), {}, exact))
+    scoring.update(given, None, exact)
+    assert scoring.result() == 2
+    assert [*scoring.result().outputs.items()] == [("c", 2.0), ("a", 0.0)]
+
+
+def test_what_copies_an_input_is_scored_only_by_name() -> None:
+    """A cache that came in, with a row behind it, is far nearer to itself than the logits."""
+    past = np.random.default_rng(0).standard_normal((2, 9, 4)).astype(np.float32)
+    present = np.concatenate([past, past[:, :1] + 1], axis=1)
+    exact = {"present": present, "logits": SCORES}
+    low = {"present": present * np.float32(1.001), "logits": NOISY}
+    for name in ("snr_db", "cosine", "max_abs", "agreement"):
+        metric = get_metric(name)
+        found = {
+            of: scored_outputs(metric, of, {"past": past}, exact) for of in ((), ("present",))
+        }
+        assert found == {(): ("logits",), ("present",): ("present",)}
+        scoring = Scoring(metric, found[()])
+        scoring.update(low, None, exact)
+        assert scoring.result() == score(name, NOISY, None, SCORES)
+
+
+def test_of_many_outputs_the_worst_is_named_first() -> None:
+    """Pooled, a large output's power would hide the noise of a small one."""
+    metric = get_metric("snr_db")
+    exact = {"large": 1000 * SCORES, "small": SCORES}
+    scoring = Scoring(metric, scored_outputs(metric, (), {}, exact))
+    scoring.update({"large": 1000 * SCORES + 1, "small": NOISY}, None, exact)
+    assert next(iter(scoring.result().outputs)) == "small"
+    assert scoring.result() == pytest.approx(score("snr_db", NOISY, None, SCORES))
 
 
 @pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])

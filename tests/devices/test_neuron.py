@@ -14,6 +14,7 @@ from finecast.devices.neuron import (
     Compiler,
     Given,
     NeuronOptions,
+    after_environment,
     from_environment,
     ladder,
     read,
@@ -176,6 +177,14 @@ def test_errors_name_what_conflicts(text: str, named: tuple[str, ...]) -> None:
     assert all(n in str(caught.value) for n in named), str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["--auto-cast", "--auto-cast-type", "--target"])
+def test_an_empty_value_is_an_error(option: str) -> None:
+    with pytest.raises(UsageError, match="the value is empty"):
+        read([option, " "])
+    with pytest.raises(UsageError, match=r"the value is empty.*--fast-math"):
+        Given(fast_math=())
+
+
 @pytest.mark.parametrize("target", ["trn2", "inf2"])
 def test_a_switch_of_trn1_is_told_elsewhere_and_does_nothing(target: str) -> None:
     found = options(f"--enable-saturate-infinity --auto-cast all --target {target}")
@@ -211,6 +220,16 @@ def test_the_environment() -> None:
     assert read(["--auto-cast", "matmult"]).over(found).auto_cast == "matmult"
 
 
+def test_casts_of_the_command_line_come_before_those_of_the_environment() -> None:
+    old = Given(fp32_cast="matmult")
+    found, notes = after_environment(Given(fast_math=("all",)), old)
+    assert found == Given(fast_math=("all",))
+    assert "--fp32-cast matmult" in notes[0]
+    # it says nothing of casts, or the same option
+    assert after_environment(Given(fast_math=("no-fast-relayout",)), old)[0].fp32_cast
+    assert after_environment(Given(fp32_cast="all"), old) == (Given(fp32_cast="all"), ())
+
+
 @pytest.mark.parametrize("off", ["", " ", "0"])
 def test_an_empty_switch_of_the_environment_is_off(off: str) -> None:
     found = from_environment({"NEURON_RT_STOCHASTIC_ROUNDING_EN": off})
@@ -235,6 +254,14 @@ def test_an_empty_switch_of_the_environment_is_off(off: str) -> None:
         ("--tensorizer-options='--enable-ccop-compute-overlap' --auto-cast=none", "none:bf16"),
         ("--model-type transformer --distribution-strategy llm-training", "none:bf16"),
         ("--auto-cast all --auto-cast-type bf16 --auto-cast none", "none:bf16"),
+        # quoted twice, in capitals, and copied from a document that typesets two hyphens
+        ("'--auto-cast all --auto-cast-type fp16'", "all:fp16"),
+        ("--lnc=2 '--auto-cast=all --auto-cast-type fp16'", "all:fp16"),
+        ("'--model-type=transformer --auto-cast all'", "all:bf16"),
+        ("--AUTO-CAST ALL --Auto-Cast-Type=FP16", "all:fp16"),
+        ("--auto-cast all \N{EM DASH}-auto-cast-type fp16", "all:fp16"),
+        ("--tensorizer-options='--auto-cast all --x' --auto-cast=none", "none:bf16"),
+        ("''", "none:bf16"),
     ],
 )
 def test_command_lines_in_use_are_read(text: str, label: str) -> None:
@@ -271,8 +298,9 @@ def test_ladders_are_the_guides() -> None:
     assert len(ladder("inf1")) == 4
     assert "--auto-cast all --auto-cast-type bf16" in rungs[-1].command()
     assert '"--auto-cast-type", "bf16"' in rungs[-1].snippet
-    saturated = ladder("trn1", Given(saturate_infinity=True))
-    assert all("--enable-saturate-infinity" in r.command() for r in saturated)
+    for target in ("trn1", "inf1"):
+        saturated = ladder(target, Given(saturate_infinity=True))
+        assert all("--enable-saturate-infinity" in r.command() for r in saturated)
 
 
 @pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])

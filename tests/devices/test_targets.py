@@ -118,6 +118,7 @@ def test_trainium1_and_inferentia2_share_a_core() -> None:
     trn1, inf2 = load_target("trn1"), load_target("inf2")
     assert trn1.engines == inf2.engines
     assert trn1.saturate_infinity
+    assert load_target("inf1").saturate_infinity  # neuron-cc has the switch, too
     assert not inf2.saturate_infinity
 
 
@@ -196,13 +197,14 @@ def test_empty_rates_are_rejected() -> None:
         ("amx", "bf16 int8 int8_weights"),
         ("avx2", "bf16 int8_weights"),
         ("avx512-vnni", "bf16 int8 int8_weights"),
-        ("inf1", "bf16 int8"),
-        ("trn1", "bf16"),  # its 8 bits are as fast as its 16
-        ("trn2", "bf16 fp8_e4m3"),
+        ("inf1", "bf16 fp16 int8"),
+        ("neoverse-v1", "bf16 fp16"),
+        ("trn1", "bf16 fp16 tf32"),  # its 8 bits are as fast as its 16
+        ("trn2", "bf16 fp16 tf32 fp8_e4m3"),
         ("sm70", "fp16"),
         ("sm75", "fp16 int8"),
-        ("sm80", "bf16 int8"),
-        ("sm90", "bf16 fp8_e4m3 int8"),
+        ("sm80", "bf16 fp16 tf32 int8"),
+        ("sm90", "bf16 fp16 tf32 fp8_e4m3 int8"),
     ],
 )
 def test_formats_that_are_tried_where_none_is_named(name: str, formats: str) -> None:
@@ -214,3 +216,9 @@ def test_vnni_computes_bf16_in_fp32() -> None:
     assert not target.computes_in(Format.BF16)
     assert target.computes_in(Format.INT8)
     assert not load_target("sm70").computes_in(Format.BF16)
+
+
+def test_tf32_is_stored_as_fp32_but_is_an_arithmetic_of_its_own() -> None:
+    assert load_target("sm80").computes_in(Format.TF32)
+    assert not load_target("sm75").computes_in(Format.TF32)
+    assert not load_target("avx2").computes_in(Format.TF32)

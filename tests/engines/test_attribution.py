@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from finecast.engines.attribution import Kernel, attribute, node_of, split_names
+from finecast.engines.attribution import Kernel, NameLists, attribute, node_of
 from finecast.engines.source import ModelStep
 
 
@@ -26,7 +28,35 @@ CHAIN = [step("a", "x"), step("b", "a_out"), step("c", "b_out"), step("d", "c_ou
 def test_names_with_commas_stay_whole(
     text: str, known: set[str], expected: tuple[str, ...]
 ) -> None:
-    assert split_names(text, known) == expected
+    assert NameLists(known).split(text) == expected
+
+
+def split_by_definition(text: str, known: set[str]) -> tuple[str, ...]:
+    """From the left, the longest run of pieces that is a known name, or one piece."""
+    pieces, names = text.split(","), list[str]()
+    while pieces:
+        ends = range(len(pieces), 0, -1)
+        end = next(e for e in ends if ",".join(pieces[:e]) in known or e == 1)
+        names.append(",".join(pieces[:end]))
+        pieces = pieces[end:]
+    return tuple(name for name in names if name)
+
+
+@given(
+    st.text("ab,", max_size=14), st.sets(st.text("ab,", min_size=1, max_size=6), max_size=6)
+)
+def test_lists_are_split_by_the_definition(text: str, known: set[str]) -> None:
+    assert NameLists(known).split(text) == split_by_definition(text, known)
+
+
+def test_a_kernel_of_very_many_ops() -> None:
+    """Where each pair of commas was tried, this took hours."""
+    names = [f"relu{i}" for i in range(30_000)]
+    assert NameLists([*names, "relu7,relu9", "relu9,relu10"]).split(",".join(names)) == (
+        *names[:9],
+        "relu9,relu10",
+        *names[11:],
+    )
 
 
 @pytest.mark.parametrize(

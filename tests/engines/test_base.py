@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from finecast.engines.base import Array, Feeds, Session, outputs_on
-from finecast.planning.sensitivity import squared_error
+from finecast.planning.output_errors import squared_error
 
 
 class Doubling:
@@ -36,8 +36,8 @@ def test_an_error_is_of_samples_in_whatever_calls() -> None:
     together = [{"x": x}], [{"x": off}]
     apart = [{"x": r[None]} for r in x], [{"x": r[None]} for r in off]
     errors = [
-        squared_error(*(outputs_on(session(), calls)[:1] for calls in pair[::-1]))
-        for pair in (together, apart)
+        squared_error(outputs_on(session(), off)[:1], outputs_on(session(), exact)[:1])
+        for exact, off in (together, apart)
     ]
     assert errors[0] == pytest.approx(errors[1], rel=1e-6)
     assert errors[0] == pytest.approx(6e-4 / 15, rel=1e-3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from finecast.frontends.onnx import native_worker
 
@@ -27,6 +29,10 @@ def _misbehave(message: bytes, version: int) -> bytes:
 
 CRASHES, HANGS, GROWS, SAYS_PID, PRINTS, NOTHING = range(6)
 
-if __name__ == "__main__":
-    native_worker.PASSES["convert"] = _misbehave
-    native_worker.main()
+
+def answer(
+    request: Mapping[str, Any], payload: bytes, tell_stage: Callable[[str], None]
+) -> tuple[dict[str, str], bytes]:
+    if request["pass"] == "convert":
+        native_worker.PASSES["convert"] = _misbehave
+    return native_worker.answer(request, payload, tell_stage)

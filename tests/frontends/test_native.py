@@ -16,8 +16,9 @@ from types import FrameType
 import onnx
 import pytest
 
-from finecast.frontends.onnx import native
+from finecast.frontends.onnx import native, native_worker
 from finecast.frontends.onnx.native import PassDiedError, PassError
+from finecast.frontends.worker import Worker
 from tests.frontends import hostile_worker
 from tests.frontends.hostile_worker import CRASHES, GROWS, HANGS, NOTHING, PRINTS, SAYS_PID
 from tests.frontends.tools import parse
@@ -28,8 +29,7 @@ MODEL = parse("g (float[N] x) => (float[N] y) { h = Relu (x) y = Exp (h) }")
 @pytest.fixture(autouse=True)
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker whose ``convert`` does what its version says."""
-    worker = native._Worker()
-    monkeypatch.setattr(native, "_FILE", hostile_worker.__file__)
+    worker = Worker(hostile_worker.__file__, instead=native_worker.answer)
     monkeypatch.setattr(native, "_worker", worker)
     yield
     worker.end()
@@ -192,7 +192,9 @@ def test_where_no_process_can_be_started(
     executable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(native, "_worker", native._Worker())
+    monkeypatch.setattr(
+        native, "_worker", Worker(hostile_worker.__file__, instead=native_worker.answer)
+    )
     raised = native.transform("convert", MODEL, version=21)
     assert raised.opset_import[0].version == 21
     with pytest.raises(PassError, match=r"\S"):

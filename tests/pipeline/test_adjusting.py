@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ class Session:
 
 def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None:
     subject: Any = ToySubject(dict(zip(Adjust, (0.5, 0.25, 0.8), strict=True)))
-    workload: Any = None
+    workload: Any = SimpleNamespace(of=())
     adjustments = Adjustments(
         subject=subject, workload=workload, examined=Examined(), kinds=tuple(Adjust)
     )
@@ -155,6 +156,6 @@ def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None
 
 def test_a_plan_that_does_not_run_has_no_error_that_gains() -> None:
     subject: Any = ToySubject({}, runs=False)
-    workload: Any = None
+    workload: Any = SimpleNamespace(of=())
     assert plan_error(subject, workload, PLAN) == float("inf")
     assert subject.loaded == []  # its model was released

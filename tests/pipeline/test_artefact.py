@@ -51,5 +51,7 @@ def test_tensors_of_another_model_are_not_replaced(tmp_path: Path) -> None:
 def test_it_is_told_that_no_digit_agrees(error: float, told: bool) -> None:
     # accepted where a decision, or noise in fp32 itself, explains it: never without a word
     ones = np.ones(4, np.float32)
-    found = compare("toy", [ones, ones * (1 + error)], [ones, ones])
+    found = compare("toy", {"a": ones, "b": ones * (1 + error)}, {"a": ones, "b": ones})
     assert ("no digit" in found.note) is told
+    assert [*found.outputs] == ["b", "a"]  # the worst first
+    assert found.outputs["b"] == found.relative_error == pytest.approx(error)

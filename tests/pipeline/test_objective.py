@@ -42,7 +42,7 @@ def test_a_smaller_model_may_be_slower(bench: Bench) -> None:
     assert outcome.speedup < 1 < outcome.gain  # the latency is told all the same
     assert outcome.tuned.latency_s > outcome.baseline.latency_s
     decided = {r.text for r in outcome.plan.reasons if r.rule == "decision"}
-    assert any("MB stored" in text or "may be low is" in text for text in decided)
+    assert any("MB stored" in text for text in decided)
 
 
 def test_less_memory_is_told_as_an_estimate(bench: Bench) -> None:
@@ -101,6 +101,12 @@ class StreamingToy(ToyEngine):
         session = self.load(model)
         low = any(k.format == "fp16" for k in self.kernels(session.proto))
         return ToyStreams(session, self, low)
+
+    def as_one_stream(self) -> StreamingToy:
+        return self
+
+    def on_one_thread(self) -> StreamingToy:
+        return self
 
 
 def test_throughput_is_that_of_requests_in_flight(bench: Bench) -> None:

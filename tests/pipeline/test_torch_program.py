@@ -80,7 +80,7 @@ def test_a_plan_of_several_formats_has_each_where_it_says(device: DeviceModel) -
     first, second = device.program.plan_session(mixed, emulation).run(feeds).values()
     assert np.array_equal(first, round_to(feeds["x"].astype(np.float32), Format.BF16))
     assert np.array_equal(second, round_to(feeds["z"].astype(np.float32), Format.FP16))
-    assert search.evaluate(mixed)[1] > 0
+    assert max(search.evaluate(mixed)[1].values()) > 0
     assert search.time_s(plan) < device.time_s(emulation, Setting())
     assert device.program.casts(mixed) > 0
 

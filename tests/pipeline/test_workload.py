@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 from finecast.data.datasets import Dataset
 from finecast.data.metrics import METRICS
 from finecast.engines.base import Array, Feeds, TensorSpec
-from finecast.errors import UsageError
+from finecast.errors import UserCodeError
 from finecast.pipeline.workload import (
     DataWorkload,
     FunctionWorkload,
     Run,
+    metric_value,
     probed,
     spread,
     thinned,
@@ -42,11 +44,11 @@ def one(rows: int, value: float = 0.0) -> Feeds:
 
 
 def evaluating(*passes: Sequence[Feeds]) -> FunctionWorkload:
-    """A user's function that runs other feeds at each call."""
+    """A user's function that runs other feeds at each call, and at last the same ones."""
     waiting = iter(passes)
 
     def function(run: Run) -> float:
-        for feeds in next(waiting):
+        for feeds in next(waiting, passes[-1]):
             run(feeds)
         return 1.0
 
@@ -167,9 +169,62 @@ def test_a_spread_is_even_and_as_close_as_the_count_allows(given: int, count: in
 def test_a_function_that_runs_nothing_says_so() -> None:
     workload = evaluating([])
     session: Any = Session()
-    workload.evaluate(session, None)
-    with pytest.raises(UsageError, match="never ran the model"):
-        workload.timing()
+    with pytest.raises(UserCodeError, match="returns 1 and never ran the model"):
+        workload.evaluate(session, None)
+
+
+def test_the_baseline_is_judged_twice_and_run_once() -> None:
+    calls: list[float] = []
+
+    def function(run: Run) -> float:
+        outputs = [run(one(2, value))["x"] for value in (1.0, 2.0)]
+        calls.append(float(sum(y.sum() for y in outputs)))
+        outputs[0][:] = 0.0  # what the user does to outputs reaches nobody else
+        return calls[-1]
+
+    workload = FunctionWorkload(function=function, name="mine")
+    session: Any = Session()
+    assert workload.evaluate(session, None) == 12.0
+    assert calls == [12.0, 12.0]
+    assert session.runs == 2
+    workload.evaluate(session, session)
+    assert session.runs == 4
+
+
+@pytest.mark.parametrize("value", ["0.9", b"1", None, [0.5], object()])
+def test_a_metric_that_is_no_number_is_refused(value: object) -> None:
+    with pytest.raises(UserCodeError, match=f"of type {type(value).__name__}, not a number"):
+        metric_value(value, "mine")
+    assert metric_value(np.float32(0.5), "mine") == 0.5
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_a_baseline_of_infinity_is_refused(value: float) -> None:
+    def function(run: Run) -> float:
+        run(one(1))
+        return value
+
+    session: Any = Session()
+    workload = FunctionWorkload(function=function, name="mine")
+    with pytest.raises(UserCodeError, match="inf for the fp32 model"):
+        workload.evaluate(session, None)
+    # Another model's loss may be infinite: it misses the criterion.
+    assert workload.evaluate(session, session) == value
+
+
+@pytest.mark.parametrize("unlike", ["in what it returns", "in what it runs"])
+def test_a_metric_that_gives_something_else_each_time_is_refused(unlike: str) -> None:
+    random = np.random.default_rng(0)
+
+    def function(run: Run) -> float:
+        draw = float(random.random())
+        outputs = run(one(1, draw if unlike == "in what it runs" else 1.0))
+        return float(outputs["x"].sum()) if unlike == "in what it runs" else draw
+
+    session: Any = Session()
+    workload = FunctionWorkload(function=function, name="mine")
+    with pytest.raises(UserCodeError, match="different numbers for the same outputs"):
+        workload.evaluate(session, None)
 
 
 @pytest.mark.parametrize(

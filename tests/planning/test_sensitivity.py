@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
+from finecast.planning.output_errors import squared_error
 from finecast.planning.points import RoundingPoint, RoundingPoints
 from finecast.planning.sensitivity import (
     Saturation,
     Sensitivity,
     joined,
     measure,
-    squared_error,
 )
 
 Array = NDArray[np.generic]
@@ -95,6 +95,17 @@ def test_a_point_that_breaks_the_output_stays_finite_and_worst() -> None:
     assert found.values[2] == 0.0
 
 
+def test_a_small_output_s_error_is_not_hidden_by_others() -> None:
+    """Of four outputs one loses a tenth; the mean would be a quarter of that."""
+
+    def probe(switch: NDArray[np.bool_]) -> list[Array]:
+        lost = np.array([1.0, 0.1 if switch[0] else 0.0])
+        return [lost, *(np.ones(1000) for _ in range(3))]
+
+    assert measure(1, probe).values == pytest.approx([0.01])
+    assert measure(1, probe, counted=[1, 2]).values == pytest.approx([0.0])
+
+
 def test_progress_counts_up_to_what_was_expected() -> None:
     told: list[tuple[int, int]] = []
     measure(5, Model([1.0] * 5), on_probe=lambda *step: told.append(step))
@@ -136,10 +147,10 @@ def test_squared_error(got: list[float], wanted: list[float], error: float) -> N
     assert squared_error([y], [r]) == pytest.approx(error)
 
 
-def test_only_float_outputs_count_each_alike() -> None:
+def test_only_float_outputs_count_and_the_worst_decides() -> None:
     one, off = np.array([1.0], np.float32), np.array([1.5], np.float32)
     index, other = np.array([1]), np.array([7])
-    assert squared_error([off, one, other], [one, one, index]) == pytest.approx(0.125)
+    assert squared_error([off, one, other], [one, one, index]) == pytest.approx(0.25)
 
 
 def test_an_output_of_another_shape_is_left_out() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning import singles
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.singles import lowered_by_one, raised_by_one
@@ -59,20 +57,6 @@ def test_one_unit_more_gives_the_most_time_for_its_error_first() -> None:
     assert all(p.time_s < 4 * 5 + 6 + 0.5 for p in found)
     assert found[0].error == 2.0
     assert found[0].name == "with one more unit low, error 1.41"
-
-
-def test_of_too_many_those_that_change_their_own_time_most_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(singles, "_MOST_LOOKED_AT", 2)
-    planner, analysis = chain()
-    found = [*lowered_by_one(planner, analysis, planner.highest())]
-    found += raised_by_one(planner, analysis, planner.lowest())
-    changed = [
-        {n for n, f in p.plan.formats.items() if f is fmt}
-        for p, fmt in zip(found, (BF16, BF16, FP32, FP32), strict=True)
-    ]
-    assert changed == [{"n0"}, {"n1"}, {"n1"}, {"n0"}]
 
 
 def test_one_unit_less_loses_the_least_time_for_its_error_first() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import finecast
 from finecast.engines.tensorflow import TensorFlowEngine
-from finecast.errors import ModelError, UsageError
+from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.roundable import with_switches
 from finecast.frontends.tensorflow.loading import load, of_graph_def
@@ -276,3 +276,33 @@ def test_its_size_is_that_of_its_weights_and_ops(kind: str, tmp_path: Path) -> N
     assert weights < before < 1.1 * weights
     before, after = finecast.convert(path, tmp_path / "low", "all:bf16").size_bytes
     assert 0.5 * before <= after < 0.6 * before
+
+
+def test_errors_that_low_products_explain_are_written_with_a_warning(tmp_path: Path) -> None:
+    weight = tf.constant(np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32))
+    lost = 300 * tf.reduce_sum(weight, axis=0)
+    of_function(tmp_path / "offset", lambda x: {"y": (x + 300.0) @ weight - lost}, [ROWS])
+    done = finecast.convert(tmp_path / "offset", tmp_path / "low", "all:bf16")
+    error = done.verified.relative_error or 0.0
+    assert error > 0.5
+    (said,) = done.warnings
+    assert f"{error:.3g} on random inputs" in said
+    assert "The formats explain it" in said
+
+
+def test_a_logit_of_a_probability_near_1_is_refused(tmp_path: Path) -> None:
+    def logit(x: Any) -> dict[str, Any]:
+        odds = tf.sigmoid(x @ tf.eye(16) * 8.0)
+        return {"y": tf.math.log(odds / (1.0 - odds))}
+
+    of_function(tmp_path / "logit", logit, [ROWS])
+    with pytest.raises(WrongNumbersError, match="NaN or Inf"):
+        finecast.convert(tmp_path / "logit", tmp_path / "low", "all:bf16")
+    assert not (tmp_path / "low").exists()
+
+
+def test_inputs_that_show_no_error_are_said_to_be_so(tmp_path: Path) -> None:
+    weight = tf.constant(np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32))
+    of_function(tmp_path / "m", lambda x: {"y": tf.nn.softmax(x @ weight * 1e4) + 0.0}, [ROWS])
+    (said,) = finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16").warnings
+    assert "cannot tell a right model" in said

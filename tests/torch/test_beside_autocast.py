@@ -161,7 +161,7 @@ def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
 
 def test_the_fastest_choice_within_the_budget_is_taken() -> None:
     def choice(index: int, time_s: float, squared: float) -> Choice:
-        return Choice(how="", index=index, formats=(), time_s=time_s, error=squared, casts=0)
+        return Choice(index=index, formats=(), time_s=time_s, error=squared)
 
     found = [
         choice(0, 9.0, 0.0),
@@ -242,6 +242,31 @@ def test_training_saves_no_more_than_autocast_and_is_as_accurate(
     assert off["least"] <= BAR * off["autocast"]
     plan = compiled.finecast_plans[0]
     assert plan.counts["bf16"] > plan.counts["fp32"] / 2
+
+
+def test_the_gradient_of_a_bias_is_summed_in_the_type_that_autocast_sums_it_in(
+    forward_graphs: list[torch.fx.GraphModule],
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.Linear(16, 16)
+            self.product = nn.Linear(16, 8, bias=False)
+            self.behind = nn.Parameter(torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.log_softmax(self.inside(x), -1)
+            return torch.log_softmax(self.product(y) + self.behind, -1).square().sum()
+
+    net, x = Net(), torch.randn(4, 16)
+    compiled = ft.compile(net)
+    compiled(x).backward()
+    (plan,) = compiled.finecast_plans
+    sums = {d.node: d.format for d in plan.decisions if d.op == "reduce_sum"}
+    forward, behind, inside = sums.values()  # in the order of the graph: the last layer first
+    assert inside is Format.BF16  # the linear layer's kernel adds the bias
+    assert behind is Format.FP32  # the addition is another op, which autocast has in fp32
+    assert forward is Format.FP32
 
 
 @pytest.mark.parametrize("options", [{"memory": "least"}, {"accumulation": True}], ids=str)

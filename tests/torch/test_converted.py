@@ -263,3 +263,37 @@ def test_tracing_is_not_told_of_the_check() -> None:
         warnings.filterwarnings("error", message=".*Python boolean")
         traced = torch.jit.trace(low, (x,))
     assert torch.equal(traced(x), low(x))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_more_modules_are_compiled_than_dynamo_keeps_graphs_of_one_function(
+    fullgraph: bool,
+) -> None:
+    torch._dynamo.reset()
+    compiled: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        del inputs
+        compiled.append(graph)
+        return graph
+
+    count = torch._dynamo.config.recompile_limit + 2
+    for number in range(count):
+        x = torch.randn(3, 8 + number)
+        low = ft.convert(nn.Linear(8 + number, 4), (x,), "all:bf16")
+        for module in (low, copy.deepcopy(low)):
+            call = torch.compile(module, backend=backend, fullgraph=fullgraph)
+            assert torch.equal(call(x), low(x))
+            with pytest.warns(UserWarning, match="captured with 3 in axis 0, got 5"):
+                call(torch.randn(5, 8 + number))
+            with pytest.raises(UsageError, match=r"captured with torch\.float32"):
+                call(x.double())
+    # Each module and its copy: for three rows, and for any number of rows.
+    assert len(compiled) == 4 * count
+
+
+def test_a_compiled_function_may_call_a_converted_module() -> None:
+    x = torch.randn(3, 8)
+    low = ft.convert(nn.Linear(8, 4), (x,), "all:bf16")
+    call = torch.compile(lambda v: low(v) + 1, backend="eager", fullgraph=True)
+    assert torch.equal(call(x), low(x) + 1)

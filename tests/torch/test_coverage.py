@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -59,6 +60,16 @@ def test_a_recurrent_layer_is_compiled_around_and_named(kind: str) -> None:
     assert 0 < compiled.finecast_coverage.share < 0.5
     got, want = compiled(ids), net(ids)
     assert 0 < float((got - want).detach().norm() / want.detach().norm()) < 0.02
+
+
+def test_more_nets_of_a_class_are_planned_than_dynamo_keeps_graphs_of_one_function() -> None:
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        pytest.skip("this PyTorch counts the graphs of all compilations together")
+    x = torch.randn(4, 8)
+    for _ in range(torch._dynamo.config.recompile_limit + 1):
+        compiled = ft.compile(nn.Linear(8, 8), "all:bf16", fullgraph=True)
+        compiled(x)
+        assert len(compiled.finecast_plans) == 1
 
 
 def stopped(net: nn.Sequential, x: torch.Tensor) -> torch.Tensor:

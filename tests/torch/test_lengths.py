@@ -74,3 +74,28 @@ def test_a_bound_that_the_program_itself_misses_is_said(tmp_path: Path) -> None:
     torch.export.save(program(1, 2 * LENGTH), tmp_path / "m.pt2")
     done = finecast.convert(tmp_path / "m.pt2", tmp_path / "low.pt2", "all:bf16")
     assert f"does not run at x.1={2 * LENGTH}" in done.verified.note
+
+
+class Saturated(nn.Module):
+    """Scores that are far apart, or numbers that are all the same."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 4)
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.out(x)
+        return torch.softmax(scores * self.scale if self.scale else scores.clamp(9, 9), dim=-1)
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1.0, 0), (1e5, 1), (0.0, 1)])
+def test_inputs_that_show_no_error_are_said_to_be_so(
+    scale: float, said: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Saturated(scale).eval(), (torch.randn(2, 8),)), path)
+    done = finecast.convert(path, tmp_path / "low.pt2", "all:bf16")
+    blind = [text for text in done.warnings if "cannot tell a right model" in text]
+    assert len(blind) == said

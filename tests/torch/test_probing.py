@@ -11,8 +11,9 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from finecast.engines.torch.planning import sensitivities
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.probing import Errors, first_order, probe_all
+from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
 from finecast.numbers.formats import Format
 from finecast.planning.points import find_points
 
@@ -66,3 +67,36 @@ def test_what_is_several_outputs_is_rounded_in_all_of_them(
         return float(measured(captured, ends, Format.BF16, [x]).sum())
 
     assert error(3) == pytest.approx(error(1), rel=0.2)
+
+
+class Cached(nn.Module):
+    """Logits, and what came in with a row behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        present = torch.cat([past, x.exp()], dim=1)
+        return self.head(x.mean(1)), present
+
+
+@pytest.mark.parametrize("probing", [False, True])
+def test_a_cache_that_came_in_hides_no_error_of_the_logits(probing: bool) -> None:
+    torch.manual_seed(0)
+    x, past = torch.rand(2, 1, 8), torch.randn(2, 40, 8)
+    captured = frontend.capture(Cached(), (x, past))
+    points = find_points(captured.graph, frozenset(n.id for n in captured.graph.nodes))
+    assert own_outputs(captured, [x, past]) == {0}
+    found = sensitivities(captured, points, [Format.BF16], [x, past], probing=probing)
+    alone = sensitivities(
+        captured, points, [Format.BF16], [x, past], probing=probing, counted={1}
+    )
+    names = [captured.graph.values[p.value].name for p in points]
+    heads = [k for k, name in enumerate(names) if name == "linear"]
+    caches = [k for k, name in enumerate(names) if name == "past"]
+    assert heads
+    assert caches
+    assert all(found[Format.BF16][k] > 1e-7 for k in heads)
+    assert all(found[Format.BF16][k] == 0 for k in caches)
+    assert all(alone[Format.BF16][k] == 0 for k in heads)

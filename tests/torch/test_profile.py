@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 pytest.importorskip("torch")
@@ -33,6 +35,36 @@ def test_profile_counts_times_and_resident_memory() -> None:
     assert found.ms > 0
     assert found.resident_bytes == MIB + 8 * 512 * 4
     assert found.mb >= 1
+
+
+def test_a_step_holds_what_it_closes_over() -> None:
+    net = torch.nn.Linear(512, 512, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+    x = torch.zeros(8, 512)
+
+    def step(batch: torch.Tensor) -> None:
+        net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def weights_alone(batch: torch.Tensor) -> torch.Tensor:
+        return (lambda given: given @ net.weight)(batch)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = net
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.model(batch)
+
+    inputs = x.nbytes
+    assert ft.resident_bytes(weights_alone, (x,)) == MIB + inputs
+    assert ft.resident_bytes(Trainer().forward, (x,)) == MIB + inputs
+    assert ft.resident_bytes(functools.partial(step, x), ()) == MIB + inputs
+    assert ft.resident_bytes(torch.compile(step, backend="eager"), (x,)) == MIB + inputs
+    found = ft.profile(step, (x,), warmup=1, repeats=1)
+    assert found.resident_bytes == 2 * MIB + inputs  # with the optimizer's momentum
+    assert found.mb >= 2
 
 
 def test_activations_are_what_a_step_frees_again() -> None:

@@ -169,6 +169,38 @@ def test_the_least_memory_has_no_low_copies_of_weights() -> None:
     assert step < 4 * 512 * 512 * 2
 
 
+def test_a_large_head_takes_no_more_memory_than_under_autocast() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(4000, 32)
+            self.head = nn.Linear(32, 4000)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.head(self.words(ids)), ids)
+
+    def autocast(net: nn.Module) -> Callable[..., torch.Tensor]:
+        def call(ids: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return net(ids)
+
+        return torch.compile(call)
+
+    net, ids = Head(), torch.randint(0, 4000, (512,))
+    ways: dict[str, Callable[[nn.Module], Any]] = {
+        "autocast": autocast,
+        "auto": ft.compile,
+        "least": lambda m: ft.compile(m, memory="least"),
+    }
+    peaks: dict[str, int] = {}
+    for way, prepare in ways.items():
+        call = prepare(copy.deepcopy(net))
+        call(ids).backward()
+        peaks[way] = ft.activation_bytes(lambda c=call: c(ids).backward())
+    assert peaks["auto"] <= peaks["autocast"]
+    assert peaks["least"] <= peaks["autocast"]
+
+
 @pytest.mark.usefixtures("op_by_op")
 def test_a_checkpoint_saves_less() -> None:
     class Deep(nn.Module):

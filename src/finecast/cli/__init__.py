@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from finecast.cli.groups import expanded
-from finecast.cli.output import safe, write_error, write_json
+from finecast.cli.output import write_error, write_json
 from finecast.errors import (
     ExitCode,
     FinecastError,
@@ -33,6 +33,8 @@ from finecast.errors import (
     UserCodeError,
 )
 from finecast.files.locks import release_all
+from finecast.naming import plain_dashes
+from finecast.terminal import safe
 
 VERBS = {
     "doctor": "What runs on this machine, and how fast each format is.",
@@ -64,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
-    args = _joined([arg for arg in args if arg != "--debug"]) or ["--help"]
+    args = [plain_dashes(arg) for arg in args if arg != "--debug"]
+    args = _joined(args) or ["--help"]
     try:
         return _run(args)
     except SystemExit as error:

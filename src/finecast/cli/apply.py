@@ -21,7 +21,8 @@ from finecast.cli.common import (
 )
 from finecast.cli.convert import report
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import progress, warn
+from finecast.cli.output import warn
+from finecast.progress import shown
 
 
 def run(
@@ -46,7 +47,7 @@ def run(
     files = files_of(model, data, force=written.force)
     files.read("PLAN", plan)
     source = Source(model=model, trust=trust)
-    with telling_stale(files), progress("applying", quiet=as_json):
+    with telling_stale(files), shown("applying", quiet=as_json):
         result = api.apply(
             plan,
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),

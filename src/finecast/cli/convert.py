@@ -18,9 +18,10 @@ from finecast.cli.common import (
     telling_stale,
 )
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
+from finecast.cli.output import add_row, new_table, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.files import write_text
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.pipeline.artefact import Verified
@@ -69,7 +70,7 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
-    with telling_stale(files), progress("converting", quiet=as_json) as told, files.locked():
+    with telling_stale(files), shown("converting", quiet=as_json) as told, files.locked():
         result = api.convert(
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,
@@ -158,7 +159,8 @@ def _errors(result: Conversion) -> str:
     if found.relative_error is None or found.max_abs_error is None:
         return ""
     note = f"; {found.note}" if found.note else ""
-    text = f"relative {found.relative_error:.3g}, largest {found.max_abs_error:.3g}"
+    of = f" ({next(iter(found.outputs))})" if len(found.outputs) > 1 else ""
+    text = f"relative {found.relative_error:.3g}{of}, largest {found.max_abs_error:.3g}"
     taken = found.taken_error
     alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
     drawn = ", on random inputs" if found.random else ""
@@ -181,6 +183,7 @@ def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
             "engine": result.verified.engine,
             "max_abs_error": result.verified.max_abs_error,
             "relative_error": result.verified.relative_error,
+            "outputs": dict(result.verified.outputs),
             "reference": result.verified.reference,
             "taken_error": result.verified.taken_error,
             "sizes": dict(result.verified.sizes),

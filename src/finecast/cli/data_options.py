@@ -160,6 +160,15 @@ class Evaluation:
     lower_is_better: Annotated[
         bool, typer.Option("--lower-is-better", help="The --eval metric is a loss.")
     ] = False
+    of: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OUTPUT",
+            help="The model's output that the metric and the error are of, by name; of several"
+            " the worst counts. Default: the worst of all for cosine, snr_db, max_abs and the"
+            " error, else the first; never one that copies an input.",
+        ),
+    ] = None
 
     @property
     def reads(self) -> list[tuple[str, Path]]:
@@ -187,6 +196,7 @@ class Evaluation:
             evaluate=load_function(self.evaluate) if self.evaluate else None,
             evaluate_name=self.evaluate or "",
             lower_is_better=self.lower_is_better,
+            of=tuple(self.of or ()),
         )
 
     def workload(self, session: Session, data: Data) -> Workload:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.engines.base import Capability
@@ -35,7 +36,7 @@ def run(
     rows: list[EngineRow] = []
     failures: list[str] = []
     probes = _probes()
-    with progress("probing", quiet=as_json) as report:
+    with shown("probing", quiet=as_json) as report:
         for index, (spec, probe) in enumerate(probes.items()):
             report(spec, index, len(probes))
             try:

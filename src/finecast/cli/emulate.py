@@ -8,8 +8,16 @@ import typer
 
 from finecast.cli.common import Json, Model, Trust
 from finecast.cli.data_options import Data, Evaluation
-from finecast.cli.output import add_row, new_table, progress, warn, write_json, write_table
-from finecast.cli.policy_options import Casting, Device, NeededTarget
+from finecast.cli.output import (
+    add_row,
+    new_table,
+    output_lines,
+    warn,
+    write_json,
+    write_table,
+)
+from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.pipeline.emulating import EmulationReport
@@ -19,11 +27,11 @@ _MOST_OPS = 10
 
 def run(
     model: Model,
-    target: NeededTarget,
-    casting: Casting,
+    casting: CompilerCasting,
     device: Device,
     data: Data,
     evaluation: Evaluation,
+    target: NeededTarget = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     trust: Trust = False,
     as_json: Json = False,
@@ -49,7 +57,7 @@ def run(
     file = api.load(model, trust=trust)
     loaded = file.reference()
     workload = evaluation.workload(loaded, data)
-    with progress("emulating", quiet=as_json) as bar:
+    with shown("emulating", quiet=as_json) as bar:
         report = emulate(file, loaded, emulation, workload, progress=bar)
     for note in workload.warnings:
         warn(note)
@@ -70,6 +78,8 @@ def to_dict(
     report: EmulationReport, *, target: str, options: str, metric: str
 ) -> dict[str, Any]:
     """The report as JSON."""
+    from finecast.data.scoring import by_output
+
     return {
         "target": target,
         "options": options,
@@ -77,6 +87,9 @@ def to_dict(
         "fp32": report.baseline,
         "emulated": report.metric,
         "output_error": report.error,
+        "output_errors": report.errors,
+        "left_out": list(report.left_out),
+        "outputs": by_output(report.metric),
         "cast_ops": report.cast_ops,
         "seconds": report.seconds,
         "ops": [
@@ -93,6 +106,8 @@ def to_dict(
 
 
 def _print(report: EmulationReport, title: str, metric: str, most: int) -> None:
+    from finecast.data.scoring import by_output
+
     table = new_table(title, ("op", "node", "why"), ("output error", "share"), fold="why")
     for one in report.contributions[:most]:
         add_row(
@@ -107,4 +122,5 @@ def _print(report: EmulationReport, title: str, metric: str, most: int) -> None:
         f"{metric}: fp32 {report.baseline:.6g}, emulated {report.metric:.6g}; relative output"
         f" error {report.error:.3g}; {report.cast_ops} ops cast; {report.seconds:.1f} s"
     )
-    write_table(table, note)
+    scores = by_output(report.metric)
+    write_table(table, note, *output_lines(report.errors, report.left_out, scores))

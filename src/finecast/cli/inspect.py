@@ -8,7 +8,8 @@ import typer
 
 from finecast.cli.common import FromType, Json, Model, Trust
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import add_row, new_table, progress, write_json, write_table
+from finecast.cli.output import add_row, new_table, write_json, write_table
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.pipeline.census import Census, Risk
@@ -41,7 +42,7 @@ def run(
 
     low = low_format(auto_cast_type)
     check_options(model, {"--data": data.given, "--dim": feeds.dim, "--from-type": from_type})
-    with progress("inspecting", quiet=as_json):
+    with shown("inspecting", quiet=as_json):
         census = api.inspect(
             model,
             data=data.if_given(random_batch=True),

@@ -29,7 +29,7 @@ from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.output import (
     add_row,
     new_table,
-    progress,
+    output_lines,
     warn,
     write_json,
     write_line,
@@ -37,11 +37,11 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode, UsageError
-from finecast.progress import Progress
+from finecast.progress import Progress, shown
 
 if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
-    from finecast.devices.neuron import CompilerChoice, Rung
+    from finecast.devices.neuron import CompilerChoice, Given, Rung
     from finecast.files import CommandFiles
     from finecast.pipeline.ladder import LadderOutcome
     from finecast.pipeline.model import OpenedModel
@@ -51,6 +51,12 @@ if TYPE_CHECKING:
 _COMPILED = ".neff"
 
 
+_LadderTarget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="trn1, inf2, trn2, trn3 or inf1. Needed, here or by --from-env."
+    ),
+]
 _PlanModel = Annotated[
     Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
 ]
@@ -98,12 +104,12 @@ class _Found:
 
 def run(
     model: Model,
-    target: Annotated[str, typer.Option(help="trn1, inf2, trn2, trn3 or inf1.")],
     data: Data,
     evaluation: Evaluation,
     tolerance: Tolerance,
     device: Device,
     by_op: ByOp,
+    target: _LadderTarget = None,
     output: _PlanModel = None,
     compile_with: _Compile = None,
     trust: Trust = False,
@@ -113,7 +119,7 @@ def run(
     """Emulate every rung of a compiler's ladder; recommend the fastest that passes.
 
     Times are modelled from the device's documented rates, not measured. Exits with 1 where
-    no rung passes.
+    no rung passes, and with 3 where --compile compiled nothing.
 
     Examples:
       finecast ladder m.onnx --target trn1 --data val.npz --metric top1
@@ -123,15 +129,18 @@ def run(
     from finecast import api
 
     start = time.perf_counter()
-    target = _ladder_target(target)
+    given, named = device.needed(None, target)
+    target = _ladder_target(named)
     files = files_of(model, data, evaluation, force=force)
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, Source(model=model, trust=trust), output)
-    rungs, by = _rungs(target, device), (by_op.per_op, by_op.named(target, device))
-    with telling_stale(files), files.locked():
-        with progress("ladder", quiet=as_json) as bar:
+    rungs, by = _rungs(target, given, device.sdk), (by_op.per_op, by_op.named(target, device))
+    with telling_stale(files), files.locked() as removed:
+        for text in removed:
+            warn(text)
+        with shown("ladder", quiet=as_json) as bar:
             kept = evaluation.options(data), tolerance.stated()
             found = _walked(opened, rungs, *kept, bar, by_op=by)
         outcome, plan = found.outcome, found.plan
@@ -139,7 +148,9 @@ def run(
             # Not verified: no engine here computes as the device, and the emulation judged it.
             api.apply(plan.plan, opened, output, verify=False, force=force)
         best = outcome.best
-        compiled = _compile(compile_with, best.rung) if compile_with and best else None
+        done, compiled = True, None
+        if compile_with is not None and best is not None:
+            done, compiled = _compile(compile_with, best.rung)
     stale = files.stale() if plan is None else ()
     for note in found.warnings:
         warn(note)
@@ -153,6 +164,8 @@ def run(
     else:
         _print(outcome, evaluation.label, target)
         _print_advice(found, output, compiled)
+    if not done:
+        return ExitCode.FAILED
     return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
 
 
@@ -164,10 +177,10 @@ def _opened(files: CommandFiles, source: Source, output: Path | None) -> OpenedM
     return api.load(source.model, trust=source.trust)
 
 
-def _rungs(target: str, device: Device) -> Sequence[Rung]:
+def _rungs(target: str, given: Given, sdk: str | None) -> Sequence[Rung]:
     from finecast.devices.neuron import ladder
 
-    return ladder(target, device.given(), sdk=device.sdk)
+    return ladder(target, given, sdk=sdk)
 
 
 def _walked(
@@ -219,16 +232,21 @@ def _ladder_target(target: str) -> str:
 
 def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
     """The report as JSON."""
+    from finecast.data.scoring import by_output
+
     outcome, plan = found.outcome, found.plan
     fastest = outcome.fastest_s
     best = outcome.best
     return {
         "fp32": outcome.baseline,
+        "left_out": list(outcome.left_out),
         "rungs": [
             {
                 "options": r.rung.name,
                 "metric": r.metric,
                 "output_error": r.error,
+                "output_errors": r.errors,
+                "outputs": by_output(r.metric),
                 "modelled_time_us": r.time_s * 1e6,
                 "relative_time": r.time_s / fastest,
                 "passed": r.passed,
@@ -246,6 +264,7 @@ def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
             "why": found.why,
             "metric": plan.metric if plan else None,
             "output_error": plan.error if plan else None,
+            "output_errors": plan.errors if plan else None,
             "relative_time": plan.time_s / fastest if plan else None,
             "ops": plan.plan.counts if plan else None,
             "written": str(written) if written else None,
@@ -274,6 +293,8 @@ def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
 
 
 def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> None:
+    from finecast.data.scoring import by_output
+
     outcome, plan = found.outcome, found.plan
     lines: list[str] = []
     if outcome.best is None:
@@ -281,6 +302,8 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
     else:
         rung = outcome.best.rung
         lines += [f"* recommended: {rung.name}", f"  {rung.command()}", f"  {rung.snippet}"]
+        scores = by_output(outcome.best.metric)
+        lines += output_lines(outcome.best.errors, outcome.left_out, scores)
     if plan is None:
         lines.append(f"per-op plan: {found.why}")
     else:
@@ -296,12 +319,12 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
         write_line(line)
 
 
-def _compile(program: Path, rung: Rung) -> str:
-    """Run the compiler if it is installed; returns a line that says what came of it."""
+def _compile(program: Path, rung: Rung) -> tuple[bool, str]:
+    """Run the compiler; returns whether it compiled the program, and a line that says so."""
     name = rung.options.compiler.value
     found = shutil.which(name)
     if found is None:
-        return f"not compiled: {name} is not on PATH"
+        return False, f"not compiled: {name} is not on PATH"
     compiled = _compiled_name(program)
     words = shlex.split(rung.command(str(program), str(compiled)))
     done = subprocess.run(
@@ -309,8 +332,8 @@ def _compile(program: Path, rung: Rung) -> str:
     )
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        return f"{name} failed with status {done.returncode}: {' '.join(tail)}"
-    return f"compiled to {compiled}"
+        return False, f"{name} failed with status {done.returncode}: {' '.join(tail)}"
+    return True, f"compiled to {compiled}"
 
 
 def _compiled_name(program: Path) -> Path:

@@ -1,7 +1,7 @@
-r"""All that the command line prints: reports to stdout, errors and progress to stderr.
+"""All that the command line prints: reports to stdout, errors and progress to stderr.
 
-Law: text from a file or an exception moves no cursor, sets no colour, starts no line and
-reorders no text: characters that would are shown escaped, as ``\x1b``. JSON escapes them too.
+Law: text from a file or an exception acts on no terminal (``terminal.safe``). JSON escapes it,
+too.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
-import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from finecast.progress import Progress, silent
+from finecast.terminal import one_line, printing, safe, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,23 +27,16 @@ _LEAST_NAME = 11
 """And columns that are kept on one line where the width suffices, such as names of rows."""
 _BETWEEN = 3
 """Characters between two columns."""
-_EVERY_S = 15.0
-"""Least time between two lines of progress: short commands write none."""
-# Control characters, bidirectional and zero-width marks, tags, separators, lone surrogates.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
-
-
-def safe(text: str) -> str:
-    """``text`` as one line, with characters escaped that would act on a terminal."""
-    return _UNSAFE.sub(lambda m: m.group().encode("unicode_escape").decode(), text)
+_LISTED = 4
+"""Outputs that are named in one line; JSON has all."""
 
 
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write strict JSON to stdout; NaN and infinities become null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(_finite(value), indent=2, allow_nan=False)
+    with printing(sys.stdout):
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
 def write_table(table: Table, *notes: str) -> None:
@@ -57,12 +47,12 @@ def write_table(table: Table, *notes: str) -> None:
     from rich.console import Console
 
     console = Console(width=_fitted(table, width()))
-    with console.capture() as rendered:
+    with printing(sys.stdout), console.capture() as rendered:
         console.print(table)
     lines = rendered.get().removesuffix("\n").split("\n")
     # In files and pipes without the blanks that fill up a row: some viewers wrap them.
     filled = lines if sys.stdout.isatty() else [line.rstrip() for line in lines]
-    _write(sys.stdout, "\n".join(filled))
+    write(sys.stdout, "\n".join(filled))
     for note in notes:
         write_line(note)
 
@@ -108,28 +98,18 @@ def width() -> int:
 
 def write_line(text: str) -> None:
     """Write one line to stdout."""
-    _write(sys.stdout, safe(text))
+    write(sys.stdout, safe(text))
 
 
 def warn(message: str) -> None:
     """Write a warning to stderr, as one line."""
-    _write(sys.stderr, f"warning: {_one_line(message)}")
+    write(sys.stderr, f"warning: {one_line(message)}")
 
 
 def write_error(message: str) -> None:
     """Write an error to stderr, as one line."""
     label = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
-    _write(sys.stderr, f"{label} {_one_line(message)}")
-
-
-def _one_line(text: str) -> str:
-    return safe(" ".join(text.split()))
-
-
-def _write(stream: TextIO, text: str) -> None:
-    encoding = stream.encoding or "utf-8"  # in a C locale ASCII, which lacks most characters
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-    stream.flush()  # a pipe without a reader is noticed here, not when Python exits
+    write(sys.stderr, f"{label} {one_line(message)}")
 
 
 def new_table(
@@ -166,44 +146,34 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(safe(cell)) for cell in cells))
 
 
-@contextmanager
-def progress(title: str, *, quiet: bool = False) -> Generator[Progress]:
-    """Progress on stderr: a bar on a terminal; in a file or a pipe a line now and then."""
-    if quiet:
-        yield silent
-        return
-    if not sys.stderr.isatty():
-        yield _lines(title)
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+def output_lines(
+    errors: Mapping[str, float], left_out: Sequence[str], scores: Mapping[str, float]
+) -> list[str]:
+    """Lines that name the outputs which errors and metric are of; none if a model has one.
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-
-        def report(stage: str, done: int, total: int) -> None:
-            text = escape(safe(f"{title}: {stage}"))
-            bar.update(task, completed=done, total=total, description=text)
-
-        yield report
+    Args:
+        errors: Relative errors by output, the worst first.
+        left_out: Outputs that no error is of.
+        scores: The metric by output, the worst first.
+    """
+    if len(errors) + len(left_out) < 2:
+        return []
+    lines = [f"error by output, worst first: {_listed(errors)}"]
+    if len(scores) > 1 or scores.keys() != errors.keys():
+        lines += [f"metric by output, worst first: {_listed(scores)}"] if scores else []
+    if left_out:
+        few = ", ".join(left_out[:_LISTED]) + _more(len(left_out))
+        lines.append(f"not counted, as they copy an input or --of names others: {few}")
+    return lines
 
 
-def _lines(title: str) -> Progress:
-    """Progress that writes a line where ``_EVERY_S`` have passed since the last one."""
-    start = last = time.monotonic()
+def _listed(figures: Mapping[str, float]) -> str:
+    found = [f"{name} {value:.4g}" for name, value in figures.items()]
+    return ", ".join(found[:_LISTED]) + _more(len(found))
 
-    def report(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _EVERY_S:
-            last = now
-            text = f"{title}: {stage}, {done} of {total}, after {now - start:.0f} s"
-            _write(sys.stderr, _one_line(text))
 
-    return report
+def _more(count: int) -> str:
+    return f" and {count - _LISTED} more" if count > _LISTED else ""
 
 
 def _finite(value: Any) -> Any:

@@ -63,6 +63,24 @@ class Casting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerCasting(Casting):
+    """The same options where a compiler's own are meant: one format, and no choice by op."""
+
+    auto_cast: Annotated[
+        str | None,
+        typer.Option("--auto-cast", metavar="SCOPE", help="none, matmult (or matmul), all."),
+    ] = None
+    auto_cast_type: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-cast-type",
+            metavar="FORMAT",
+            help="bf16, fp16; for a device that has it tf32, fp8_e4m3, int8 or int8_weights.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Options that say how the device's compiler and runtime compute."""
 
@@ -75,7 +93,9 @@ class Device:
     ] = None
     saturate_infinity: Annotated[
         bool,
-        typer.Option("--enable-saturate-infinity", help="Clamp Inf in transposes (trn1)."),
+        typer.Option(
+            "--enable-saturate-infinity", help="Clamp Inf in transposes (trn1, inf1)."
+        ),
     ] = False
     stochastic_rounding: Annotated[
         bool, typer.Option("--stochastic-rounding", help="Casts round stochastically.")
@@ -108,9 +128,11 @@ class Device:
         Where both state one, the command line's counts. Warns of options without an effect.
 
         Raises:
-            UsageError: If the environment's flags cannot be read.
+            UsageError: If the environment's flags cannot be read, or a seed is given for
+                casts that round to nearest.
         """
-        from finecast.devices.neuron import Given, from_environment
+        from finecast.devices.neuron import Given, after_environment, from_environment
+        from finecast.errors import UsageError
 
         stated = Given(
             target=target,
@@ -129,9 +151,17 @@ class Device:
                 fast_math=None if words is None else tuple(words.split()),
                 fp32_cast=casting.fp32_cast,
             )
+        notes: tuple[str, ...] = ()
         if self.from_env:
-            stated = stated.over(from_environment(os.environ))
-        for note in stated.notes:
+            stated, notes = after_environment(stated, from_environment(os.environ))
+        if stated.seed is not None and not stated.stochastic_rounding:
+            raise UsageError(
+                f"--seed {stated.seed} without --stochastic-rounding: casts that round to"
+                " nearest draw no numbers",
+                where="--seed",
+                fix="leave it out, or add --stochastic-rounding",
+            )
+        for note in (*stated.notes, *notes):
             warn(note)
         return stated
 
@@ -139,11 +169,26 @@ class Device:
         given = {"--model-type": self.model_type, "--optlevel": self.optlevel}
         return (name for name, value in given.items() if value is not None)
 
-    def emulation(self, casting: Casting, target: str) -> tuple[Emulation, str]:
-        """The emulation of ``target`` under these options, and the options spelled out."""
+    def needed(self, casting: Casting | None, target: str | None) -> tuple[Given, str]:
+        """The options as ``given``, and the target that they or the environment name.
+
+        Raises:
+            UsageError: As ``given``; or if no target is named.
+        """
+        from finecast.errors import UsageError
+
+        given = self.given(casting, target)
+        if given.target is None:
+            lacks = "no device is named"
+            lacks += ", and NEURON_CC_FLAGS has no --target" if self.from_env else ""
+            raise UsageError(lacks, where="--target", fix="name one of finecast targets")
+        return given, given.target
+
+    def emulation(self, casting: Casting, target: str | None) -> tuple[Emulation, str]:
+        """The emulation of the target under these options, and the options spelled out."""
         from finecast.devices.neuron import emulated
 
-        emulation, label, notes = emulated(self.given(casting, target), sdk=self.sdk)
+        emulation, label, notes = emulated(self.needed(casting, target)[0], sdk=self.sdk)
         for note in notes:
             warn(note)
         return emulation, label
@@ -317,7 +362,12 @@ Target = Annotated[
         help="A device that is not here (see finecast targets): its formats, modelled times.",
     ),
 ]
-NeededTarget = Annotated[str, typer.Option(metavar="NAME", help="A device: finecast targets.")]
+NeededTarget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="A device: finecast targets. Needed, here or by --from-env."
+    ),
+]
 
 
 def _rules_in(file: Path) -> list[tuple[str, UserRule]]:

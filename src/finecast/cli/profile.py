@@ -16,13 +16,13 @@ from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import (
     add_row,
     new_table,
-    progress,
     warn,
     write_json,
     write_line,
     write_table,
 )
 from finecast.errors import UsageError
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.engines.base import Array, Engine, KernelTime, Session
@@ -118,7 +118,7 @@ def run(
     ready = _with_feeds(data, feeds.sizes)
     with (
         _loadable(models, trust=trust) as paths,
-        progress("profiling", quiet=as_json) as report,
+        shown("profiling", quiet=as_json) as report,
     ):
         labels = _labels(models)
 

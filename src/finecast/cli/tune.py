@@ -21,14 +21,16 @@ from finecast.cli.common import (
     warn_stale,
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
-from finecast.cli.output import progress, warn
+from finecast.cli.output import warn
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
-from finecast.files import CommandFiles, write_text
+from finecast.files import CommandFiles
 from finecast.naming import number_of
+from finecast.pipeline.artefact import plan_beside
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.objective import Objective
+from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
@@ -101,7 +103,7 @@ class Records:
 
     def plan_of(self, output: Path) -> Path:
         """The path of the plan for ``output``."""
-        return self.plan_out or output.parent / f"{output.stem}.plan.json"
+        return self.plan_out or plan_beside(output)
 
     def study_of(self, output: Path) -> Path:
         """The path of the study for ``output``."""
@@ -179,13 +181,12 @@ def run(
         user_rules=narrowing.user_rules(),
         study=records.study_of(written.output),
         resume=_resumes(records, written.output),
+        plan=records.plan_of(written.output),
         from_type=source.from_type,
     )
-    plan = records.plan_of(written.output)
-    with files.locked():
-        outcome = _searched(files, model, written, request, quiet=as_json)
-        outcome = _with_plan(files, outcome, plan)
+    outcome = _searched(files, model, written, request, quiet=as_json)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
+    plan = records.plan_of(written.output)
     write_report(outcome, evaluation.label, written.output, plan, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
 
@@ -237,16 +238,9 @@ def _searched(
     with (
         telling_stale(files),
         _interruptible(request.study, model.digest),
-        progress("tuning", quiet=quiet) as bar,
+        shown("tuning", quiet=quiet) as bar,
     ):
         return api.tuned(model, written.destination, replace(request, progress=bar))
-
-
-def _with_plan(files: CommandFiles, outcome: Outcome, plan: Path) -> Outcome:
-    """Write the plan if the model improved; then find what is stale, the plan included."""
-    if outcome.improved:
-        write_text(plan, outcome.plan.to_json())
-    return replace(outcome, stale=files.stale())
 
 
 def _warn(outcome: Outcome, notes: Sequence[str], request: TuneRequest) -> None:

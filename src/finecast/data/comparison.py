@@ -1,4 +1,4 @@
-"""Metrics that compare a model's float outputs with the fp32 model's, the reference.
+"""Metrics that compare a model's float output with the fp32 model's, the reference.
 
 Where the reference is infinite (masked logits are often -inf), the difference is 0 if the
 model has the same infinity, and infinite otherwise.
@@ -7,8 +7,7 @@ model has the same infinity, and infinite otherwise.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import final
 
 import numpy as np
@@ -16,49 +15,49 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array
 from finecast.errors import UsageError
+from finecast.planning.output_errors import is_float
 
 Outputs = Mapping[str, Array]
 
 
 @final
 class Cosine:
-    """Mean over samples (first axis), then over outputs, of the cosine to the reference."""
+    """Mean over samples (first axis) of the cosine to the reference."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
-        self._counts: dict[str, int] = defaultdict(int)
+        self._sum = 0.0
+        self._count = 0
 
     def update(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
-        for name, got, expected in _pairs(outputs, reference, "cosine"):
-            if not got.size:
-                continue
-            rows = len(got) if got.ndim else 1
-            masked = np.isinf(expected) & (got == expected)
-            a, b = (np.where(masked, 0, x).reshape(rows, -1) for x in (got, expected))
-            norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                cosines = np.einsum("ij,ij->i", a, b) / norms
-            equal = (a == b).all(axis=1)
-            cosines = np.where(equal, 1.0, np.where(norms == 0, 0.0, cosines))
-            self._sums[name] += float(cosines.sum())
-            self._counts[name] += rows
+        got, expected = _pair(outputs, reference, "cosine")
+        if not got.size:
+            return
+        rows = len(got) if got.ndim else 1
+        masked = np.isinf(expected) & (got == expected)
+        a, b = (np.where(masked, 0, x).reshape(rows, -1) for x in (got, expected))
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            cosines = np.einsum("ij,ij->i", a, b) / norms
+        equal = (a == b).all(axis=1)
+        cosines = np.where(equal, 1.0, np.where(norms == 0, 0.0, cosines))
+        self._sum += float(cosines.sum())
+        self._count += rows
 
     def result(self) -> float:
         """The mean cosine; NaN before the first batch."""
-        means = [self._sums[n] / count for n, count in self._counts.items() if count]
-        return sum(means) / len(means) if means else math.nan
+        return self._sum / self._count if self._count else math.nan
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the mean is over a single sample."""
-        return _single(max(self._counts.values(), default=0), "cosine")
+        return _single(self._count, "cosine")
 
 
 @final
 class SignalToNoise:
-    """Signal-to-noise ratio over all outputs, in dB.
+    """Signal-to-noise ratio, in dB.
 
     The signal is the power of the reference, the noise that of the difference from it.
     """
@@ -72,10 +71,10 @@ class SignalToNoise:
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
-        for _, got, expected in _pairs(outputs, reference, "snr_db"):
-            self._signal += float(np.square(expected[np.isfinite(expected)]).sum())
-            self._noise += float(np.square(_difference(got, expected)).sum())
-            self._count += got.size
+        got, expected = _pair(outputs, reference, "snr_db")
+        self._signal += float(np.square(expected[np.isfinite(expected)]).sum())
+        self._noise += float(np.square(_difference(got, expected)).sum())
+        self._count += got.size
 
     def result(self) -> float:
         """The ratio in dB; infinite if nothing differs, NaN before the first batch."""
@@ -88,15 +87,15 @@ class SignalToNoise:
         return 10 * math.log10(self._signal / self._noise)
 
     def doubts(self) -> tuple[str, ...]:
-        """A warning if the outputs are a single number, or all zeros."""
+        """A warning if the output is a single number, or all zeros."""
         if self._count and not self._signal:
-            return ("the fp32 model's outputs are all 0: snr_db says little of them",)
+            return ("the fp32 model's output is all 0: snr_db says little of it",)
         return _single(self._count, "snr_db")
 
 
 @final
 class MaxAbs:
-    """The largest absolute difference over all outputs."""
+    """The largest absolute difference."""
 
     def __init__(self) -> None:
         self._largest: float | None = None
@@ -105,12 +104,12 @@ class MaxAbs:
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
-        for _, got, expected in _pairs(outputs, reference, "max_abs"):
-            if not got.size:
-                continue
-            largest = float(np.abs(_difference(got, expected)).max())
-            before = largest if self._largest is None else self._largest
-            self._largest = float(np.maximum(before, largest))  # keeps NaN, unlike max()
+        got, expected = _pair(outputs, reference, "max_abs")
+        if not got.size:
+            return
+        largest = float(np.abs(_difference(got, expected)).max())
+        before = largest if self._largest is None else self._largest
+        self._largest = float(np.maximum(before, largest))  # keeps NaN, unlike max()
 
     def result(self) -> float:
         """The largest difference; NaN before the first batch."""
@@ -155,20 +154,17 @@ def counterpart(reference: Outputs, name: str, got: Array) -> Array:
     return expected
 
 
-def _pairs(
+def _pair(
     outputs: Outputs, reference: Outputs | None, metric: str
-) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
-    """Each float output's name, its value and the reference's, as fp64."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The first output and the reference's of that name, as fp64."""
     if reference is None:
         raise UsageError(f"{metric} needs the fp32 model's outputs")
-    found = False
-    for name, got in outputs.items():
-        if got.dtype.kind in "biuOSU":
-            continue
-        expected = counterpart(reference, name, got)
-        found = True
-        yield name, got.astype(np.float64), expected.astype(np.float64)
-    if not found:
+    name, got = next(iter(outputs.items()))
+    if not is_float(got):
         raise UsageError(
-            f"{metric} needs a float output", fix="use --metric agreement, or --eval"
+            f"{metric} needs a float output, and {name!r} holds {got.dtype.name}",
+            fix="use --metric agreement, or --eval",
         )
+    expected = counterpart(reference, name, got)
+    return got.astype(np.float64), expected.astype(np.float64)

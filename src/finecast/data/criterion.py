@@ -1,11 +1,11 @@
 """The accuracy to keep.
 
 Laws: the target is the baseline made worse by the tolerance, which is absolute or relative to
-the baseline's magnitude; NaN never passes. A metric that compares with the fp32 outputs has
-its baseline by definition (agreement and cosine 1, max_abs 0, snr_db infinite). From an
-infinite baseline no distance can be stated, so the tolerance is then itself the target:
-``--metric snr_db --tolerance 30`` keeps at least 30 dB. Relative to a baseline of 0 no
-distance can be stated either; the tolerance then counts as absolute.
+the baseline's magnitude; NaN never passes, nor Inf beside a finite baseline. A metric that
+compares with the fp32 outputs has its baseline by definition (agreement and cosine 1, max_abs
+0, snr_db infinite). From an infinite baseline no distance can be stated, so the tolerance is
+then itself the target: ``--metric snr_db --tolerance 30`` keeps at least 30 dB. Relative to a
+baseline of 0 no distance can be stated either; the tolerance then counts as absolute.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ class Criterion:
             )
 
     def passes(self, value: float, baseline: float) -> bool:
-        """Whether ``value`` is at least as good as the target; False for NaN."""
+        """Whether ``value`` is at least as good as the target.
+
+        False for NaN, and for an infinite value beside a finite baseline: that is no accuracy.
+        """
+        if math.isinf(value) and not math.isinf(baseline):
+            return False
         target = self.target(baseline)
         return value >= target if self.higher_is_better else value <= target

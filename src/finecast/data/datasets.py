@@ -16,7 +16,7 @@ import numpy as np
 
 from finecast.data.npz import open_npz
 from finecast.engines.base import Array, TensorSpec
-from finecast.engines.ports import DTYPES, dtype_label, shape_text
+from finecast.engines.ports import DTYPES, dtype_label, in_native_order, shape_text
 from finecast.errors import UsageError
 from finecast.naming import close_names, unknown_name
 
@@ -142,9 +142,8 @@ def load_npz(
             and what was expected.
     """
     path = Path(path)
-    return data_set(
-        open_npz(path), inputs, labels=labels, sample_axes=sample_axes, where=str(path)
-    )
+    arrays = {name: in_native_order(array) for name, array in open_npz(path).items()}
+    return data_set(arrays, inputs, labels=labels, sample_axes=sample_axes, where=str(path))
 
 
 def data_set(

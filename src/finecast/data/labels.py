@@ -63,6 +63,12 @@ def decided_labels(labels: Array | None, decisions: Array, *, metric: str) -> Ar
 
 
 def _text(labels: Array, metric: str) -> UsageError:
+    if labels.dtype.kind not in "OSU":
+        return UsageError(
+            f"{metric} needs numbers or text, the labels are {labels.dtype}",
+            where="labels",
+            fix="save what the model gives: a class's index in its scores, or a number",
+        )
     return UsageError(
         f"{metric} compares numbers with text: the labels are such as {str(labels.flat[0])!r}",
         where="labels",
@@ -105,6 +111,8 @@ def required(labels: Array | None, metric: str) -> Array:
         raise UsageError(
             f"{metric} needs labels", fix="add a 'label' array, or give --labels NAME"
         )
+    if labels.dtype.kind in "mMV":  # dates and durations
+        raise _text(labels, metric)
     return labels
 
 

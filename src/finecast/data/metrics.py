@@ -27,7 +27,7 @@ class Accumulator(Protocol):
     def update(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
-        """Take one batch: the model's outputs in order, labels, the fp32 model's outputs."""
+        """Take one batch: the first of the outputs, labels, the fp32 model's outputs."""
         ...
 
     def result(self) -> float:
@@ -47,15 +47,18 @@ class Accumulator(Protocol):
 class Metric:
     """What a metric needs and how its score is read.
 
-    ``start`` makes its accumulator. ``ideal`` is the score of the fp32 model against itself,
-    if the metric compares with that model; None if the baseline has to be measured. ``worst``
-    is the worst possible score; None if there is no bound.
+    ``start`` makes its accumulator, which is of one output. ``each_output`` says that, if the
+    user names no output, every one is judged by itself; else the first is. ``ideal`` is the
+    score of the fp32 model against itself, if the metric compares with that model; None if the
+    baseline has to be measured. ``worst`` is the worst possible score; None if there is no
+    bound.
     """
 
     name: str
     start: Callable[[], Accumulator]
     needs_labels: bool = False
     needs_reference: bool = False
+    each_output: bool = False
     higher_is_better: bool = True
     ideal: float | None = None
     worst: float | None = None
@@ -93,6 +96,7 @@ METRICS: dict[str, Metric] = {
             name="cosine",
             start=Cosine,
             needs_reference=True,
+            each_output=True,
             ideal=1.0,
             worst=-1.0,
         ),
@@ -124,12 +128,14 @@ METRICS: dict[str, Metric] = {
             name="snr_db",
             start=SignalToNoise,
             needs_reference=True,
+            each_output=True,
             ideal=math.inf,
         ),
         Metric(
             name="max_abs",
             start=MaxAbs,
             needs_reference=True,
+            each_output=True,
             higher_is_better=False,
             ideal=0.0,
         ),

@@ -15,6 +15,7 @@ import numpy as np
 
 from finecast.data.datasets import Batch, as_input, check_array
 from finecast.engines.base import Array, TensorSpec
+from finecast.engines.ports import in_native_order
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
@@ -101,7 +102,7 @@ def to_array(value: Any) -> Array:
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # which numpy does not have
             value = value.float()
-    return np.asarray(value)
+    return in_native_order(np.asarray(value))
 
 
 def _split(item: Any, inputs: int) -> tuple[Mapping[str, Any] | Sequence[Any], Any]:

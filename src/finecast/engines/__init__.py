@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from finecast.engines.base import Engine, Loadable, ReadingEngine, Session
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
 
 __all__ = [
@@ -173,15 +174,22 @@ def candidates(spec: str | None) -> list[Engine]:
     return [get_engine(name) for name in names] or [default_engine()]
 
 
-def first_that_loads(engines: Sequence[Engine], model: Loadable) -> tuple[Engine, Session]:
-    """The first of ``engines`` that loads ``model``; raises EngineError if none does."""
-    return first_that_works(engines, lambda engine: engine.load(model))
+def first_that_loads(
+    engines: Sequence[Engine], model: Loadable, notes: list[str] | None = None
+) -> tuple[Engine, Session]:
+    """The first of ``engines`` that loads ``model``; raises EngineError if none does.
+
+    A text on each engine that the model crashes is added to ``notes``.
+    """
+    return first_that_works(engines, lambda engine: engine.load(model), notes)
 
 
 def first_that_works(
-    engines: Sequence[Engine], work: Callable[[Engine], T]
+    engines: Sequence[Engine], work: Callable[[Engine], T], notes: list[str] | None = None
 ) -> tuple[Engine, T]:
     """The first of ``engines`` in which ``work`` raises no EngineError, and what it gives.
+
+    A text on each engine that crashed before is added to ``notes``.
 
     Raises:
         EngineError: If it does in all of them; gives each one's reason.
@@ -189,16 +197,30 @@ def first_that_works(
     failures: dict[str, EngineError] = {}
     for engine in engines:
         try:
-            return engine, work(engine)
+            done = work(engine)
         except EngineError as error:
             if len(engines) == 1:
                 raise
             failures[engine.name] = error
+        else:
+            found = [f"{text}: {engine.name} takes its place" for text in crashes(failures)]
+            if notes is not None:
+                notes += found
+            return engine, done
     raise EngineError(
         "no engine here can run the model",
         where="; ".join(f"{name}: {error.what}" for name, error in failures.items()),
         fix=what_loads_it(failures),
     )
+
+
+def crashes(failures: Mapping[str, EngineError]) -> list[str]:
+    """What the crashes among ``failures`` were; other failures need no note."""
+    return [
+        error.what
+        for error in failures.values()
+        if isinstance(error, CrashedError) or isinstance(error.__cause__, CrashedError)
+    ]
 
 
 def other_engines(name: str) -> str:
@@ -215,7 +237,9 @@ def what_loads_it(failures: Mapping[str, EngineError]) -> str:
     return "; or ".join(filter(None, own)) or "export it with ops that one of them has"
 
 
-def led_by_one_that_loads(engines: Sequence[Engine], model: Loadable) -> Sequence[Engine]:
+def led_by_one_that_loads(
+    engines: Sequence[Engine], model: Loadable, notes: list[str] | None = None
+) -> Sequence[Engine]:
     """``engines``, and before all others the first that loads ``model``, if one does.
 
     A single engine is not tried, nor where the first one reads the model: to load it takes
@@ -224,7 +248,7 @@ def led_by_one_that_loads(engines: Sequence[Engine], model: Loadable) -> Sequenc
     if len(engines) < 2 or (isinstance(engines[0], ReadingEngine) and engines[0].reads(model)):
         return engines
     try:
-        first, _ = first_that_loads(engines, model)
+        first, _ = first_that_loads(engines, model, notes)
     except EngineError:
         return engines
     return [first, *(one for one in engines if one is not first)]

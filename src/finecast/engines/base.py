@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,31 @@ from finecast.numbers.formats import Format
 
 Array: TypeAlias = NDArray[np.generic]
 Feeds: TypeAlias = Mapping[str, Array]
+
+
+@final
+class Steps(dict[str, Array]):
+    """The feeds of a sequence of calls, between which a model keeps its state.
+
+    As a mapping it has the feeds of the first call, which tell names, types and most shapes.
+    """
+
+    def __init__(self, calls: Sequence[Feeds]) -> None:
+        super().__init__(calls[0])
+        self.calls = tuple(calls)
+
+
+def calls_of(feeds: Feeds) -> tuple[Feeds, ...]:
+    """The calls of a sequence, in order; other feeds are one call."""
+    return feeds.calls if isinstance(feeds, Steps) else (feeds,)
+
+
+def each_call(feeds: Feeds, change: Callable[[Feeds], Mapping[str, Array]]) -> Feeds:
+    """``feeds`` with each call changed; a sequence stays one."""
+    if isinstance(feeds, Steps):
+        return Steps([change(one) for one in feeds.calls])
+    return change(feeds)
+
 
 Loadable: TypeAlias = Any
 """What an engine loads: a path, the bytes of an ONNX file, or a model of its own library."""
@@ -82,6 +107,59 @@ class Session(Protocol):
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """Time of each kernel, without other load, from ``repeats`` runs; empty if unknown."""
         ...
+
+
+@runtime_checkable
+class StatefulSession(Session, Protocol):
+    """A session of a model that may keep a state.
+
+    ``run`` starts with an empty state. Of a sequence it runs all calls and gives the outputs
+    of all of them, each joined along its first axis, or flat where sizes differ.
+    """
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether outputs depend on the calls before."""
+        ...
+
+    def reset(self) -> None:
+        """Empty the state: the next step is the first of a sequence."""
+        ...
+
+    def step(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once on the state that the step before left; raises as ``run`` does."""
+        ...
+
+
+def keeps_state(session: Session) -> bool:
+    """Whether outputs of the session's model depend on the calls before."""
+    return isinstance(session, StatefulSession) and session.keeps_state
+
+
+def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:
+    """The outputs of each call of a sequence, which starts with an empty state.
+
+    Other feeds are one call. A model that keeps no state runs each call alone.
+    """
+    if not isinstance(feeds, Steps):
+        return [session.run(feeds)]
+    if not isinstance(session, StatefulSession):
+        return [session.run(one) for one in feeds.calls]
+    session.reset()
+    return [session.step(one) for one in feeds.calls]
+
+
+def joined(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The outputs of several calls as those of one, as ``StatefulSession`` says."""
+    if len(outputs) == 1:
+        return dict(outputs[0])
+    return {name: _joined([one[name] for one in outputs]) for name in outputs[0]}
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    if arrays[0].ndim and len({a.shape[1:] for a in arrays}) == 1:
+        return np.concatenate(arrays)
+    return np.concatenate([a.reshape(-1) for a in arrays])
 
 
 class EmulatedSession(Session, Protocol):
@@ -176,6 +254,18 @@ class StreamingEngine(Protocol):
         """
         ...
 
+    def as_one_stream(self) -> Engine:
+        """The engine whose sessions run one request as the streams above run each of theirs.
+
+        Engines choose other kernels by the number of threads: what is right alone may be wrong
+        here.
+        """
+        ...
+
+    def on_one_thread(self) -> Engine:
+        """The engine whose sessions run on one thread, as in small containers."""
+        ...
+
 
 class Engine(Protocol):
     """Loads models and says what its device can do."""
@@ -208,7 +298,11 @@ def outputs_on(session: Session, calls: Iterable[Feeds]) -> list[Array]:
 
     So a relative error of the outputs does not depend on how samples are split into calls.
     """
-    found = [[*session.run(feeds).values()] for feeds in calls]
+    return joined_outputs([[*session.run(feeds).values()] for feeds in calls])
+
+
+def joined_outputs(found: Sequence[Sequence[Array]]) -> list[Array]:
+    """The outputs of several calls as those of one."""
     if len(found) == 1:
-        return found[0]
+        return [*found[0]]
     return [np.concatenate([a.reshape(-1) for a in of]) for of in zip(*found, strict=True)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from finecast.engines.openvino_mlp import sums_behind_products
+from finecast.engines.openvino_mlp import sums_behind_products, sums_of_codes
 from finecast.engines.openvino_scales import scaled_twice
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
@@ -152,20 +152,42 @@ def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
     }
 
 
+def _computed_padding(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Pads by a number that the model computes.
+
+    OpenVINO 2026.4 pads by whatever its buffer has, mostly 0, in every type. In fp32 the
+    converted model gives at least what the given one gives.
+    """
+    return {
+        node.id: f"openvino pads by another number than the one that is computed: {low.label}"
+        " would change it"
+        for node in graph.nodes
+        if node.native in _PADS
+        if (number := _pad_value(node)) is not None and graph.values[number].constant is None
+    }
+
+
+def _pad_value(node: Node) -> int | None:
+    """The id of the number that a Pad pads by; None if it is no operand."""
+    index = _PADS[node.native]
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+_PADS: Final = {"onnx::Pad": 2, "openvino::Pad": 3}
+"""The operand of Pad ops that is the number to pad by."""
+
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
 _FP16: Final = frozenset({Format.FP16})
 _BF16: Final = frozenset({Format.BF16})
+_INT8: Final = frozenset({Format.INT8})
 
 FAULTS: Final[tuple[Fault, ...]] = (
     Fault(engine="openvino", formats=_FP16, find=_second_bias),
     Fault(engine="openvino", device="CPU", formats=_BF16, find=sums_behind_products),
     Fault(engine="openvino", device="CPU", formats=_BF16, find=_small_group_norms),
-    Fault(
-        engine="openvino",
-        device="CPU",
-        formats=frozenset({Format.INT8}),
-        find=scaled_twice,
-    ),
+    Fault(engine="openvino", device="CPU", formats=_FP16 | _BF16, find=_computed_padding),
+    Fault(engine="openvino", device="CPU", formats=_INT8, find=scaled_twice),
+    Fault(engine="openvino", device="CPU", formats=_INT8, find=sums_of_codes),
     # OpenVINO's reader gives these ops of ONNX Runtime a constant in fp32 beside low operands,
     # or refuses bf16, and the model does not load. (2026.4: "Arguments do not have the same
     # element type"; "Unsupported input data type for X, expected FP16 or FP32 but got: bf16")
@@ -178,7 +200,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         engine="onnxruntime",
         device="CPU",
-        formats=frozenset({Format.INT8}),
+        formats=_INT8,
         find=_batched_weights,
     ),
     # ONNX Runtime lists these kernels and loads them, and they fail when they run. (1.31:
@@ -195,6 +217,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         formats=_FP16,
         find=_kernels("onnx::ScatterElements", reduction=("add", "mul")),
     ),
+    # ("Could not find an implementation for EyeLike(9)": others get casts around them.)
+    Fault(engine="onnxruntime", device="CPU", formats=_FP16, find=_kernels("onnx::EyeLike")),
     Fault(
         engine="onnxruntime",
         device="CPU",

@@ -6,21 +6,24 @@ import ctypes
 import math
 import re
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 
 from finecast.engines import other_engines
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
 from finecast.engines.cpus import cpus
+from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.onnxruntime_profile import kernel_times
 from finecast.engines.onnxruntime_streams import OnnxRuntimeStreams
 from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
@@ -65,7 +68,9 @@ class OnnxRuntimeSession:
         *,
         where: str,
         profile: _SessionOpener | None,
+        dry_run: DryRun,
     ) -> None:
+        self._dry_run = dry_run
         self._session = session
         self._source = source
         self._where = where
@@ -96,6 +101,8 @@ class OnnxRuntimeSession:
         """
         arrays = ordered_feeds(feeds, self._inputs)
         self._check_rows(arrays)
+        named = zip(self._inputs, arrays, strict=True)
+        self._dry_run.run([(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named])
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
@@ -153,7 +160,7 @@ class OnnxRuntimeSession:
         if self._plain:
             feeds = {s.name: a for s, a in zip(self._inputs, arrays, strict=True)}
             arrays_out: Sequence[Any] = session.run(names, feeds)
-            return dict(zip(names, arrays_out, strict=True))
+            return dict(_arrays(zip(names, arrays_out, strict=True)))
         return self._run_bound(session, arrays)
 
     def _run_bound(
@@ -188,7 +195,8 @@ class OnnxRuntimeEngine:
     With ``spinning`` its threads wait busily within a run, which is faster if nothing else
     runs, but takes twice the CPU time; sessions that are not timed do without it.
     ``optimizing`` is graph optimization; sessions of models whose inner values are outputs do
-    without it. ``fusing_codes``: quantized ops run in kernels on integers.
+    without it. ``fusing_codes``: quantized ops run in kernels on integers. ``threads`` share
+    the work of one run; 0 for as many as ONNX Runtime chooses.
     """
 
     def __init__(
@@ -198,6 +206,7 @@ class OnnxRuntimeEngine:
         spinning: bool = True,
         optimizing: bool = True,
         fusing_codes: bool = True,
+        threads: int = 0,
     ) -> None:
         try:
             present = devices()
@@ -212,8 +221,12 @@ class OnnxRuntimeEngine:
                 f"this ONNX Runtime has no execution provider {device!r}",
                 fix=f"use one of {', '.join(present)}, or install a build that has it",
             )
+        warm_up(self.name)
         self._options = _Options(
-            spinning=spinning, optimizing=optimizing, fusing_codes=fusing_codes
+            spinning=spinning,
+            optimizing=optimizing,
+            fusing_codes=fusing_codes,
+            threads=threads,
         )
         self._device = match
         self._provider = match + _SUFFIX
@@ -240,7 +253,33 @@ class OnnxRuntimeEngine:
         Raises:
             EngineError: If it is not an ONNX model, or has an op without kernel.
         """
-        return self._load(model, self._options, profiling=profiling)
+        where = str(model) if isinstance(model, Path) else ""
+        source = read_source(model)
+        opener = _SessionOpener(model, self._provider, self._options)
+        dry_run = DryRun(
+            library=self.name,
+            settings=opener.settings(),
+            # Copies that show a model's values, or round them, come by tens: the model itself
+            # was tried, and these are run as its ops are defined.
+            model=model if self._options.fusing_codes or isinstance(model, Path) else None,
+            where=where,
+            fix=other_engines(self.name),
+        ).load()
+        try:
+            session = opener.open(None)
+        except Exception as error:  # its exception classes share no base but Exception
+            raise EngineError(
+                f"ONNX Runtime cannot load the model: {explain(error)}",
+                where=where,
+                fix=_fix(explain(error), source.opset) or other_engines(self.name),
+            ) from error
+        return OnnxRuntimeSession(
+            session,
+            source,
+            where=where,
+            profile=opener if profiling else None,
+            dry_run=dry_run,
+        )
 
     def load_streams(
         self, model: Path | bytes, fmt: Format = Format.FP32
@@ -252,26 +291,17 @@ class OnnxRuntimeEngine:
         """
         if fmt is not Format.FP32:
             raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
-        session = self._load(model, replace(self._options, threads=1), profiling=False)
-        return OnnxRuntimeStreams(session.run, cpus())
+        return OnnxRuntimeStreams(self.as_one_stream().load(model).run, cpus())
 
-    def _load(
-        self, model: Path | bytes, asked: _Options, *, profiling: bool
-    ) -> OnnxRuntimeSession:
-        where = str(model) if isinstance(model, Path) else ""
-        source = read_source(model)
-        opener = _SessionOpener(model, self._provider, asked)
-        try:
-            session = opener.open(None)
-        except Exception as error:  # its exception classes share no base but Exception
-            raise EngineError(
-                f"ONNX Runtime cannot load the model: {explain(error)}",
-                where=where,
-                fix=_fix(explain(error), source.opset) or other_engines(self.name),
-            ) from error
-        return OnnxRuntimeSession(
-            session, source, where=where, profile=opener if profiling else None
-        )
+    def as_one_stream(self) -> OnnxRuntimeEngine:
+        """The engine on one thread: each stream has one."""
+        return self.on_one_thread()
+
+    def on_one_thread(self) -> OnnxRuntimeEngine:
+        """The same engine; its sessions run on one thread."""
+        engine = copy(self)
+        engine._options = replace(self._options, threads=1)
+        return engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,19 +333,17 @@ class _SessionOpener:
     def open(self, folder: Path | None) -> onnxruntime.InferenceSession:
         import onnxruntime
 
+        stated = self.settings()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _SILENT
-        options.intra_op_num_threads = self._asked.threads
-        if not self._asked.optimizing:
+        options.intra_op_num_threads = stated["threads"]
+        if not stated["optimizing"]:
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
-        # Between runs threads sleep, or they would take the processors of other sessions:
-        # three that spun, timed in turns, took twice as long as each alone.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, value in stated["entries"].items():
+            options.add_session_config_entry(name, value)
         if not self._asked.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if not self._asked.fusing_codes:
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
         if folder is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(folder / "trace")
@@ -323,11 +351,25 @@ class _SessionOpener:
             weights = "session.optimized_model_external_initializers_"
             options.add_session_config_entry(weights + "file_name", "weights.bin")
             options.add_session_config_entry(weights + "min_size_in_bytes", "1024")
+        model = str(self._model) if isinstance(self._model, Path) else self._model
+        return onnxruntime.InferenceSession(model, options, providers=stated["providers"])
+
+    def settings(self) -> dict[str, Any]:
+        """What decides how a model is compiled, as ``dry_run_worker`` reads it."""
+        # Between runs threads sleep, or they would take the processors of other sessions:
+        # three that spun, timed in turns, took twice as long as each alone.
+        entries = {"session.force_spinning_stop": "1", **ONNXRUNTIME}
+        if not self._asked.fusing_codes:
+            entries["session.disable_quant_qdq"] = "1"
         providers = [self._provider]
         if self._provider != "CPUExecutionProvider":
             providers.append("CPUExecutionProvider")  # for ops on shapes and integers
-        model = str(self._model) if isinstance(self._model, Path) else self._model
-        return onnxruntime.InferenceSession(model, options, providers=providers)
+        return {
+            "threads": self._asked.threads,
+            "optimizing": self._asked.optimizing,
+            "entries": entries,
+            "providers": providers,
+        }
 
 
 def devices() -> tuple[str, ...]:
@@ -362,6 +404,16 @@ def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
     shape = None if port.name in shapeless else port.shape
     dims = None if shape is None else tuple(d if d != "" else None for d in shape)
     return TensorSpec(name=port.name, dtype=ONNX_LABELS.get(element, element), shape=dims)
+
+
+def _arrays(outputs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Array]]:
+    """Outputs by name; the items of one that is a sequence are ``NAME[INDEX]``."""
+    for name, value in outputs:
+        if isinstance(value, list):
+            items = cast("list[Any]", value)
+            yield from _arrays((f"{name}[{i}]", item) for i, item in enumerate(items))
+        else:
+            yield name, value
 
 
 def _array(value: onnxruntime.OrtValue, spec: TensorSpec) -> Array:

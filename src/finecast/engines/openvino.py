@@ -2,10 +2,9 @@
 
 Law: ops compute in the types that the model states. Sessions are compiled with the inference
 precision hint ``f32``, under which OpenVINO adds no lower precision of its own, or with the
-one that the model is made for, where its fp32 ops are marked; and without
-dynamic quantization, which rounds operands of products with 8-bit weights to 8 bits. Two
-exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them), and 64-bit
-integers in 32 bits.
+one that the model is made for, where its fp32 ops are marked; and with the settings of
+``numerics``. Two exceptions remain on CPUs: fp16 ops compute in fp32 (unrounded between them),
+and 64-bit integers in 32 bits.
 """
 
 from __future__ import annotations
@@ -28,9 +27,13 @@ from finecast.engines.base import (
     KernelFormats,
     KernelTime,
     Loadable,
+    Steps,
     TensorSpec,
+    joined,
+    outputs_of_calls,
 )
-from finecast.engines.openvino_config import HINT, HINTS, config
+from finecast.engines.numerics import HINT, HINTS, openvino_settings
+from finecast.engines.openvino_config import config
 from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import (
     constants_of,
@@ -44,10 +47,11 @@ from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
+from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.frontends.onnx.links import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.model import load, reads
+from finecast.frontends.openvino.model import load, reads, serialized
 from finecast.frontends.openvino.types import LABELS
 from finecast.numbers.formats import Format
 
@@ -55,8 +59,8 @@ if TYPE_CHECKING:
     import openvino
 
     _Names: TypeAlias = Mapping[str, tuple[str, ...]]
-    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names]]
-    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck]
+    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names], DryRun]
+    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck, DryRun]
     _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
 
 _MICROSECOND_S = 1e-6
@@ -65,6 +69,7 @@ _NEEDS_RANK = (
     "state how many dimensions the input has before the model is saved: for an OpenVINO model"
     " ov.convert_model(..., input=[...]), or model.reshape({NAME: [-1, 3, 224, 224]})"
 )
+_OWN_MODEL = "check that this release of OpenVINO runs the model as it is"
 # Levels of nested bodies. The time to compile doubles with each: 1 s at 14 (OpenVINO 2026.4).
 _DEEPEST = 14
 
@@ -73,7 +78,8 @@ _DEEPEST = 14
 class OpenVinoSession:
     """A compiled model with one infer request; must not be run from two threads at once.
 
-    ``names`` are the nodes by OpenVINO's name of an op; None without profiling.
+    ``names`` are the nodes by OpenVINO's name of an op; None without profiling. ``others``
+    says which other engines may run the model; empty for OpenVINO's own models.
     """
 
     def __init__(
@@ -83,10 +89,12 @@ class OpenVinoSession:
         *,
         where: str,
         names: Mapping[str, tuple[str, ...]] | None,
+        others: str,
     ) -> None:
-        compiled, self._sizes = made
+        compiled, self._sizes, self._dry_run = made
         self._source = source
         self._where = where
+        self._fix = "; or ".join(filter(None, ("check the feeds' sizes", others)))
         self._names = names
         self._request = compiled.create_infer_request()
         self._types = [port.get_element_type() for port in compiled.inputs]
@@ -107,7 +115,31 @@ class OpenVinoSession:
         return self._outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; the outputs are the caller's own copies.
+        """Run once, with an empty state; the outputs are the caller's own copies.
+
+        Of a sequence all calls are run, as ``StatefulSession`` says.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If OpenVINO fails.
+        """
+        if isinstance(feeds, Steps):
+            return joined(outputs_of_calls(self, feeds))
+        self.reset()
+        return self.step(feeds)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether outputs depend on the calls before."""
+        return self._stateful
+
+    def reset(self) -> None:
+        """Empty the state."""
+        if self._stateful:
+            self._request.reset_state()
+
+    def step(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once on the state that the step before left.
 
         Raises:
             UsageError: If the feeds do not fit the inputs.
@@ -116,6 +148,9 @@ class OpenVinoSession:
         arrays = ordered_feeds(feeds, self._inputs)
         try:
             self._sizes.check([array.shape for array in arrays])
+            if not self._runs:
+                named = zip(self._inputs, arrays, strict=True)
+                self._dry_run.run([(spec.name, array, None) for spec, array in named])
             self._infer(arrays)
             return {
                 spec.name: _read(self._request.get_output_tensor(index), spec)
@@ -125,7 +160,7 @@ class OpenVinoSession:
             raise EngineError(
                 f"OpenVINO cannot run the model: {explain(error)}",
                 where=self._where,
-                fix="check the feeds' sizes, or try --engine onnxruntime",
+                fix=self._fix,
             ) from error
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
@@ -146,11 +181,13 @@ class OpenVinoSession:
         kinds, before_s = self._means()
         times: dict[str, list[float]] = defaultdict(list)
         for _ in range(repeats):
+            runs = self._runs
             self.run(feeds)
             seen, mean_s = self._means()
             kinds |= seen  # kernels shorter than a microsecond are listed only in some runs
             for name, mean in mean_s.items():
-                last_s = self._runs * mean - (self._runs - 1) * before_s.get(name, mean)
+                total_s = self._runs * mean - runs * before_s.get(name, mean)
+                last_s = total_s / (self._runs - runs)
                 times[name].append(last_s)
             before_s = mean_s
         ops, formats = self._attributed(self._names)
@@ -207,8 +244,6 @@ class OpenVinoSession:
         shared = [shareable(array) for array in arrays]  # the request reads them as it runs
         for index, (data, kind) in enumerate(zip(shared, self._types, strict=True)):
             self._request.set_input_tensor(index, tensor_of(data, kind))
-        if self._stateful:  # outputs depend on the feeds alone, and not on earlier calls
-            self._request.reset_state()
         # share_outputs: without it infer() copies all outputs into a result that is not used
         self._request.infer(share_outputs=True)
         self._runs += 1
@@ -216,17 +251,26 @@ class OpenVinoSession:
 
 @final
 class OpenVinoEngine:
-    """OpenVINO on one device."""
+    """OpenVINO on one device.
 
-    def __init__(self, device: str = "CPU") -> None:
+    ``serving`` is its performance hint: ``LATENCY`` or ``THROUGHPUT``. On CPUs a model runs on
+    ``threads``; 0 for as many as OpenVINO chooses.
+    """
+
+    def __init__(
+        self, device: str = "CPU", *, serving: str = "LATENCY", threads: int = 0
+    ) -> None:
         try:
             import openvino
         except ImportError as error:
             raise EngineError(
                 "OpenVINO is not installed", fix="pip install openvino"
             ) from error
+        warm_up(self.name)
         self._core = openvino.Core()
         self._device = device.upper()
+        self._serving = serving
+        self._threads = threads
         present = self._core.available_devices
         if self._device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
@@ -266,7 +310,7 @@ class OpenVinoEngine:
     def reads(self, model: Loadable) -> bool:
         """Whether it reads the model and knows the rank of every value, without compiling."""
         try:
-            with self._read(model, "") as (read, _, _):
+            with self._read(model, "", {}) as (read, _, _, _):
                 ports = (port for op in read.get_ops() for port in op.outputs())
                 return all(port.get_partial_shape().rank.is_static for port in ports)
         except (RuntimeError, FinecastError):
@@ -287,18 +331,37 @@ class OpenVinoEngine:
             EngineError: As ``load_hinted``; or if the model keeps a state between requests.
         """
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, _hint(fmt), serving="THROUGHPUT")
-        with self._compiled(model, where, settings) as ((compiled, _), source, _):
+        settings = self.as_one_stream()._settings(_hint(fmt))
+        with self._compiled(model, where, settings) as ((compiled, *_), source, _):
             return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
+
+    def as_one_stream(self) -> OpenVinoEngine:
+        """The same device under the hint for throughput."""
+        return OpenVinoEngine(self._device, serving="THROUGHPUT")
+
+    def on_one_thread(self) -> OpenVinoEngine:
+        """The same device; on CPUs its sessions run on one thread."""
+        return OpenVinoEngine(self._device, threads=1)
+
+    def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
+        return config(
+            self._core,
+            self._device,
+            hint,
+            profiling=profiling,
+            serving=self._serving,
+            threads=self._threads,
+        )
 
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
-        settings = config(self._core, self._device, hint, profiling=profiling)
+        settings = self._settings(hint, profiling=profiling)
         with self._compiled(model, where, settings) as (made, source, names):
             known = names() if named else None
-            return OpenVinoSession(made, source, where=where, names=known)
+            others = _other_engines(model)
+            return OpenVinoSession(made, source, where=where, names=known, others=others)
 
     @contextmanager
     def _compiled(
@@ -306,39 +369,84 @@ class OpenVinoEngine:
     ) -> Generator[_Compiled]:
         """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
         try:
-            with self._read(model, where) as (read, source, names):
+            with self._read(model, where, settings) as (read, source, names, dry_run):
                 stated = _stated(read, settings)
                 compiled = self._core.compile_model(read, self._device, stated)
                 sizes = SizeCheck(read)
-            yield (compiled, sizes), source, names
+            yield (compiled, sizes, dry_run), source, names
         except RuntimeError as error:
             reason = explain(error)
             raise EngineError(
                 f"OpenVINO cannot load the model: {reason}",
                 where=where,
-                fix=_NEEDS_RANK if "dynamic rank" in reason else other_engines(self.name),
+                fix=_NEEDS_RANK
+                if "dynamic rank" in reason
+                else _other_engines(model) or _OWN_MODEL,
             ) from error
 
     @contextmanager
-    def _read(self, model: Any, where: str) -> Generator[_Read]:
-        """The model as read, its ports and steps, and a function for the nodes of each op."""
-        if isinstance(model, bytes) or (isinstance(model, Path) and not reads(model)):
+    def _read(self, model: Any, where: str, settings: dict[str, Any]) -> Generator[_Read]:
+        """The model as read, its ports and steps, a function for the nodes of each op.
+
+        And a dry run of it, which has compiled it if there are ``settings``.
+        """
+        if _is_onnx(model):
             source = read_source(model)
             _check_depth(source, where)
             with without_links(model) as place:
+                dry_run = self._tried(place, where, settings)
                 read = self._core.read_model(place)
-                yield read, source, partial(nodes_by_friendly_name, read, source)
+                yield read, source, partial(nodes_by_friendly_name, read, source), dry_run
             return
         own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
         _check_depth(source, where)
-        yield own, source, partial(op_names, own)
+        if settings:
+            settings = _stated(own, settings)
+        content, split = (serialized(own) if settings else None) or (None, None)
+        dry_run = self._tried(content, where, settings, split)
+        yield own, source, partial(op_names, own), dry_run
+
+    def _tried(
+        self,
+        model: Path | bytes | None,
+        where: str,
+        settings: Mapping[str, Any],
+        described: int | None = None,
+    ) -> DryRun:
+        """A dry run that has loaded the model; that kernels are timed is no part of it.
+
+        Of IR in memory ``described`` bytes are no weights.
+        """
+        compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
+        stated: dict[str, Any] = {"described": described}
+        if settings:
+            stated |= {"device": self._device, "compile": compiling}
+        return DryRun(
+            library=self.name,
+            settings=stated,
+            model=model,
+            where=where,
+            fix=_OWN_MODEL if described is not None else other_engines(self.name),
+        ).load()
+
+
+def _is_onnx(model: Loadable) -> bool:
+    """Whether other engines read the model, too."""
+    return isinstance(model, bytes) or (isinstance(model, Path) and not reads(model))
+
+
+def _other_engines(model: Loadable) -> str:
+    """Which other engines to try; empty for a model that no other one reads."""
+    return other_engines("openvino") if _is_onnx(model) else ""
 
 
 def _stated(model: openvino.Model, settings: dict[str, Any]) -> dict[str, Any]:
     """``settings`` with the hint that the model is made for, if no low one is asked for."""
     own = hint_of(model)
-    return settings | {HINT: own} if own and settings[HINT] == "f32" else settings
+    if not own or settings.get(HINT) != HINTS[Format.FP32]:
+        return settings
+    return settings | {k: v for k, v in openvino_settings(own).items() if k in settings}
 
 
 def _hint(fmt: Format) -> str:

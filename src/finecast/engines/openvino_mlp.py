@@ -1,12 +1,18 @@
-"""Ops after two small products at which OpenVINO 2026.4 crashes while it compiles.
+"""What OpenVINO 2026.4 does wrongly with two small products, one behind the other.
 
 It compiles a chain of small products into one kernel (a *block*), together with as many of
-the ops after it as its registers allow, and other chains of elementwise ops and casts into
-kernels that grow op by op. For an op that reads both a block and such a kernel it follows a
-null pointer (in ``tokenize_node`` of its snippets: finished kernels are not among the clones
-that it joins). Whether this happens to a model also depends on the number of threads. Models
-with such ops of their own crash in fp32, too; the fault here keeps finecast's casts from
-being the second kernel.
+the ops after it as its registers allow. Which numbers of rows it does so for depends on the
+number of threads: with one thread up to 8 rows, with two threads 4 and 8.
+
+It crashes while it compiles where an op reads both a block and a kernel of the second kind,
+which chains of elementwise ops and casts become, op by op: it follows a null pointer (in
+``tokenize_node`` of its snippets: finished kernels are not among the clones that it joins).
+Models with such ops of their own crash in fp32, too; the fault here keeps finecast's casts
+from being the second kernel.
+
+A block of two products in int8 gives errors of 1e9 times the result where nothing between the
+products needs floats: the block then quantizes the first product's sums, which are 32-bit
+integers, as if their bits were those of floats.
 """
 
 from __future__ import annotations
@@ -25,6 +31,11 @@ _JOINS = frozenset(
     {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.SOFTMAX, OpKind.CAST, OpKind.COMPARISON}
 )
 _MOVES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
+_CODES = frozenset({OpKind.QUANTIZE})
+# With one constant these change the scale and the zero point of codes, and need no floats. The
+# addition of a vector becomes the bias of the product, which makes floats of its sums.
+_SCALES = frozenset({"mul", "div"})
+_SHIFTS = frozenset({"add", "sub"})
 
 
 def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
@@ -48,6 +59,50 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
             text = f"openvino crashes at {node.name} if it reads a cast to {low.label}"
             found |= dict.fromkeys((*kept, node.id), text)
     return found
+
+
+def sums_of_codes(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Small products of which the one before, in ``low``, would give sums of codes.
+
+    A product is not named if the one before is: that one then computes in floats.
+    """
+    found: dict[int, str] = {}
+    for product in graph.nodes:
+        if _is_small(graph, product):
+            before = _giving_codes(graph, product)
+            if before is not None and before.id not in found:
+                found[product.id] = (
+                    f"openvino takes the sums of {before.name} in {low.label}, which are"
+                    " integers, for floats"
+                )
+    return found
+
+
+def _giving_codes(graph: Graph, product: Node) -> Node | None:
+    """The small product before, if no op between the two needs its result in floats."""
+    index = product.inputs[0]
+    while index is not None:
+        producer = graph.values[index].producer
+        if producer is None:
+            return None
+        node = graph.nodes[producer]
+        if _is_small(graph, node):
+            has_bias = (
+                node.op == "gemm" and len(node.inputs) > 2 and node.inputs[2] is not None
+            )
+            return None if has_bias else node
+        read = [v.id for v in _inputs(graph, node)]
+        if len(read) != 1 or not _keeps_codes(graph, node):
+            return None
+        (index,) = read
+    return None
+
+
+def _keeps_codes(graph: Graph, node: Node) -> bool:
+    """Whether ``node``, which reads one value, can compute on codes of it."""
+    if node.op in _SHIFTS:
+        return all(constant.size == 1 for constant in graph.constants(node))
+    return node.op == "relu" or node.op in _SCALES or by_name(node.op).kind in _MOVES | _CODES
 
 
 def _is_small(graph: Graph, node: Node) -> bool:

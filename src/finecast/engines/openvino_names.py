@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from finecast.engines.attribution import Kernel, node_of, split_names
+from finecast.engines.attribution import Kernel, NameLists, node_of
 
 if TYPE_CHECKING:
     import openvino
@@ -57,6 +57,7 @@ def kernels_of(
 ) -> tuple[list[Kernel], dict[str, str]]:
     """The kernels of a compiled model with the nodes that they name, and their formats."""
     nodes = {node for group in names.values() for node in group}
+    lists = NameLists(names)
     kernels: list[Kernel] = []
     formats: dict[str, str] = {}
     fixed: set[str] = set()
@@ -70,7 +71,7 @@ def kernels_of(
         kind = _text(info, "layerType")
         # An output of the model has the name of the op that computes it.
         own = "" if kind in _PORTS else _text(info, "originalLayersNames")
-        layers = split_names(own, names)
+        layers = lists.split(own)
         kernels.append(
             Kernel(
                 name=name,

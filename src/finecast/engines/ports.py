@@ -40,6 +40,12 @@ def dtype_label(dtype: np.dtype[np.generic]) -> str:
     return _LABELS.get(dtype, "string" if dtype.kind in "OSU" else dtype.name)
 
 
+def in_native_order(array: Array) -> Array:
+    """The array with bytes in this machine's order; another order is no other type."""
+    swapped = array.dtype.kind in "biufc" and not array.dtype.isnative
+    return array.astype(array.dtype.newbyteorder("=")) if swapped else array
+
+
 def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
     """The arrays of ``feeds`` in the model's order, after checking names, types and shapes.
 
@@ -58,7 +64,7 @@ def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
             raise UsageError(
                 f"input {spec.name!r} is missing", fix=f"the model's inputs are {known}"
             )
-        array = feeds[spec.name]
+        array = in_native_order(feeds[spec.name])
         check_array(array, spec)
         arrays.append(array)
     return arrays

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from finecast.engines.openvino_config import DYNAMIC_QUANTIZATION, HINTS
+from finecast.engines.numerics import HINTS, ONNXRUNTIME_CHANGED, openvino_settings
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 
@@ -17,8 +17,8 @@ class Usage:
     """Code that runs a model in the types that it states.
 
     Attributes:
-        code: Python; ``{path}`` stands for a literal of the model's path, ``{hint}`` for the
-            name of a type.
+        code: Python; ``{path}`` stands for a literal of the model's path, ``{config}`` for
+            one of the engine's settings that change numbers.
         throughput: The code for many requests at once, if it differs.
         notes: Notes for users of a low format, by its label.
     """
@@ -28,25 +28,32 @@ class Usage:
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+# Statements that make ONNX Runtime's session options.
+_OPTIONS: Final = "; ".join(
+    (
+        "options = onnxruntime.SessionOptions()",
+        *(f"options.add_session_config_entry{entry}" for entry in ONNXRUNTIME_CHANGED.items()),
+    )
+)
+
 USAGES: Final[Mapping[str, Usage]] = {
     "openvino": Usage(
         # By default OpenVINO lowers the ops that the plan left in fp32, too.
-        code='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
-        ' "{hint}"}}); without the hint OpenVINO chooses types itself',
-        throughput='openvino.Core().compile_model({path}, config={{"INFERENCE_PRECISION_HINT":'
-        ' "{hint}", "PERFORMANCE_HINT": "THROUGHPUT"}}); give it requests by an'
-        " openvino.AsyncInferQueue; without the first hint OpenVINO chooses types itself,"
-        " without the second it serves one request at a time",
+        code="openvino.Core().compile_model({path}, config={config}); without these"
+        " OpenVINO chooses types itself",
+        throughput="openvino.Core().compile_model({path}, config={config}); give it requests"
+        " by an openvino.AsyncInferQueue; without the performance hint OpenVINO serves one"
+        " request at a time, without the others it chooses types itself",
         notes={
             "bf16": "ONNX Runtime has no bf16 on CPUs",
-            "int8_weights": f'with "{DYNAMIC_QUANTIZATION}": 0 in the config as here; by'
-            " default OpenVINO rounds what meets such weights, too: faster and less exact",
+            "int8_weights": "by default OpenVINO rounds what meets such weights, too: faster"
+            " and less exact",
         },
     ),
     "onnxruntime": Usage(
-        code="onnxruntime.InferenceSession({path})",
-        throughput="onnxruntime.InferenceSession({path}); call it from a thread for each CPU,"
-        " with SessionOptions.intra_op_num_threads = 1",
+        code=f"{_OPTIONS}; onnxruntime.InferenceSession({{path}}, options)",
+        throughput=f"{_OPTIONS}; options.intra_op_num_threads = 1;"
+        " onnxruntime.InferenceSession({path}, options); call it from a thread for each CPU",
     ),
     "tensorflow": Usage(
         code='tensorflow.saved_model.load({path}).signatures["serving_default"]'
@@ -86,7 +93,7 @@ def how_to_run(
     hint = HINTS[low or Format.FP32]
     notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
     code = (throughput and usage.throughput) or usage.code
-    stated = code.format(path=repr(str(output)), hint=hint)
+    stated = code.format(path=repr(str(output)), config=_config(hint, throughput=throughput))
     return "; ".join((f"run it: {stated}", *notes))
 
 
@@ -95,9 +102,15 @@ def in_memory_notes(plan: Plan) -> tuple[str, ...]:
     low = _lowered_by(plan.counts) if plan.by_hint else None
     if low is None or plan.engine not in USAGES:
         return ()
-    code = USAGES[plan.engine].code.format(path="model", hint=HINTS[low])
+    code = USAGES[plan.engine].code.format(path="model", config=_config(HINTS[low]))
     made = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
     return (f'{made}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
+
+
+def _config(hint: str, *, throughput: bool = False) -> str:
+    """OpenVINO's settings as a dictionary in Python."""
+    serving = {"PERFORMANCE_HINT": "THROUGHPUT"} if throughput else {}
+    return str(openvino_settings(hint) | serving).replace("'", '"')
 
 
 def _lowered_by(formats: Collection[str]) -> Format | None:

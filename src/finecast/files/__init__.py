@@ -18,6 +18,7 @@ from typing import Final
 
 from finecast.errors import UsageError
 from finecast.files.locks import locked
+from finecast.files.staging import remove_abandoned, staging
 
 DATA_SUFFIX: Final = ".data"
 """Suffix of the file beside an ONNX model that holds its tensors."""
@@ -90,14 +91,15 @@ class CommandFiles:
         if path is None:
             return
         path = Path(path)
-        self._claim(role, path, written=True)
-        for part in beside:
-            self._claim(f"{role} (with {part.name})", part, written=True)
-        if folder:
-            check_writable_folder(path, folder, force=self._force)
-        else:
-            kept = path if replaces else Path(os.path.realpath(path))
-            check_writable(kept, force=self._force or not replaces)
+        with writing(path):  # a name may be too long for the file system
+            self._claim(role, path, written=True)
+            for part in beside:
+                self._claim(f"{role} (with {part.name})", part, written=True)
+            if folder:
+                check_writable_folder(path, folder, force=self._force)
+            else:
+                kept = path if replaces else Path(os.path.realpath(path))
+                check_writable(kept, force=self._force or not replaces)
         self._outputs[path] = role
         state = _state(path)
         if replaces and state is not None:
@@ -116,14 +118,18 @@ class CommandFiles:
         )
 
     @contextmanager
-    def locked(self) -> Generator[None]:
+    def locked(self) -> Generator[list[str]]:
         """Keep other commands from the outputs while this one works.
+
+        What commands that were killed left beside the outputs is removed first; yields a text
+        on each folder.
 
         Raises:
             UsageError: If another command is writing one of them.
         """
         with locked(self._outputs):
-            yield
+            places = dict.fromkeys(output.parent for output in self._outputs)
+            yield [text for place in places for text in remove_abandoned(place)]
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:
         claim = _Claim(role=role, path=path, identity=_identity(path), written=written)
@@ -235,7 +241,7 @@ def _takes_files(folder: Path) -> bool:
     Root has every right, and still /proc takes no file.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".finecast-"):
+        with staging(folder):
             return True
     except OSError:
         return False
@@ -324,8 +330,8 @@ def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> Non
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         # In a temporary folder: a temporary file would be readable by its owner alone.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
-            staged = Path(folder) / path.name
+        with staging(path.parent) as folder:
+            staged = folder / path.name
             staged.write_bytes(content)
             staged.replace(path)
 

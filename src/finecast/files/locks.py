@@ -47,6 +47,41 @@ def locked(outputs: Mapping[Path, str]) -> Generator[None]:
         yield
 
 
+def hold(path: Path) -> int | None:
+    """Lock a new file as this process's; its descriptor, None where there are no locks."""
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, _OPENED, 0o666)
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _sign(descriptor)
+    return descriptor
+
+
+def release(descriptor: int | None) -> None:
+    """Unlock a file that this process holds."""
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def dead_owner(path: Path) -> str | None:
+    """The process that held a file, if none does any more; None where that is not known."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        signed = _signature(descriptor)
+        return None if signed is None else f"process {signed[0]}"
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
 def release_all() -> None:
     """Remove the files of all locks, where the process ends without leaving contexts."""
     for path in list(_HOLDERS):
@@ -119,15 +154,21 @@ def _sign(descriptor: int) -> None:
 def _writer(descriptor: int) -> tuple[str, str]:
     """Who holds the locked file, and what the user can do; closes the file."""
     try:
-        text = os.pread(descriptor, 512, 0).decode(errors="replace")
+        signed = _signature(descriptor)
     finally:
         os.close(descriptor)
-    number, _, host = text.partition(" ")
-    if not number.isdigit():
+    if signed is None:
         return "another process", "wait for it"
+    number, host = signed
     if host == socket.gethostname():
         return f"process {number}", f"wait for it, end it (kill {number})"
     return f"process {number} on {host}", "wait for it"
+
+
+def _signature(descriptor: int) -> tuple[str, str] | None:
+    """The process and the host that signed the file; None if it is not signed yet."""
+    number, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").partition(" ")
+    return (number, host) if number.isdigit() else None
 
 
 def _busy(output: Path, role: str, writer: str, wait: str) -> OutputBusyError:

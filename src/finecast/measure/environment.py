@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from finecast.engines.cpus import cpus
+from finecast.engines.numerics import recorded
 
 _FLAGS = (
     "avx2",
@@ -81,6 +82,8 @@ class Environment:
 
     ``isa_limit`` is the environment variable that limits the instructions oneDNN may use, as
     ``NAME=VALUE``; None where it is not set. ``flags`` are the CPU's, whatever the limit.
+    ``numerics`` has the settings of each engine that change numbers, and such variables of the
+    environment as are set.
     """
 
     cpu: str
@@ -91,6 +94,7 @@ class Environment:
     python: str
     finecast: str
     libraries: dict[str, str]
+    numerics: dict[str, dict[str, str]]
 
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON content."""
@@ -110,6 +114,7 @@ def environment() -> Environment:
         python=platform.python_version(),
         finecast=version_of("finecast") or "unknown",
         libraries={name: v for name in _LIBRARIES if (v := version_of(name))},
+        numerics=recorded(),
     )
 
 

@@ -9,14 +9,14 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Protocol, runtime_checkable
 
-from finecast.engines.base import Feeds, Session, outputs_on
+from finecast.engines.base import Feeds, Session
+from finecast.engines.exact import Exact
 from finecast.errors import EngineError, UsageError
 from finecast.naming import number_of
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
-from finecast.planning.sensitivity import squared_error
 from finecast.rules.policy import Adjust, Policy
 
 # An adjustment gains if it leaves less than this share of the error; more may be noise.
@@ -192,13 +192,17 @@ def plan_error(subject: Subject, workload: Workload, plan: Plan) -> float:
     """The relative output error of ``plan``; infinite if the engine does not run its model."""
     built = subject.model.build(plan)
     try:
-        return output_error(subject.session(built), subject.reference, subject.feeds(workload))
+        return output_error(
+            subject.session(built), subject.reference, subject.feeds(workload), workload.of
+        )
     except EngineError:
         return math.inf
     finally:
         built.release()
 
 
-def output_error(session: Session, reference: Session, calls: Sequence[Feeds]) -> float:
-    """Relative error of the outputs of all ``calls``."""
-    return math.sqrt(squared_error(outputs_on(session, calls), outputs_on(reference, calls)))
+def output_error(
+    session: Session, reference: Session, calls: Sequence[Feeds], of: Sequence[str] = ()
+) -> float:
+    """Relative error of the worst output on all ``calls``; ``of`` are those the user names."""
+    return Exact.of(reference, calls, of).error(session)

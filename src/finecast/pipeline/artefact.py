@@ -8,8 +8,15 @@ from pathlib import Path
 
 from finecast.data.deviation import LIMIT, deviation
 from finecast.engines.base import Array
+from finecast.engines.exact import worst_first
 from finecast.errors import WrongNumbersError
 from finecast.files import DATA_SUFFIX, check_writable
+from finecast.planning.output_errors import is_float
+
+
+def plan_beside(output: Path) -> Path:
+    """Where the plan of a model is written: beside it, with ``.plan.json``."""
+    return output.parent / f"{output.stem}.plan.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,7 @@ class Verified:
         max_abs_error: The largest absolute error of an output; None where nothing was run.
         relative_error: The largest over outputs y of ||y - r|| / ||r||, where r is the
             output of the reference; None where nothing was run.
+        outputs: The relative error by output, the worst first.
         note: What was not done or not compared, and why.
         reference: What the errors are against: the fp32 model, the fp64 model that it was
             converted from, or the model given where that was converted or quantized before.
@@ -54,11 +62,14 @@ class Verified:
         kernels: Number of kernels of the fp32 model and of the written one, where known.
         apart: Texts on kernels of the fp32 model whose low ops run in several kernels now.
         random: Whether the errors are those on random inputs, and not on data.
+        warnings: Why the errors say little of the model: they are large and yet explained,
+            or the inputs cannot show an error.
     """
 
     engine: str | None
     max_abs_error: float | None = None
     relative_error: float | None = None
+    outputs: Mapping[str, float] = field(default_factory=dict[str, float])
     note: str = ""
     reference: str = "fp32"
     taken_error: float | None = None
@@ -66,6 +77,7 @@ class Verified:
     kernels: tuple[int, int] | None = None
     apart: tuple[str, ...] = ()
     random: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
@@ -80,18 +92,22 @@ def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -
                 f"output {number} has NaN or Inf where fp32 has none",
                 fix="use bf16, exclude ops with --exclude or --op NAME=fp32, or use `tune`",
             )
-    return compare(engine, got, wanted)
+    given, exact = ({str(n): a for n, a in enumerate(arrays)} for arrays in (got, wanted))
+    return compare(engine, given, exact)
 
 
-def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
+def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) -> Verified:
     """Largest absolute and relative error over float outputs, and what weakens them."""
-    found = [deviation(one, other) for one, other in zip(got, wanted, strict=True)]
-    unlike = sum(not d.comparable for d in found)
-    relative = max((d.relative for d in found), default=0.0)
+    found = {name: deviation(got[name], array) for name, array in wanted.items()}
+    unlike = sum(not d.comparable for d in found.values())
+    outputs = worst_first(
+        {n: d.relative for n, d in found.items() if d.comparable and is_float(wanted[n])}
+    )
+    relative = max(outputs.values(), default=0.0)
     notes: list[str] = []
     if unlike:
         notes.append(f"{unlike} outputs of another shape: what is in them decides it")
-    if all(not one.size for one in wanted):
+    if all(not one.size for one in wanted.values()):
         notes = ["every output is empty: nothing was compared"]
     if relative >= LIMIT:
         notes.append(
@@ -99,7 +115,8 @@ def compare(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verif
         )
     return Verified(
         engine=engine,
-        max_abs_error=max((d.largest for d in found), default=0.0),
+        max_abs_error=max((d.largest for d in found.values()), default=0.0),
         relative_error=relative,
+        outputs=outputs,
         note="; ".join(notes),
     )

@@ -9,14 +9,23 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final, final
 
-from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    KernelTime,
+    Session,
+    StatefulSession,
+    TensorSpec,
+    calls_of,
+    keeps_state,
+)
 
 _KEPT_BYTES: Final = 256 << 20
 
 
 @final
 class CachedSession:
-    """``session``, run once on each feeds; for sessions without state."""
+    """``session``, run once on each feeds, which start with an empty state."""
 
     def __init__(self, session: Session, *, limit: int = _KEPT_BYTES) -> None:
         self.session = session
@@ -35,7 +44,7 @@ class CachedSession:
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Outputs by name, in arrays that the caller may change."""
-        key = _digest(feeds)
+        key = feeds_digest(feeds)
         if key not in self._known:
             outputs = self.session.run(feeds)
             size = sum(a.nbytes for a in outputs.values())
@@ -45,17 +54,36 @@ class CachedSession:
             self._known[key] = outputs
         return {name: array.copy() for name, array in self._known[key].items()}
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the session's model does."""
+        return keeps_state(self.session)
+
+    def reset(self) -> None:
+        """Empty the state of the session, if its model has one."""
+        if isinstance(self.session, StatefulSession):
+            self.session.reset()
+
+    def step(self, feeds: Feeds) -> dict[str, Array]:
+        """The session's, never cached: it depends on the steps before."""
+        if isinstance(self.session, StatefulSession):
+            return self.session.step(feeds)
+        return self.run(feeds)
+
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """The session's."""
         return self.session.profile(feeds, repeats=repeats)
 
 
-def _digest(feeds: Feeds) -> bytes:
+def feeds_digest(feeds: Feeds) -> bytes:
+    """Identifies names, types, shapes and numbers of feeds."""
     state = hashlib.blake2b(digest_size=16)
-    for name, array in sorted(feeds.items()):
-        state.update(f"{name}:{array.dtype}:{array.shape};".encode())
-        if array.dtype.hasobject:
-            state.update(repr(array.tolist()).encode())
-        else:
-            state.update(array.tobytes())
+    for call in calls_of(feeds):
+        state.update(b"call;")
+        for name, array in sorted(call.items()):
+            state.update(f"{name}:{array.dtype}:{array.shape};".encode())
+            if array.dtype.hasobject:
+                state.update(repr(array.tolist()).encode())
+            else:
+                state.update(array.tobytes())
     return state.digest()

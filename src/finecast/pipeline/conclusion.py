@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from finecast.measure.racing import ANCHOR, Effort
+from finecast.data.scoring import by_output
+from finecast.measure.racing import ANCHOR, Effort, Interval
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain
+from finecast.pipeline.findings import Findings
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
 from finecast.pipeline.hint import Anchor, better_alone
 from finecast.pipeline.measuring import Measurements, Measuring
@@ -20,6 +23,8 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
+
+_EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class Conclusion:
         measuring: Measures by the objective.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         left_out: Formats that were not tried, and why.
+        findings: What the search considered.
     """
 
     subject: Subject
@@ -45,6 +51,7 @@ class Conclusion:
     measuring: Measuring
     hints: Mapping[str, Built]
     left_out: tuple[str, ...]
+    findings: Findings
 
     def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Measurements:
         """The last race, of models of plans and those that stand beside the result."""
@@ -68,7 +75,8 @@ class Conclusion:
             what = f"the plan {found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
-        error = self.measuring.output_error(built)
+        exact = self.measuring.exact()
+        errors = exact.errors(self.measuring.session(built))
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             measurements,
@@ -76,12 +84,14 @@ class Conclusion:
             tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
             plan=found.plan,
             built=built,
-            errors=(math.sqrt(found.error), error),
+            predicted_error=math.sqrt(found.error),
         )
         built.release()
         speed = measurements.times.speed(name)
         return replace(
             outcome,
+            output_errors=errors,
+            left_out=exact.left_out,
             gains=gains,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
@@ -128,22 +138,39 @@ class Conclusion:
         self, measurements: Measurements, name: str, metric: float, sized: Built | SourceModel
     ) -> Measured:
         return Measured(
-            metric=metric,
+            metric=float(metric),
+            outputs=by_output(metric),
             latency_s=measurements.times.latency_s(name),
             size_bytes=sized.size_bytes,
             cost=measurements.costs.latency_s(name),
         )
 
     def _better_alone(
-        self, anchors: Sequence[Anchor], measurements: Measurements, result: str, metric: float
+        self,
+        anchors: Sequence[Anchor],
+        measurements: Measurements,
+        result: Mapping[str, Built],
+        metric: float,
     ) -> tuple[str, ...]:
-        """A warning for each anchor that is better than the result, which has ``metric``."""
+        """A warning for each anchor that is better than the result, which has ``metric``.
+
+        ``result`` is the tuned model by its name, or empty if that is the fp32 model.
+        """
         if not self.measuring.objective.of_time:
             return ()
+        name = next(iter(result), ANCHOR)
+
+        def again(names: Sequence[str]) -> Callable[[str], Interval]:
+            racing = {**result, **{other: self.hints[other] for other in names}}
+            second = self._measure(racing, measuring.DUEL).costs
+            known = {name, *names} <= {ANCHOR, *second.names}  # one may have left, far behind
+            return lambda other: second.between(other, name) if known else _EQUAL
+
         return better_alone(
             anchors,
             lambda found: self.trials.no_worse(found, metric),
-            lambda name: measurements.costs.between(name, result),
+            lambda other: measurements.costs.between(other, name),
+            again,
         )
 
     def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
@@ -152,7 +179,7 @@ class Conclusion:
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
-            session, truth = self.subject.session(built), self.subject.truth
+            session, truth = self.measuring.session(built), self.subject.truth
             metric = self.workload.evaluate(session, truth or self.subject.reference)
             self.trials.evaluations += 1
             found.append(
@@ -175,10 +202,10 @@ class Conclusion:
         tuned: Measured,
         plan: Plan,
         built: Built | None = None,
-        errors: tuple[float, float] = (0.0, 0.0),
+        predicted_error: float = 0.0,
     ) -> Outcome:
         subject, anchors = self.subject, self._anchors(measurements)
-        result = ANCHOR if built is None else plan.digest
+        result = {} if built is None else {plan.digest: built}
         return Outcome(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
             why=why,
@@ -192,8 +219,7 @@ class Conclusion:
             evaluations=self.trials.evaluations,
             seconds=self.trials.budget.seconds,
             probes=0 if self.analysis is None else self.analysis.probes,
-            predicted_error=errors[0],
-            measured_error=errors[1],
+            predicted_error=predicted_error,
             target=subject.target,
             reference=subject.model.reference_name(self.planner.graph),
             warnings=(
@@ -203,6 +229,7 @@ class Conclusion:
                 *self._better_alone(anchors, measurements, result, tuned.metric),
             ),
             anchors=anchors,
+            findings=self.findings,
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,
             built=built,

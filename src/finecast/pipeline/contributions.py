@@ -7,7 +7,7 @@ the squared errors of single ops add up to that of all (``planning/sensitivity.p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
-from finecast.engines.base import Array, EmulatedSession, Feeds, outputs_on
+from finecast.engines.base import Array, EmulatedSession, outputs_on
+from finecast.engines.exact import Exact
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -45,7 +46,7 @@ def contributions(
     session: EmulatedSession,
     emulation: Emulation,
     setting: Setting,
-    feeds: Sequence[Feeds],
+    exact: Exact,
     facts: Mapping[int, ValueFacts],
     *,
     progress: Progress = silent,
@@ -58,10 +59,13 @@ def contributions(
     def probe(bits: NDArray[np.bool_]) -> list[Array]:
         chosen = frozenset(n for n, on in zip(nodes, bits, strict=True) if on)
         session.apply(setting.only(chosen))
-        return outputs_on(session, feeds)
+        return outputs_on(session, exact.calls)
 
     found = measure(
-        len(nodes), probe, on_probe=lambda done, total: progress("ops", done, total)
+        len(nodes),
+        probe,
+        counted=exact.counted,
+        on_probe=lambda done, total: progress("ops", done, total),
     ).shares
     session.apply(setting)
     total = float(found.sum()) or 1.0

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.graph import Graph, Node
+from finecast.naming import number_of
 from finecast.ops import OpKind, by_name
 from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Verified
 from finecast.planning.plan import Decision, Plan
 from finecast.rules.policy import Policy, conversion_stays
 from finecast.rules.reason import DECISION, Reason
+from finecast.terminal import one_line
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Types of ops that no policy changes, because they are not fp32."""
@@ -24,9 +26,9 @@ NOTHING_GAINS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion:
-    """A converted model and what was done to it.
+    """A converted model and what was done to it; printed it is a few lines.
 
     Attributes:
         plan: The format of every op, and why.
@@ -57,6 +59,23 @@ class Conversion:
     restated: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
 
+    def __repr__(self) -> str:
+        """What the model is made of, how it was verified, and what was warned of."""
+        ops = ", ".join(f"{count} {label}" for label, count in self.ops.items())
+        before, after = (size / 1e6 for size in self.size_bytes)
+        casts, seconds = number_of(self.casts, "cast"), f"{self.seconds:.1f} s"
+        lines = [f"converted by {self.plan.policy}: {ops or 'no op in fp32'}; {casts}"]
+        lines.append(f"{before:.2f} MB before, {after:.2f} MB after, in {seconds}")
+        checked = self.verified
+        if checked.engine is None:
+            lines.append("not run in an engine")
+        elif checked.relative_error is not None:
+            error = f"relative error {checked.relative_error:.3g} against {checked.reference}"
+            lines.append(f"verified in {checked.engine}: {error}")
+        lines += [f"note: {checked.note}"] if checked.note else []
+        lines += [f"warning: {text}" for text in self.warnings]
+        return "\n  ".join(one_line(line) for line in lines)
+
 
 def nothing_converted(plan: Plan) -> str:
     """A note that ``plan`` lowers nothing, with a verdict.
@@ -79,7 +98,7 @@ def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:
     return [
         reason
         for decision in decisions
-        for reason in decision.reasons
+        for reason in decision.deciding
         if reason.permits == (decision.format.label,) and reason.rule != DECISION
     ]
 

@@ -5,7 +5,6 @@ Law: a plan's time is the roofline's, its metric the emulation's on all data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,7 +12,8 @@ from typing import Final
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
-from finecast.engines.base import Array, EmulatedSession, Feeds, Session, outputs_on
+from finecast.engines.base import EmulatedSession, Feeds, Session
+from finecast.engines.exact import Exact
 from finecast.graph import Graph
 from finecast.pipeline.modelled import modelled_time_s, plan_time_s
 from finecast.pipeline.program import PlanRequest, Program
@@ -25,7 +25,6 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import lowest, propose
-from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts, first_nonfinite
@@ -58,12 +57,12 @@ class DeviceModel:
     progress: Progress = silent
     feeds: Sequence[Feeds] = field(init=False)
     facts: Mapping[int, ValueFacts] = field(init=False)
-    exact: list[Array] = field(init=False)
+    exact: Exact = field(init=False)
 
     def __post_init__(self) -> None:
         """Run the fp32 model on calibration data and observe its values."""
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
-        self.exact = outputs_on(self.reference, self.feeds)
+        self.exact = Exact.of(self.reference, self.feeds, self.workload.of)
         self.facts = self.program.observe(self.feeds)
 
     @property
@@ -80,15 +79,11 @@ class DeviceModel:
         """The model as the device runs it under ``setting``."""
         return self.program.session(emulation, setting)
 
-    def evaluate(self, session: EmulatedSession) -> tuple[float, float]:
-        """Metric on all data, and relative output error on calibration data."""
-        error = self.error(session)
+    def evaluate(self, session: EmulatedSession) -> tuple[float, Mapping[str, float]]:
+        """Metric on all data, and relative errors by output on calibration data."""
+        errors = self.exact.errors(session)
         judge = self.truth or self.reference
-        return self.workload.evaluate(session.restart(), judge), error
-
-    def error(self, session: Session) -> float:
-        """Relative output error on calibration data."""
-        return math.sqrt(squared_error(outputs_on(session, self.feeds), self.exact))
+        return self.workload.evaluate(session.restart(), judge), errors
 
     def cost(self, emulation: Emulation) -> RooflineCost:
         """The device's roofline with the observed shapes."""
@@ -143,8 +138,8 @@ class PlanSearch:
         formats = device.program.formats(plan)
         return plan_time_s(device.graph, device.cost(emulation), emulation, formats)
 
-    def evaluate(self, plan: Plan) -> tuple[float, float]:
-        """Metric on all data, and relative output error on calibration data."""
+    def evaluate(self, plan: Plan) -> tuple[float, Mapping[str, float]]:
+        """Metric on all data, and relative errors by output on calibration data."""
         return self.device.evaluate(self.session(plan))
 
     def session(self, plan: Plan) -> EmulatedSession:
@@ -166,6 +161,7 @@ def search_plans(
         facts=device.facts,
         progress=device.progress,
         user_rules=user_rules,
+        counted=device.exact.counted,
     )
     return PlanSearch(
         device=device, emulation=emulation, examined=device.program.examine(request)

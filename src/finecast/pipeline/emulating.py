@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from finecast.devices.emulation import Emulation
@@ -21,16 +22,23 @@ from finecast.rules.calibration import calibrated_nodes
 class EmulationReport:
     """What the emulation of one device showed.
 
-    ``error`` is the relative error of the outputs on calibration data, ``cast_ops`` the number
-    of ops that read low operands.
+    ``errors`` are the relative errors of the outputs on calibration data, the worst first.
+    ``left_out`` are the outputs without one. ``cast_ops`` is the number of ops that read low
+    operands.
     """
 
     baseline: float
     metric: float
-    error: float
+    errors: Mapping[str, float]
+    left_out: tuple[str, ...]
     cast_ops: int
     contributions: tuple[Contribution, ...]
     seconds: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the worst output."""
+        return max(self.errors.values(), default=0.0)
 
 
 def emulate(
@@ -67,20 +75,21 @@ def emulate(
     progress("emulated", 0, 1)
     metric = workload.evaluate(device.session(emulation, setting), reference)
     switched = program.session(emulation, setting, switched=True)
-    error = device.error(switched)
+    errors = device.exact.errors(switched)
     found = contributions(
         device.graph,
         switched,
         emulation,
         setting,
-        device.feeds,
+        device.exact,
         device.facts,
         progress=progress,
     )
     return EmulationReport(
         baseline=baseline,
         metric=metric,
-        error=error,
+        errors=errors,
+        left_out=device.exact.left_out,
         cast_ops=len(setting.reads),
         contributions=tuple(found),
         seconds=time.perf_counter() - start,

@@ -39,7 +39,8 @@ def stated(
         number: pick(permission, *((fmt, Format.FP32) if number in low else (Format.FP32,)))
         for number, permission in planner.permissions.items()
     }
-    return planner.plan(formats, f"what the engine's hint for {fmt.label} computes in it")
+    hint = f"the engine's hint for {fmt.label}"
+    return planner.plan(formats, f"{hint} lowers it", kept=f"{hint} keeps it in fp32")
 
 
 def _low(

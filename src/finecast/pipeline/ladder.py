@@ -8,7 +8,7 @@ no passing rung has a shorter modelled time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,22 +32,31 @@ CASTABLE: Final = (Format.BF16, Format.FP16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
-    """One rung: metric, relative output error on calibration data, modelled time."""
+    """One rung: metric, relative errors by output on calibration data, modelled time."""
 
     rung: Rung
     metric: float
-    error: float
+    errors: Mapping[str, float]
     time_s: float
     passed: bool
+
+    @property
+    def error(self) -> float:
+        """Relative error of the worst output."""
+        return max(self.errors.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderOutcome:
-    """All rungs, most accurate first; ``best`` is the recommended one, None if none passes."""
+    """All rungs, most accurate first; ``best`` is the recommended one, None if none passes.
+
+    ``left_out`` are the outputs that no error is told of.
+    """
 
     baseline: float
     rungs: tuple[RungResult, ...]
     best: RungResult | None
+    left_out: tuple[str, ...] = ()
 
     @property
     def fastest_s(self) -> float:
@@ -98,18 +107,23 @@ class LadderWalk:
         self.progress("rungs", len(self.rungs), len(self.rungs))
         passing = [r for r in results if r.passed]
         best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
-        return LadderOutcome(baseline=self.baseline, rungs=tuple(results), best=best)
+        return LadderOutcome(
+            baseline=self.baseline,
+            rungs=tuple(results),
+            best=best,
+            left_out=self.device.exact.left_out,
+        )
 
     def _judge(self, rung: Rung, emulation: Emulation) -> RungResult:
         device = self.device
         setting = setting_of(device.graph, emulation)
-        metric, error = self.baseline, 0.0
+        metric, errors = self.baseline, dict[str, float]()
         if not self._is_exact(emulation, setting):
-            metric, error = device.evaluate(device.session(emulation, setting))
+            metric, errors = device.evaluate(device.session(emulation, setting))
         return RungResult(
             rung=rung,
             metric=metric,
-            error=error,
+            errors=errors,
             time_s=device.time_s(emulation, setting),
             passed=self.criterion.passes(metric, self.baseline),
         )

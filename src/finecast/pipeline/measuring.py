@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
+from finecast.engines.base import Session
+from finecast.engines.exact import Exact
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
-from finecast.pipeline.adjusting import output_error
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.search import SAME_TIME
 from finecast.pipeline.subject import Built, Subject
@@ -34,6 +35,8 @@ RANKED: Final = 10
 FINAL: Final = Effort(
     min_time_s=2.0, settle_s=20.0, known_to=0.03, limit=1.0, order=False, tie=SAME_TIME
 )
+# The second race of what may be better than the result: the order alone is asked.
+DUEL: Final = Effort(min_time_s=2.0, settle_s=20.0, known_to=0.03)
 BASELINE: Final = Effort(min_time_s=0.5)
 # Latencies that are reported beside another objective and decide nothing.
 _BESIDE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
@@ -57,6 +60,14 @@ class Streaming(Protocol):
         """Each model timed in turns with the fp32 model, with many requests in flight.
 
         The engine decides how many. A time is that of all requests divided by their number.
+        """
+        ...
+
+    def stream_session(self, built: Built) -> Session:
+        """A session of a plan's model in the configuration that ``streamed`` times.
+
+        Raises:
+            EngineError: If the engine has no kernels for it.
         """
         ...
 
@@ -118,11 +129,26 @@ class Measuring:
         fp32, costs = self._bytes(loaded, planner, analysis)
         return Measurements(costs=Race.stated(fp32, costs), times=times)
 
+    def exact(self) -> Exact:
+        """The fp32 model's outputs on the timed feeds."""
+        subject, workload = self.subject, self.workload
+        return Exact.of(subject.reference, subject.feeds(workload), workload.of)
+
     def output_error(self, built: Built) -> float:
-        """The relative error of a model's outputs on the timed feeds, against fp32."""
+        """The relative error of a model's worst output on the timed feeds, against fp32."""
+        return self.exact().error(self.session(built))
+
+    def session(self, built: Built) -> Session:
+        """A session of a model in the configuration that is measured and recommended.
+
+        Raises:
+            EngineError: If there are no kernels for it.
+        """
         subject = self.subject
-        session = subject.session(built)
-        return output_error(session, subject.reference, subject.feeds(self.workload))
+        if self.objective is not Objective.THROUGHPUT:
+            return subject.session(built)
+        assert isinstance(subject, Streaming)
+        return subject.stream_session(built)
 
     def _bytes(
         self, built: Mapping[str, Built], planner: Planner, analysis: Analysis | None

@@ -67,6 +67,7 @@ class TuneRequest:
         user_rules: Rule functions by name.
         study: The file in which trials are kept.
         resume: Whether trials in that file count.
+        plan: Where the plan is written if the model improved; None for nowhere.
         from_type: The type whose ops are converted to fp32 first.
         progress: Told of each step.
     """
@@ -79,6 +80,7 @@ class TuneRequest:
     user_rules: Mapping[str, UserRule] = field(default_factory=dict[str, UserRule])
     study: Path | None = None
     resume: bool = False
+    plan: Path | None = None
     from_type: str | None = None
     progress: Progress = silent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from finecast.engines.base import Feeds
+from finecast.engines.base import Feeds, calls_of
 from finecast.graph import Graph
 from finecast.rules.facts import ValueFacts, merge
 
@@ -17,7 +17,7 @@ def input_facts(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]
     """Facts of the float inputs."""
     facts: dict[int, ValueFacts] = {}
     floats = {v.name: v.id for v in graph.inputs if v.format is not None}
-    for feeds in batches:
+    for feeds in (call for batch in batches for call in calls_of(batch)):
         seen = {floats[n]: ValueFacts.of(a) for n, a in feeds.items() if n in floats}
         facts = merge(facts, seen)
     return facts

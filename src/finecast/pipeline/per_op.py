@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,12 +22,17 @@ _WORTHWHILE: Final = 1.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A per-op plan that passes on all data, with its modelled time."""
+    """A per-op plan that passes on all data: metric, errors by output, modelled time."""
 
     plan: Plan
     metric: float
-    error: float
+    errors: Mapping[str, float]
     time_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the worst output."""
+        return max(self.errors.values(), default=0.0)
 
 
 def search_per_op(
@@ -70,9 +76,9 @@ def _fastest(
     results: dict[str, PlanResult] = {}
 
     def passes(candidate: Candidate) -> bool:
-        metric, error = search.evaluate(candidate.plan)
+        metric, errors = search.evaluate(candidate.plan)
         results[candidate.plan.digest] = PlanResult(
-            plan=candidate.plan, metric=metric, error=error, time_s=candidate.latency_s
+            plan=candidate.plan, metric=metric, errors=errors, time_s=candidate.latency_s
         )
         return walk.criterion.passes(metric, walk.baseline)
 

@@ -16,6 +16,7 @@ from finecast.pipeline.casting import CastRate
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.progress import Progress, silent
 from finecast.rules.facts import ValueFacts
 
 # How long each model is profiled: long enough that each kernel often has a core for itself, on
@@ -75,6 +76,7 @@ def profile_ends(
     profiled: Callable[[Plan], Session],
     feeds: Feeds,
     output_error: Callable[[Session], float] | None = None,
+    progress: Progress = silent,
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each.
 
@@ -83,13 +85,16 @@ def profile_ends(
         profiled: Loads the model of a plan for profiling.
         feeds: The inputs of all runs.
         output_error: Gives the squared output error of a low session.
+        progress: Told of each model that is compiled and profiled.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
     """
     sessions: dict[Format, Session] = {}
     failed: EngineError | None = None
-    for fmt in planner.policy.formats:
+    formats = planner.policy.formats
+    for done, fmt in enumerate(formats):
+        progress("compile", done, len(formats) + 1)
         try:
             sessions[fmt] = profiled(planner.lowest(fmt))
             sessions[fmt].run(feeds)
@@ -98,24 +103,38 @@ def profile_ends(
             failed = failed or error
     if failed is not None and not sessions:
         raise failed
-    high, *low = profiled_in_turns((profiled(planner.highest()), *sessions.values()), feeds)
+    progress("compile", len(formats), len(formats) + 1)
+    ends = (profiled(planner.highest()), *sessions.values())
+    high, *low = profiled_in_turns(ends, feeds, progress)
+    progress("sensitivity", 0, 1)
     errors = {f: output_error(s) for f, s in sessions.items()} if output_error else {}
     return Profiles(high=high, low=dict(zip(sessions, low, strict=True)), errors=errors)
 
 
-def profiled_in_turns(sessions: Sequence[Session], feeds: Feeds) -> list[Sequence[KernelTime]]:
+def profiled_in_turns(
+    sessions: Sequence[Session], feeds: Feeds, progress: Progress = silent
+) -> list[Sequence[KernelTime]]:
     """The kernels of each session, with the median times of ``_TURNS`` profiles in turns."""
+    count = (_TURNS + 1) * len(sessions)
 
     def repeats(session: Session) -> int:
         once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
         wanted = _PROFILE_S / once_s if once_s else _MOST_REPEATS
         return -(-min(max(int(wanted), 15), _MOST_REPEATS) // _TURNS)
 
-    often = [repeats(session) for session in sessions]
-    turns = [
-        [s.profile(feeds, repeats=n) for s, n in zip(sessions, often, strict=True)]
-        for _ in range(_TURNS)
-    ]
+    def step(done: int) -> None:
+        progress("profile", done, count)
+
+    often: list[int] = []
+    for session in sessions:
+        step(len(often))
+        often.append(repeats(session))
+    turns: list[list[Sequence[KernelTime]]] = []
+    for turn in range(_TURNS):
+        turns.append([])
+        for number, (session, times) in enumerate(zip(sessions, often, strict=True)):
+            step((turn + 1) * len(sessions) + number)
+            turns[-1].append(session.profile(feeds, repeats=times))
     return [_typical(of) for of in zip(*turns, strict=True)]
 
 

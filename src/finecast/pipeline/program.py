@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ class PlanRequest:
     """What to plan for: a policy, a device, and the facts of values on calibration data.
 
     With ``measured`` plans will be evaluated, and rules of thumb about ops do not count.
+    ``counted`` are numbers of the outputs that errors are of; None for all.
     """
 
     policy: Policy
@@ -33,6 +34,7 @@ class PlanRequest:
     progress: Progress
     user_rules: tuple[tuple[str, UserRule], ...] = ()
     measured: bool = True
+    counted: Collection[int] | None = None
 
 
 class Program(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from finecast.numbers.encodings import SCALED
@@ -56,6 +56,7 @@ def probe_sensitivity(
     prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
+    counted: Collection[int] | None = None,
 ) -> dict[Format, Sensitivity]:
     """Errors of the outputs with each point rounded alone, by format.
 
@@ -68,6 +69,7 @@ def probe_sensitivity(
         progress: Told of each run.
         totals: By format the measured squared error of its lowest plan, which rounds at all
             points.
+        counted: Numbers of the outputs that errors are of; None for all.
     """
     known = totals or {}
     found: dict[Format, Sensitivity] = {}
@@ -78,6 +80,7 @@ def probe_sensitivity(
             prober(rounded),
             weights=len(where.weights),
             total=known.get(fmt, math.nan),
+            counted=counted,
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )
     return found

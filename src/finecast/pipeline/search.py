@@ -9,6 +9,7 @@ equally fast the most accurate is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,7 @@ class Candidate:
         latency_s: The time of a call.
         casts: Casts in its model.
         spread: Relative uncertainty of ``cost``.
+        predicted_cost: The cost by the analysis; infinite if none was predicted.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Candidate:
     latency_s: float
     casts: int
     spread: float = 0.0
+    predicted_cost: float = math.inf
 
     @property
     def least(self) -> float:

@@ -17,10 +17,11 @@ from finecast.data.datasets import Dataset, data_set, load_npz
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.metrics import get_metric
 from finecast.data.streams import Stream, re_iterable, to_array
-from finecast.engines.base import Feeds, Session, TensorSpec
+from finecast.engines.base import Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.files import digest
 from finecast.graph import Dim, Graph
+from finecast.naming import unknown_name
 from finecast.pipeline.workload import (
     CalibrationFunction,
     DataWorkload,
@@ -52,6 +53,8 @@ class DataOptions:
         batch: Samples of a call.
         lower_is_better: Whether less of what ``evaluate`` returns is better.
         sample_axes: The axis of samples by input, None for an input that all samples share.
+        of: Names of the outputs that the metric and the error are of, the worst of them; empty
+            for all that copy no input.
     """
 
     data: Data | None = None
@@ -63,6 +66,7 @@ class DataOptions:
     batch: int = DEFAULT_BATCH
     lower_is_better: bool = False
     sample_axes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
+    of: Sequence[str] = ()
 
 
 def workload_of(options: DataOptions, session: Session) -> Workload:
@@ -71,6 +75,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     Raises:
         UsageError: If they do not fit together or do not fit the model.
     """
+    of = _outputs(options.of, session)
     calibration = _calibration(options, session)
     if options.evaluate is not None:
         _check_evaluation(options)
@@ -79,6 +84,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
             name=options.evaluate_name or getattr(options.evaluate, "__qualname__", ""),
             lower_is_better=options.lower_is_better,
             calibrate=calibration,
+            of=of,
         )
     if options.data is None:
         raise UsageError(
@@ -104,7 +110,21 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         batch=options.batch,
         data_digest=_digest(options),
         calibrate=calibration or partial(_first_batches, data, options.batch),
+        of=of,
     )
+
+
+def _outputs(of: Sequence[str], session: Session) -> tuple[str, ...]:
+    """The outputs that the user names, each once.
+
+    Raises:
+        UsageError: If the model has no such output.
+    """
+    known = [spec.name for spec in session.outputs]
+    for name in of:
+        if name not in known:
+            raise unknown_name(name, known, what="output", where="--of")
+    return tuple(dict.fromkeys(of))
 
 
 def _check_evaluation(options: DataOptions) -> None:
@@ -142,7 +162,24 @@ def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
     with guarded(
         "the calibration function failed", where=name, fix="call it in python to see more"
     ):
-        yield from calib()
+        given: Any = calib()  # of the user's making, whatever its type says
+        if not isinstance(given, Iterable):
+            raise _no_feeds(name, f"returns {type(given).__name__}")
+        for feeds in given:
+            # A list has the steps of one sequence.
+            steps = feeds if isinstance(feeds, list | tuple) and feeds else [feeds]
+            for step in steps:
+                if not isinstance(step, Mapping):
+                    raise _no_feeds(name, f"yields {type(step).__name__}")
+            yield feeds if isinstance(feeds, Mapping) else Steps(feeds)
+
+
+def _no_feeds(name: str, what: str) -> UsageError:
+    return UsageError(
+        f"the calibration function {what}, and arrays by the names of the inputs are needed",
+        where=name,
+        fix="yield a dict for each batch: {INPUT: ARRAY}",
+    )
 
 
 def _samples(

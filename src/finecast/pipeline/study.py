@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sqlite3
 import struct
-import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import UsageError
+from finecast.files.staging import staging
 
 # Version 2 added SQLite's application id, and keys with the user's code and the baseline.
 _SCHEMA_VERSION: Final = 2
@@ -178,8 +178,8 @@ def study_at(path: Path | None, *, resume: bool) -> Generator[Study | None]:
 
 def _create(path: Path) -> None:
     """Put an empty study at ``path`` in one step."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder:
-        staged = Path(folder) / "study.db"
+    with staging(path.parent) as folder:
+        staged = folder / "study.db"
         with closing(sqlite3.connect(staged)) as db, db:
             db.execute(_TABLE)
             db.execute(f"PRAGMA application_id = {_APPLICATION}")

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.data.criterion import Criterion
+from finecast.engines.exact import Exact
 from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR
 from finecast.pipeline.adjusting import Adjustments, gaining_kinds, share_left
 from finecast.pipeline.conclusion import Conclusion
+from finecast.pipeline.findings import findings
 from finecast.pipeline.goal import Budget, Goal
 from finecast.pipeline.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.pipeline.last_race import last_race
@@ -35,7 +37,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import between, lowest, near, propose
 from finecast.planning.singles import lowered_by_one, raised_by_one
-from finecast.progress import Progress, silent
+from finecast.progress import Phases, Progress, silent
 from finecast.rules.policy import Policy
 
 # A plan may miss the criterion if its predicted output error is above this share of the error
@@ -63,7 +65,7 @@ def tune(
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the fp32 model cannot be run.
     """
-    budget = Budget(goal=goal)
+    budget, progress = Budget(goal=goal), Phases(progress, "baseline")
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     if policy.open_formats:
@@ -77,8 +79,9 @@ def tune(
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
     if goal.objective.of_time:
-        progress("speed of formats", 0, 1)
+        progress("format speeds", 0, 1)
         narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
+    progress("rules", 0, 1)
     examined = subject.examine(narrowed, user_rules, workload, progress)
     tuning = _Tuning(
         subject=subject,
@@ -98,7 +101,8 @@ def tune(
             budget=budget,
         ),
     )
-    return tuning.run()
+    outcome = tuning.run()
+    return replace(outcome, phases=progress.seconds())
 
 
 def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
@@ -118,6 +122,9 @@ class _Tuning:
         candidates: Every plan that was raced.
         fp32: The cost of the fp32 model in the first race, by the objective.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
+        frontier: The first steps of the frontier, those too slow to be raced among them.
+        exact: The fp32 model's outputs on the timed feeds, once a plan was evaluated.
+        errors: Measured relative errors of the plans that were evaluated, by digest.
     """
 
     subject: Subject
@@ -133,6 +140,9 @@ class _Tuning:
     analysis: Analysis | None = None
     fp32: float | None = None
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
+    frontier: list[Proposal] = field(default_factory=list[Proposal])
+    exact: Exact | None = None
+    errors: dict[str, float] = field(default_factory=dict[str, float])
 
     def run(self) -> Outcome:
         if not self.examined.planner.is_free:
@@ -210,6 +220,15 @@ class _Tuning:
             measuring=self.measuring,
             hints=self.hints,
             left_out=self.left_out,
+            findings=findings(
+                self.examined.planner,
+                self.analysis,
+                self.frontier,
+                self.candidates,
+                self.fp32,
+                self.trials.tried,
+                self.errors,
+            ),
         )
 
     @property
@@ -344,7 +363,9 @@ class _Tuning:
         planner = self.examined.planner
         analysis = self.measuring.priced(planner, self.examined.analysis())
         self.analysis = analysis
+        self.progress("plans", 0, 1)
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
+        self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
         found = (*hinted, *near, *lowest(planner, analysis))
@@ -359,8 +380,8 @@ class _Tuning:
         stated = with_hints(self.subject, proposals)
         unique = {p.plan.digest: p for p in reversed(stated)}
         for done, (digest, proposal) in enumerate(unique.items()):
+            self.progress("convert", done, len(unique))
             self.built[digest] = self.subject.model.build(proposal.plan)
-            self.progress("convert", done + 1, len(unique))
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
         effort = replace(ranking(len(models)), limit=1 / self._min_speedup, errors=errors)
@@ -380,6 +401,7 @@ class _Tuning:
                 latency_s=fp32_s * found.times.slowdown(digest).median,
                 casts=self.built[digest].casts,
                 spread=found.costs.slowdown(digest).spread,
+                predicted_cost=p.time_s,
             )
             for digest, p in unique.items()
             if digest in found.costs.names  # the engine may lack kernels for a mix of formats
@@ -391,5 +413,8 @@ class _Tuning:
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""
         subject = self.subject
-        session = subject.session(self.built[plan.digest])
-        return self.workload.evaluate(session, subject.truth or subject.reference)
+        session = self.measuring.session(self.built[plan.digest])
+        metric = self.workload.evaluate(session, subject.truth or subject.reference)
+        self.exact = self.exact or self.measuring.exact()
+        self.errors[plan.digest] = self.exact.error(session)
+        return metric

@@ -7,21 +7,30 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast, final
 
 import numpy as np
 
 from finecast.data.datasets import Dataset
 from finecast.data.functions import source_digest
 from finecast.data.metrics import Metric
+from finecast.data.scoring import Score, Scoring, scored_outputs
 from finecast.data.streams import Stream
-from finecast.engines.base import Array, Feeds, Session, TensorSpec
-from finecast.errors import UsageError
-from finecast.pipeline.cached_session import CachedSession
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    StatefulSession,
+    Steps,
+    TensorSpec,
+    calls_of,
+    each_call,
+)
+from finecast.errors import UsageError, UserCodeError
+from finecast.pipeline.cached_session import CachedSession, feeds_digest
 from finecast.usercode import guarded
 
-Run = Callable[[Feeds], dict[str, Array]]
-EvalFunction = Callable[[Run], float]
+EvalFunction = Callable[["Run"], float]
 CalibrationFunction = Callable[[], Iterable[Feeds]]
 
 # Feeds of a user's functions that are timed: a small, a middle and a large one,
@@ -30,6 +39,15 @@ _TIMED_FEEDS: Final = 3
 _LOOKED_AT: Final = 16
 # or among the first feeds of the evaluation, of which about so many bytes are kept.
 _REMEMBERED_BYTES: Final = 64 << 20
+# Of a sequence, in which the model keeps its state, so many steps: every rounding is probed on
+# all of them.
+_REMEMBERED_STEPS: Final = 32
+# Outputs of the baseline of so many bytes are kept for a second call of a user's function.
+_RECORDED_BYTES: Final = 256 << 20
+# Two values of one metric differ by no more: sums in other orders do.
+_SAME_METRIC: Final = 1e-9
+_SHOWN: Final = 40
+_EVALUATION: Final = "it gets run(feeds) and returns a number: try it on the fp32 model alone"
 # Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
 # errors are relative to whole outputs.
 PROBED_ROWS: Final = 8
@@ -38,6 +56,143 @@ PROBED_ROWS: Final = 8
 MOST_PROBED_ROWS: Final = 128
 # Samples times points that are run in all: 160 points have the least number of samples each.
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
+
+
+class _Recording:
+    """The outputs of the calls of an evaluation, to repeat it without the model."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[bytes, dict[str, Array]] | None] = []
+        self._left = _RECORDED_BYTES
+        self._at = 0
+
+    def keep(self, feeds: Feeds, outputs: Mapping[str, Array]) -> None:
+        """Keep a copy of the outputs of the next call, as far as there is room."""
+        self._left -= sum(a.nbytes for a in outputs.values())
+        kept = None
+        if self._left >= 0 and not any(a.dtype.hasobject for a in outputs.values()):
+            kept = feeds_digest(feeds), {n: a.copy() for n, a in outputs.items()}
+        self._kept.append(kept)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the outputs of all calls were kept."""
+        return None not in self._kept
+
+    def next(self, feeds: Feeds) -> dict[str, Array] | None:
+        """The outputs of the next call; None if they are not kept, or the feeds are others."""
+        kept = self._kept[self._at] if self._at < len(self._kept) else None
+        self._at += 1
+        if kept is None or kept[0] != feeds_digest(feeds):
+            return None
+        return {name: array.copy() for name, array in kept[1].items()}
+
+
+@final
+class Run:
+    """What a user's evaluation function gets: ``run(feeds)`` gives the outputs.
+
+    A model that keeps a state starts each call with an empty one. Once ``run.reset()`` was
+    called, calls go on with the state of the call before, up to the next ``run.reset()``.
+    """
+
+    def __init__(
+        self, session: Session, *, remember: bool = False, record: bool = False
+    ) -> None:
+        self.runs = 0
+        self._session = session
+        self._stateful = session if isinstance(session, StatefulSession) else None
+        self._left = _REMEMBERED_BYTES if remember else 0
+        self._sequences: list[list[Feeds]] = []
+        self._carries = self._begins = False
+        self._recording = _Recording() if record else None
+        self._replay: _Recording | None = None
+
+    def __call__(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model once; outputs by name."""
+        known = None if self._replay is None else self._replay.next(feeds)
+        if known is not None:
+            return known
+        self._remember(feeds)
+        if self._carries and self._stateful is not None:
+            outputs = self._stateful.step(feeds)
+        else:
+            outputs = self._session.run(feeds)
+        self.runs += 1
+        if self._recording is not None:
+            self._recording.keep(feeds, outputs)
+        return outputs
+
+    def reset(self) -> None:
+        """Start a new sequence, in which the state is carried from call to call.
+
+        Of a model that keeps no state each call stays a sample of its own.
+        """
+        if self._stateful is not None and self._stateful.keeps_state:
+            self._stateful.reset()
+            self._carries = self._begins = True
+
+    def replayed(self) -> Run:
+        """Gives the outputs of the same calls again; on other feeds it runs the model.
+
+        A step of a sequence depends on the steps before: where some outputs were too many to
+        be kept, all steps are run again.
+        """
+        again = Run(self._session)
+        if self._recording is not None and (self._recording.is_whole or not self._carries):
+            again._replay = self._recording
+        return again
+
+    def _remember(self, feeds: Feeds) -> None:
+        """Keep a copy of the feeds, as the next call of their sequence."""
+        begins, self._begins = self._begins or not self._carries, False
+        if self._left <= 0:
+            return
+        if begins:
+            self._sequences.append([])
+        if len(self._sequences[-1]) < _REMEMBERED_STEPS:
+            call = {k: np.array(v, copy=True) for k, v in feeds.items()}
+            self._sequences[-1].append(call)
+            self._left -= feed_bytes(call)
+
+    def seen(self) -> list[Feeds]:
+        """The first feeds, each of a call or of a sequence."""
+        return [Steps(s) if self._carries else s[0] for s in self._sequences]
+
+
+def metric_value(found: object, where: str) -> float:
+    """What a user's evaluation function returned, as a number.
+
+    Raises:
+        UserCodeError: If it is text, or no number at all.
+    """
+    try:
+        text = isinstance(found, str | bytes | bytearray)
+        return float(cast("Any", None if text else found))
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of several elements
+        shown = repr(found)
+        raise UserCodeError(
+            f"the evaluation function returns {shown if len(shown) < _SHOWN else 'an object'}"
+            f" of type {type(found).__name__}, not a number",
+            where=where,
+            fix="return a float",
+        ) from error
+
+
+def check_finite(baseline: float, where: str) -> None:
+    """Refuse a baseline of Inf: no loss can be told from it.
+
+    Raises:
+        UserCodeError: If it is infinite.
+    """
+    if math.isinf(baseline):
+        raise UserCodeError(
+            f"the evaluation function returns {baseline:g} for the fp32 model: how much worse"
+            " another model is cannot be told",
+            where=where,
+            fix="return a finite number; a ratio to the fp32 model's own outputs is --metric"
+            " snr_db, cosine or max_abs",
+        )
 
 
 class Workload(Protocol):
@@ -63,8 +218,13 @@ class Workload(Protocol):
         """Why the metric says little on this data; call after the baseline was evaluated."""
         ...
 
+    @property
+    def of(self) -> Sequence[str]:
+        """Outputs that the user names, of which the metric and the error are; may be empty."""
+        ...
+
     def evaluate(self, session: Session, reference: Session | None) -> float:
-        """The metric of ``session`` over all data.
+        """The metric of ``session`` over all data; a ``Score`` tells it by output.
 
         ``reference`` is the model to compare with; None if ``session`` is that model.
         """
@@ -83,7 +243,8 @@ class Workload(Protocol):
 class DataWorkload:
     """A data set and a built-in metric.
 
-    ``exact`` holds the cached session of the reference model once a metric compared with it.
+    ``exact`` holds the cached session of the reference model once a metric compared with it,
+    ``scored`` the outputs that the metric is of, once the baseline was evaluated.
     """
 
     data: Dataset | Stream
@@ -91,7 +252,9 @@ class DataWorkload:
     batch: int
     data_digest: str
     calibrate: CalibrationFunction
+    of: tuple[str, ...] = ()
     warnings: list[str] = field(default_factory=list[str])
+    scored: list[str] = field(default_factory=list[str], compare=False)
     exact: list[CachedSession] = field(default_factory=list[CachedSession], compare=False)
 
     @property
@@ -106,10 +269,10 @@ class DataWorkload:
 
     @property
     def digest(self) -> str:
-        """Data, metric and batch."""
-        return _digest(self.data_digest, self.metric.name, str(self.batch))
+        """Data, metric, its outputs and batch."""
+        return _digest(self.data_digest, self.metric.name, str(self.batch), *self.of)
 
-    def evaluate(self, session: Session, reference: Session | None) -> float:
+    def evaluate(self, session: Session, reference: Session | None) -> Score:
         """Stream all batches through the metric.
 
         A metric that compares with fp32 runs the fp32 model once on each batch, and again only
@@ -118,20 +281,25 @@ class DataWorkload:
         Raises:
             UsageError: If the metric says nothing on this data.
         """
-        total = self.metric.start()
-        exact = None
+        exact, scoring = None, None
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
             session = exact if reference is None else session
         for batch in self.data.batches(self.batch):
-            outputs = batch.trim(session.run(batch.feeds))
-            beside = None
+            found = session.run(batch.feeds)
+            if scoring is None:
+                if reference is None or not self.scored:
+                    names = scored_outputs(self.metric, self.of, batch.feeds, found)
+                    self.scored[:] = names
+                scoring = Scoring(self.metric, self.scored)
+            outputs, beside = batch.trim(found), None
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
-            total.update(outputs, batch.labels, beside)
+            scoring.update(outputs, batch.labels, beside)
+        scoring = scoring or Scoring(self.metric, ())
         if reference is None:
-            self.warnings[:] = total.doubts()
-        return total.result()
+            self.warnings[:] = scoring.doubts()
+        return scoring.result()
 
     def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""
@@ -158,6 +326,7 @@ class FunctionWorkload:
     name: str
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
+    of: tuple[str, ...] = ()
     remembered: list[Feeds] = field(default_factory=list[Feeds])
     worst: None = None
     warnings: tuple[str, ...] = ()
@@ -173,32 +342,47 @@ class FunctionWorkload:
         return _digest(self.name, source_digest(self.function))
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
-        """Call the user's function with the session.
+        """Call the user's function with the session; for the baseline call it twice.
+
+        The second call gets the outputs of the first and does not run the model, but on feeds
+        that the first call did not have, or whose outputs were too many to be kept.
 
         Raises:
-            UserCodeError: If the function fails or returns no number.
+            UserCodeError: If the function fails, returns no finite number for the baseline,
+                never runs the model, or returns something else for the same outputs.
         """
-        del reference
-        remember = not self.remembered
-        seen: list[Feeds] = []
-        held = 0
-
-        def run(feeds: Feeds) -> dict[str, Array]:
-            nonlocal held
-            if remember and held < _REMEMBERED_BYTES:
-                seen.append({k: np.array(v, copy=True) for k, v in feeds.items()})
-                held += feed_bytes(feeds)
-            return session.run(feeds)
-
-        with guarded(
-            "the evaluation function failed",
-            where=self.name,
-            fix="it gets run(feeds) and returns a number: try it on the fp32 model alone",
-        ):
-            result = float(self.function(run))
-        if remember:
-            self.remembered = seen
+        if reference is not None:
+            return self._called(Run(session))
+        run = Run(session, remember=not self.remembered, record=True)
+        result = self._called(run)
+        self.remembered = self.remembered or run.seen()
+        self._check(result, run)
         return result
+
+    def _called(self, run: Run) -> float:
+        with guarded("the evaluation function failed", where=self.name, fix=_EVALUATION):
+            found = self.function(run)
+        return metric_value(found, self.name)
+
+    def _check(self, result: float, run: Run) -> None:
+        """Refuse a metric that says nothing of a model."""
+        if not run.runs:
+            raise UserCodeError(
+                f"the evaluation function returns {result:g} and never ran the model",
+                where=self.name,
+                fix="call run(feeds) in it, and compute the number from the outputs",
+            )
+        if math.isnan(result):
+            return  # told with the op that first gives NaN
+        check_finite(result, self.name)
+        again = self._called(run.replayed())
+        if not math.isclose(result, again, rel_tol=_SAME_METRIC, abs_tol=_SAME_METRIC):
+            raise UserCodeError(
+                "the evaluation function returns different numbers for the same outputs of the"
+                f" fp32 model: {result:.9g}, then {again:.9g}",
+                where=self.name,
+                fix="begin with the same data in each call, and seed its random choices",
+            )
 
     def calibration(self) -> Iterable[Feeds]:
         """The calibration feeds given, else some feeds of the baseline evaluation."""
@@ -217,7 +401,7 @@ class FunctionWorkload:
 
 def feed_bytes(feeds: Feeds) -> int:
     """Bytes of all arrays."""
-    return sum(a.nbytes for a in feeds.values())
+    return sum(a.nbytes for call in calls_of(feeds) for a in call.values())
 
 
 def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
@@ -241,7 +425,7 @@ def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS)
     symbol = fronts.pop() if len(fronts) == 1 else None
     if not isinstance(symbol, str) or not symbol:
         return feeds
-    return {name: array[:rows] for name, array in feeds.items()}
+    return each_call(feeds, lambda call: {n: array[:rows] for n, array in call.items()})
 
 
 def samples(feeds: Feeds) -> int:

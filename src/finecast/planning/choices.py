@@ -1,25 +1,25 @@
 """The formats of a graph's units along the frontier of predicted time and error.
 
 Among two formats each choice is optimal, found by one minimum cut; among more formats
-expansion moves approximate it.
+expansion moves approximate it, and an integer program solves small ones.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.planning.problem import Analysis, Priced, build_problem
+from finecast.planning.problem import Analysis, build_problem
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.solver.assignment import Bools, Ints
 from finecast.solver.expansion import envelope
 from finecast.solver.frontier import Step, frontier
-from finecast.solver.labelling import Labelling, two_sided
+from finecast.solver.labelling import Labelling, LabelProblem, two_sided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,60 +27,43 @@ class Choice:
     """A format for each unit, with the predicted cost and squared relative output error.
 
     Attributes:
-        how: How it was found, in words.
-        index: Its step of the frontier, or the step that it lies before; None for neither.
         formats: The format of each unit.
-        time_s: Predicted seconds, or bytes where ``priced`` says so.
+        time_s: Predicted seconds, or bytes where plans are priced in bytes.
         error: Predicted squared relative output error.
-        casts: Number of the casts that take time.
-        priced: The unit of ``time_s``.
+        index: Its step of the frontier; None for none.
+        problem: The problem that it solves; None if that was not built.
     """
 
-    how: str
-    index: int | None
     formats: tuple[Format, ...]
     time_s: float
     error: float
-    casts: int
-    priced: Priced = Priced.TIME
+    index: int | None = None
+    problem: LabelProblem | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
         cls,
         found: Labelling | Step,
+        problem: LabelProblem,
         label: Ints | Bools,
         analysis: Analysis,
         *,
-        how: str,
-        index: int | None,
+        index: int | None = None,
     ) -> Choice:
         """What the solver ``found``; ``label`` numbers the formats of ``analysis``."""
         formats = (*analysis.times,)
         return cls(
-            how=how,
-            index=index,
             formats=tuple(formats[int(number)] for number in label),
             time_s=found.time_s,
             error=analysis.saturation.together(found.error),
-            casts=found.casts,
-            priced=analysis.priced,
+            index=index,
+            problem=problem,
         )
 
     @property
     def lowers(self) -> bool:
         """Whether any unit has a low format."""
         return any(f is not Format.FP32 for f in self.formats)
-
-    @property
-    def because(self) -> str:
-        """The text of the reason in the plan made from this choice."""
-        step = "" if self.index is None else f", step {self.index} of the frontier"
-        text = f"{self.how}{step}: predicted {self.priced.say(self.time_s)}"
-        if self.priced is Priced.TIME:
-            text += f" with {self.casts} casts"
-        if self.error > 0:
-            text += f", relative output error {math.sqrt(self.error):.3g}"
-        return text
 
     def by_node(self, units: Units) -> dict[int, Format]:
         """Format by id of the nodes that belong to a unit."""
@@ -124,13 +107,13 @@ def choices(
     problem = build_problem(graph, permissions, analysis)
     if problem.labels == 2:
         return tuple(
-            Choice.of(step, step.low, analysis, how="minimum cut", index=step.index)
+            Choice.of(step, problem, step.low, analysis, index=step.index)
             for step in frontier(two_sided(problem), max_steps=most)
         )
     low, high = (analysis.saturation.apart(error) for error in errors)
     steps = envelope(problem, max_steps=most or _MANY, errors=(low, high))
     return tuple(
-        Choice.of(step, step.label, analysis, how="expansion moves", index=index)
+        Choice.of(step, problem, step.label, analysis, index=index)
         for index, step in enumerate(steps)
     )
 

@@ -16,10 +16,11 @@ from finecast.graph import Graph
 from finecast.planning.choices import Choice
 from finecast.planning.problem import Analysis, build_problem
 from finecast.rules import Permission
-from finecast.solver.assignment import Ints
+from finecast.solver.assignment import Floats, Ints
+from finecast.solver.flips import flips
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
 
-# Units that are tried one by one: each turn evaluates every unit not yet changed.
+# Units that are changed one by one: each turn prices all changes anew.
 _MOST_UNITS: Final = 64
 
 
@@ -52,8 +53,7 @@ def within(
     found = _descend(problem, slow, fast, analysis.saturation.apart(error))
     if found.time_s >= pair[0].time_s:
         return None
-    how = "between steps of the frontier"
-    return Choice.of(found, found.label, analysis, how=how, index=pair[1].index)
+    return Choice.of(found, problem, found.label, analysis)
 
 
 def _descend(problem: LabelProblem, slow: Ints, fast: Ints, error: float) -> Labelling:
@@ -63,21 +63,30 @@ def _descend(problem: LabelProblem, slow: Ints, fast: Ints, error: float) -> Lab
     whole keeps the error.
     """
     at = evaluate(problem, fast)
-    differ = [int(u) for u in np.flatnonzero(slow != fast)]
-    trades = [(_ratio(at, _with(problem, at, u, slow)), u) for u in differ]
-    tried = [u for _, u in sorted(trades)[:_MOST_UNITS]]
+    differ = np.flatnonzero(slow != fast)
+    price = _price(*_changes(problem, at, differ, slow))
+    tried = differ[np.argsort(price, kind="stable")[:_MOST_UNITS]]
     while at.error > error:
-        ahead = [u for u in tried if at.label[u] != slow[u]]
-        if not ahead:
+        ahead = tried[at.label[tried] != slow[tried]]
+        if not len(ahead):
             return evaluate(problem, slow)
-        moved = [_with(problem, at, u, slow) for u in ahead]
-        at = min(moved, key=lambda m, now=at: _ratio(now, m))
+        price = _price(*_changes(problem, at, ahead, slow))
+        at = _with(problem, at, ahead[np.argmin(price)], slow)
     while True:
-        back = [_with(problem, at, u, fast) for u in tried if at.label[u] != fast[u]]
-        kept = [b for b in back if b.error <= error and b.time_s < at.time_s]
-        if not kept:
+        back = tried[at.label[tried] != fast[tried]]
+        more_s, more = _changes(problem, at, back, fast)
+        gains = np.where(at.error + more <= error, more_s, np.inf)
+        if not len(back) or gains.min() >= 0:
             return at
-        at = min(kept, key=lambda b: b.time_s)
+        at = _with(problem, at, back[np.argmin(gains)], fast)
+
+
+def _changes(
+    problem: LabelProblem, at: Labelling, units: Ints, label: Ints
+) -> tuple[Floats, Floats]:
+    """Additional seconds and squared error if one of ``units`` alone takes its ``label``."""
+    found = flips(problem, at.label)
+    return found.total_s[units, label[units]], found.error[units, label[units]]
 
 
 def _with(problem: LabelProblem, at: Labelling, unit: int, label: Ints) -> Labelling:
@@ -86,7 +95,6 @@ def _with(problem: LabelProblem, at: Labelling, unit: int, label: Ints) -> Label
     return evaluate(problem, changed)
 
 
-def _ratio(now: Labelling, then: Labelling) -> float:
+def _price(more_s: Floats, more: Floats) -> Floats:
     """Seconds lost per squared error removed; infinite where none is removed."""
-    removed = now.error - then.error
-    return (then.time_s - now.time_s) / removed if removed > 0 else np.inf
+    return np.divide(more_s, -more, out=np.full(len(more), np.inf), where=more < 0)

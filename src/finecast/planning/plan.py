@@ -17,7 +17,7 @@ from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
 from finecast.rules.quantized import computed_in
-from finecast.rules.reason import Reason
+from finecast.rules.reason import DECISION, Reason
 from finecast.rules.scaled_operands import coded_result
 
 PLAN_VERSION: Final = 6
@@ -41,10 +41,25 @@ class Decision:
     reasons: tuple[Reason, ...] = ()
     encodings: Encodings = field(default_factory=Encodings)
 
+    @property
+    def deciding(self) -> tuple[Reason, ...]:
+        """The reasons that left the op no other format.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+        That is the choice between several permitted formats, where there was one. Else it is
+        each rule that permits this format alone, or, if no rule does so by itself, all that
+        forbid any format.
+        """
+        chosen = tuple(r for r in self.reasons if r.rule == DECISION)
+        counted = [r for r in self.reasons if not r.waived]
+        alone = tuple(r for r in counted if r.permits == (self.format.label,))
+        return chosen or alone or tuple(r for r in counted if len(r.permits) < len(Format))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """Formats of all float ops of one model; ops that are not named keep their type.
+
+    Printed it is one line; ``to_json`` has all of it.
 
     Attributes:
         model: Digest of the model that the plan was made for.
@@ -72,6 +87,12 @@ class Plan:
     keep_ops: bool = False
     by_hint: bool = False
     adjustments: tuple[Adjustment, ...] = ()
+
+    def __repr__(self) -> str:
+        """The policy, the engine and the number of ops in each format."""
+        engine = f" for {self.engine}" if self.engine else ""
+        counts = ", ".join(f"{count} {label}" for label, count in self.counts.items())
+        return f"<Plan {self.digest} of {self.policy}{engine}: {counts or 'no op'}>"
 
     @property
     def version(self) -> int:
@@ -200,6 +221,21 @@ class Plan:
             adjustments=together(self.adjustments, adjustments),
             decisions=tuple(told(d) for d in self.decisions),
         )
+
+    def explained(self, reasons: Mapping[str, Reason]) -> Plan:
+        """This plan with other ``reasons`` of its decisions, by node name.
+
+        A reason stands only beside the format that it permits.
+        """
+
+        def told(decision: Decision) -> Decision:
+            new = reasons.get(decision.node)
+            if new is None or new.permits != (decision.format.label,):
+                return decision
+            own = tuple(new if r.rule == DECISION else r for r in decision.reasons)
+            return replace(decision, reasons=own)
+
+        return replace(self, decisions=tuple(told(d) for d in self.decisions))
 
     def adjusting(self, graph: Graph, *, where: str) -> tuple[AdjustOperand, ...]:
         """The edits that make the adjustments.

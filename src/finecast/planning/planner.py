@@ -58,23 +58,24 @@ class Planner:
         return replace(self, permissions=permissions)
 
     def plan(
-        self,
-        formats: Mapping[int, Format],
-        because: str,
-        evidence: Mapping[int, Mapping[str, float | str]] | None = None,
+        self, formats: Mapping[int, Format], because: str, *, kept: str | None = None
     ) -> Plan:
         """The plan that gives node i ``formats[i]``, with the reasons of all rules.
 
-        For nodes with several permitted formats ``because`` states why it has this one, and
-        ``evidence`` has, by node id, the times and errors that this was based on.
+        For nodes with several permitted formats ``because`` states why they have this one;
+        for those of them in fp32 ``kept`` does, if given. Where the words are empty, the costs
+        decide, and ``alternatives.explained`` says how.
         """
-        known = evidence or {}
         return Plan(
             model=self.graph.digest,
             policy=self.policy.label,
             opset=self.opset(formats),
             decisions=tuple(
-                self._decision(node, formats[node.id], because, known.get(node.id, {}))
+                self._decision(
+                    node,
+                    fmt := formats[node.id],
+                    because if kept is None or fmt is not Format.FP32 else kept,
+                )
                 for node in self.graph.float_nodes
                 if node.format is Format.FP32
             ),
@@ -85,11 +86,9 @@ class Planner:
             by_hint=self.policy.by_hint,
         )
 
-    def _decision(
-        self, node: Node, fmt: Format, because: str, evidence: Mapping[str, float | str]
-    ) -> Decision:
+    def _decision(self, node: Node, fmt: Format, because: str) -> Decision:
         permission = self.permissions[node.id]
-        chosen = Reason(rule=DECISION, text=because, permits=(fmt.label,), evidence=evidence)
+        chosen = Reason(rule=DECISION, text=because, permits=(fmt.label,))
         free = len(permission.formats) > 1
         return Decision(
             node=node.name,
@@ -101,8 +100,11 @@ class Planner:
 
     def lowest(self, *formats: Format) -> Plan:
         """The plan of ``assign.lowest``; ``formats`` are the policy's by default."""
-        chosen = lowest(self.graph, self.permissions, *(formats or self.policy.formats))
-        return self.plan(chosen, "every op that may be low is")
+        lows = formats or self.policy.formats
+        chosen = lowest(self.graph, self.permissions, *lows)
+        names = " or ".join(f.label for f in lows)
+        kept = f"it may not have {names}, or only moves numbers between ops in fp32"
+        return self.plan(chosen, f"every op that may have {names} does", kept=kept)
 
     def highest(self, because: str = "fp32 where permitted") -> Plan:
         """The plan in which every op that may stay fp32 does."""

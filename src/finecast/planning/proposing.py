@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 
 from finecast.numbers.formats import Format
+from finecast.planning.alternatives import explained
 from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice, Proposal, choices
 from finecast.planning.filling import within
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Priced
+from finecast.planning.problem import Analysis, build_problem
 
 # Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
 MAX_STEPS: Final = 10
@@ -34,11 +35,12 @@ def frontier_of(
 
 
 def proposal(planner: Planner, analysis: Analysis, choice: Choice, name: str = "") -> Proposal:
-    """The plan of one choice, with its evidence; named after its step by default."""
+    """The plan of one choice, with its reasons; named after its step by default."""
     formats = chosen(planner.permissions, analysis.units, choice)
+    plan = planner.plan(formats, "")
     return Proposal(
         name=name or f"step {choice.index}",
-        plan=planner.plan(formats, choice.because, _evidence(analysis)),
+        plan=explained(planner, analysis, plan, choice.problem),
         time_s=choice.time_s,
         error=choice.error,
     )
@@ -85,9 +87,10 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     One uses all of the policy's formats, in their order of preference; the others one format
     each. The frontier may lack them, because it relies on predicted costs of casts.
     """
+    problem = build_problem(planner.graph, planner.permissions, analysis)
     found: list[Proposal] = []
     for formats in dict.fromkeys((planner.policy.formats, *((f,) for f in analysis.rounded))):
-        plan = planner.lowest(*formats)
+        plan = explained(planner, analysis, planner.lowest(*formats), problem)
         used = set(plan.formats.values())
         added = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)
         error = analysis.saturation.together(added)
@@ -95,22 +98,4 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
         if len(analysis.rounded) > 1:
             name += f" in {', '.join(f.label for f in formats)}"
         found.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
-    return found
-
-
-def _evidence(analysis: Analysis) -> dict[int, dict[str, float | str]]:
-    """By node id the times of its unit and the errors of its weights, for the plan's reasons.
-
-    Where plans are priced in bytes, the analysis has no times and none are given.
-    """
-    units = analysis.units
-    times = analysis.times if analysis.priced is Priced.TIME else {}
-    measured = {fmt: r for fmt, r in analysis.rounded.items() if r.units.any()}
-    found: dict[int, dict[str, float | str]] = {}
-    for node, unit in units.of.items():
-        of = found[node] = {"ops in one kernel": float(len(units.members[unit]))}
-        of |= {f"{fmt.label} us": 1e6 * float(t[unit]) for fmt, t in times.items()}
-        for fmt, roundings in measured.items():
-            which = "" if len(analysis.rounded) == 1 else f" in {fmt.label}"
-            of[f"error of weights{which}"] = math.sqrt(float(roundings.units[unit]))
     return found

@@ -1,5 +1,6 @@
 """Sensitivities: the squared relative output error that each rounding point causes by itself.
 
+Of a model with several outputs it is the error of that output which is worst.
 Roundings are independent to first order, so the squared errors of a plan's rounding points
 add up to the plan's (Higham and Mary, "A new approach to probabilistic rounding error
 analysis", 2019), until they saturate. Many points are probed in groups first: a group whose
@@ -9,7 +10,7 @@ error is negligible is not probed point by point.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
+from finecast.planning.output_errors import squared_error
 from finecast.planning.points import RoundingPoints
 
 # Runs the model with the given rounding points switched on, and returns its outputs.
@@ -126,38 +128,13 @@ def joined(
     }
 
 
-def squared_error(
-    outputs: Sequence[NDArray[np.generic]], reference: Sequence[NDArray[np.generic]]
-) -> float:
-    """Mean over float outputs of ||y - r||^2 / ||r||^2; inf where y is NaN or Inf.
-
-    An output whose shape depends on computed numbers and differs from the reference's is left
-    out; if all differ the result is 1, all lost.
-    """
-    errors: list[float] = []
-    lost = False
-    for got, wanted in zip(outputs, reference, strict=True):
-        if wanted.dtype.kind != "f" or not wanted.size:
-            continue
-        if got.shape != wanted.shape:
-            lost = True
-            continue
-        y, r = got.astype(np.float64), wanted.astype(np.float64)
-        ok = np.isfinite(r)
-        norm = float(np.sum(r[ok] ** 2))
-        difference = (
-            float(np.sum((y[ok] - r[ok]) ** 2)) if np.isfinite(y[ok]).all() else np.inf
-        )
-        errors.append(difference / norm if norm else difference)
-    return float(np.mean(errors)) if errors else float(lost)
-
-
 def measure(
     values: int,
     probe: Probe,
     *,
     weights: int = 0,
     total: float = math.nan,
+    counted: Collection[int] | None = None,
     on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
@@ -168,9 +145,10 @@ def measure(
             points, then for each unit of weights.
         weights: Number of units whose weights are rounded.
         total: The squared error of a model that rounds at all of them, if one was run.
+        counted: Numbers of the outputs that the error is of; None for all.
         on_probe: Called with the numbers of runs done and expected.
     """
-    prober = _Prober(probe, values + weights, on_probe)
+    prober = _Prober(probe, values + weights, counted, on_probe)
     errors, together = prober.errors(), prober.together
     if 0 < together < _WORST and 0 < total < _WORST:
         errors *= total / together
@@ -184,9 +162,14 @@ class _Prober:
     """Runs the probes and counts them; ``together`` is the error of all points at once."""
 
     def __init__(
-        self, probe: Probe, count: int, on_probe: Callable[[int, int], None] | None
+        self,
+        probe: Probe,
+        count: int,
+        counted: Collection[int] | None,
+        on_probe: Callable[[int, int], None] | None,
     ) -> None:
         self.count = count
+        self.counted = counted
         self.on_probe = on_probe
         self.done = 0
         self.probe = probe
@@ -196,7 +179,7 @@ class _Prober:
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)
         switch[members] = True
-        found = squared_error(self.probe(switch), self.reference)
+        found = squared_error(self.probe(switch), self.reference, self.counted)
         self.done += 1
         if self.on_probe is not None:
             self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))

@@ -8,85 +8,79 @@ otherwise, and then one unit more or less can decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from finecast.numbers.formats import Format
+from finecast.planning.alternatives import labels_of
 from finecast.planning.choices import Choice, Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, build_problem
 from finecast.planning.proposing import proposal
-from finecast.solver.assignment import Ints
-from finecast.solver.labelling import Labelling, LabelProblem, evaluate
+from finecast.solver.assignment import Floats, Ints
+from finecast.solver.flips import Flips, flips
+from finecast.solver.labelling import LabelProblem, evaluate
 
 _MOST: Final = 6
-# Evaluating one labelling takes time proportional to the number of all units.
-_MOST_LOOKED_AT: Final = 256
 
 
 def lowered_by_one(
     planner: Planner, analysis: Analysis, plan: Plan, *, most: int = _MOST
 ) -> list[Proposal]:
     """Faster plans with one unit changed, those that gain most time per added error first."""
-    problem, at = _stated(planner, analysis, plan)
-    faster = [one for one in _changed(problem, at) if one.time_s < at.time_s]
-    faster.sort(key=lambda one: _price(one, at))
-    return _proposals(planner, analysis, faster[-most:][::-1], "with one more unit low")
+    stated = _Stated.of(planner, analysis, plan)
+    gained_s, added = -stated.flips.total_s, stated.flips.error
+    faster = np.argwhere(gained_s > 0)
+    gains = _ratio(gained_s, added)[*faster.T]
+    found = faster[np.argsort(-gains, kind="stable")[:most]]
+    return stated.proposals(planner, analysis, found, "with one more unit low")
 
 
 def raised_by_one(
     planner: Planner, analysis: Analysis, plan: Plan, *, most: int = _MOST
 ) -> list[Proposal]:
     """More accurate plans with one unit changed, least time lost per removed error first."""
-    problem, at = _stated(planner, analysis, plan)
-    exact = [one for one in _changed(problem, at) if one.error < at.error and one.label.any()]
-    exact.sort(key=lambda one: _price(at, one))
-    return _proposals(planner, analysis, exact[:most], "with one unit less low")
+    stated = _Stated.of(planner, analysis, plan)
+    lost_s, removed = stated.flips.total_s, -stated.flips.error
+    others_low = np.count_nonzero(stated.label) - (stated.label > 0)
+    lowers = (others_low[:, None] > 0) | (np.arange(stated.problem.labels) > 0)
+    exact = np.argwhere((removed > 0) & np.isfinite(lost_s) & lowers)
+    losses = _ratio(lost_s, removed)[*exact.T]
+    found = exact[np.argsort(losses, kind="stable")[:most]]
+    return stated.proposals(planner, analysis, found, "with one unit less low")
 
 
-def _stated(
-    planner: Planner, analysis: Analysis, plan: Plan
-) -> tuple[LabelProblem, Labelling]:
-    problem = build_problem(planner.graph, planner.permissions, analysis)
-    numbers = {fmt: number for number, fmt in enumerate(analysis.times)}
-    formats, nodes = plan.formats, planner.graph.nodes
-    # A plan of an engine's hint may lower a unit in part: its lowest format counts.
-    label = [
-        max(numbers.get(formats.get(nodes[n].name, Format.FP32), 0) for n in members)
-        for members in analysis.units.members
-    ]
-    return problem, evaluate(problem, np.array(label, dtype=np.int64))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stated:
+    """A plan as a labelling of the problem, and what each change of one unit makes of it."""
+
+    problem: LabelProblem
+    label: Ints
+    flips: Flips
+
+    @classmethod
+    def of(cls, planner: Planner, analysis: Analysis, plan: Plan) -> _Stated:
+        problem = build_problem(planner.graph, planner.permissions, analysis)
+        label = labels_of(planner, analysis, problem, plan)
+        return cls(problem=problem, label=label, flips=flips(problem, label))
+
+    def proposals(
+        self, planner: Planner, analysis: Analysis, found: Ints, how: str
+    ) -> list[Proposal]:
+        made: list[Proposal] = []
+        for unit, label in found:
+            changed = self.label.copy()
+            changed[unit] = label
+            choice = Choice.of(
+                evaluate(self.problem, changed), self.problem, changed, analysis
+            )
+            name = f"{how}, error {math.sqrt(choice.error):.3g}"
+            made.append(proposal(planner, analysis, choice, name))
+        return made
 
 
-def _changed(problem: LabelProblem, at: Labelling) -> Iterator[Labelling]:
-    """Permitted labellings that differ in one unit, the largest change of its time first."""
-    own = problem.time[np.arange(len(at.label)), at.label]
-    change = np.abs(problem.time - own[:, None])
-    found = np.argwhere(
-        np.isfinite(problem.time) & (np.arange(problem.labels) != at.label[:, None])
-    )
-    order = np.argsort(-change[found[:, 0], found[:, 1]], kind="stable")
-    for unit, label in found[order[:_MOST_LOOKED_AT]]:
-        other: Ints = at.label.copy()
-        other[unit] = label
-        yield evaluate(problem, other)
-
-
-def _price(fast: Labelling, slow: Labelling) -> float:
-    """Additional seconds of ``slow`` per squared error that it removes from ``fast``."""
-    less = fast.error - slow.error
-    return (slow.time_s - fast.time_s) / less if less > 0 else math.inf
-
-
-def _proposals(
-    planner: Planner, analysis: Analysis, found: list[Labelling], how: str
-) -> list[Proposal]:
-    made: list[Proposal] = []
-    for one in found:
-        choice = Choice.of(one, one.label, analysis, how=how, index=None)
-        name = f"{how}, error {math.sqrt(choice.error):.3g}"
-        made.append(proposal(planner, analysis, choice, name))
-    return made
+def _ratio(time_s: Floats, error: Floats) -> Floats:
+    """Seconds per squared error; infinite where the error is not positive."""
+    return np.divide(time_s, error, out=np.full(error.shape, np.inf), where=error > 0)

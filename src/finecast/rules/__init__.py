@@ -29,7 +29,7 @@ from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.override import override
 from finecast.rules.own_casts import OWN_CASTS
 from finecast.rules.quantized import QUANTIZED
-from finecast.rules.reason import Reason
+from finecast.rules.reason import WAIVED, Reason
 from finecast.rules.scope import SCOPE
 from finecast.rules.state import STATE
 from finecast.rules.stated import STATED_FP32
@@ -170,7 +170,7 @@ def _reason(rule: Rule, verdict: Ruling, *, waived: bool) -> Reason:
     dropped = waived and not rule.hard and not verdict.waives
     return Reason(
         rule=rule.name,
-        text=f"(waived) {verdict.text}" if dropped else verdict.text,
+        text=f"{WAIVED}{verdict.text}" if dropped else verdict.text,
         permits=tuple(sorted(f.label for f in verdict.permits)),
         evidence=verdict.evidence,
     )

@@ -9,6 +9,11 @@ from typing import Final
 DECISION: Final = "decision"
 """The rule of a reason for one of several formats that the rules permit."""
 
+WAIVED: Final = "(waived) "
+"""In front of the text of a verdict that a user's word set aside."""
+DECIDED_BY: Final = "decided by"
+"""The evidence of such a reason that says in a word what decided."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
@@ -18,3 +23,8 @@ class Reason:
     text: str
     permits: tuple[str, ...] = ()
     evidence: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+
+    @property
+    def waived(self) -> bool:
+        """Whether a user's word set the verdict aside."""
+        return self.text.startswith(WAIVED)

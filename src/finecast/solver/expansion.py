@@ -15,6 +15,7 @@ import numpy as np
 from finecast.solver.assignment import PINNED_HIGH, PINNED_LOW, Ints, Problem, ProblemBuilder
 from finecast.solver.exact import solve
 from finecast.solver.frontier import spread
+from finecast.solver.integer import improved
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
 
 # Costs that differ by less than this share count as equal, because sums are rounded.
@@ -29,8 +30,13 @@ def label(problem: LabelProblem, lam: float, start: Labelling | None = None) -> 
     Laws: it costs no more than ``start``. If all units may have label 0, nothing is pinned to
     another label, and casts from a format to itself take no time, it costs no more than the
     best assignment of label 0 and any one other label; with two formats it is then optimal.
+    For more formats it is the best of all if the problem is small (see ``integer``).
     Deterministic.
     """
+    return improved(problem, lam, _by_moves(problem, lam, start))
+
+
+def _by_moves(problem: LabelProblem, lam: float, start: Labelling | None = None) -> Labelling:
     high = highest(problem)
     firsts = [_moved(problem, high, low, lam) for low in range(1, problem.labels)]
     best = min([start or high, *firsts], key=lambda x: x.cost(lam))
@@ -70,7 +76,8 @@ def envelope(
         if low.error <= errors[0] or high.error > errors[1]:
             continue
         lam = (high.time_s - low.time_s) / (low.error - high.error)
-        between = min((label(problem, lam, x) for x in (high, low)), key=lambda x: x.cost(lam))
+        moved = (_by_moves(problem, lam, x) for x in (high, low))
+        between = improved(problem, lam, min(moved, key=lambda x: x.cost(lam)))
         if between.cost(lam) < low.cost(lam) - _SAME * low.cost(lam):
             found.append(between)
             waiting += [(high, between), (between, low)]

@@ -66,9 +66,12 @@ class FrontendEntry:
     def writes(self, path: Path) -> bool:
         """Whether it writes an output of this name.
 
-        Folders, and files of the first frontend, may have any suffix that no frontend reads.
+        Folders, and files of the first frontend, may have any suffix that no frontend reads,
+        unless it names another format.
         """
         suffix = path.suffix.lower()
+        if suffix in _OTHERS:
+            return False
         if suffix in {s for entry in FRONTENDS for s in entry.suffixes}:
             return suffix == self.suffixes[0] and not self.writes_folder
         return self.writes_folder or self is FRONTENDS[0]
@@ -94,6 +97,11 @@ class FrontendEntry:
             raise EngineError(f"{self.kind} need {self.requires}", fix=self.install)
         return importlib.import_module(self.module)
 
+
+_OTHERS: Final = frozenset(
+    {".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".bin", ".mlmodel", ".engine", ".plan"}
+)
+"""Suffixes of formats that no frontend writes."""
 
 FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
     FrontendEntry(

@@ -15,6 +15,7 @@ from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Rounding
 from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.model import OpenedModel
@@ -49,8 +50,11 @@ class EmulatedSubject:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The device's low formats that the model can state."""
-        return tuple(f for f in self.emulation.target.low_formats if f in self.states)
+        """The device's low formats that the model can state as the device rounds to them."""
+        stated = set(self.states)
+        if self.emulation.rounding is not Rounding.NEAREST_EVEN:
+            stated.discard(Format.TF32)  # stated by arithmetic, which rounds to nearest
+        return tuple(f for f in self.emulation.target.low_formats if f in stated)
 
     @property
     def runner(self) -> str:

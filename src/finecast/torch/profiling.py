@@ -7,8 +7,13 @@ statistic. All leave out memory allocated before the call, except ``resident_byt
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -22,6 +27,7 @@ from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import Latency
 
 _ALLOCATION: Final = _EventType.Allocation
+_OF_TORCH: Final = re.compile(r"torch(\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +116,61 @@ def saved_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
 
 
 def resident_bytes(fn: object, args: Sequence[Any]) -> int:
-    """Bytes of parameters, buffers and tensor arguments; shared memory is counted once."""
-    module = getattr(fn, "_orig_mod", fn)
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if isinstance(module, torch.nn.Module):
-        tensors += [*module.parameters(), *module.buffers()]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    """Bytes of the tensors that ``fn`` holds and of tensor arguments; shared memory once.
+
+    A function holds the modules, optimizers (with their state) and tensors that its code
+    names, those of the object that it is a method of, and those of functions that it names.
+    """
+    storages = [t.untyped_storage() for t in _tensors((fn, tuple(args)), set())]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+def _tensors(held: object, seen: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors of ``held``, and of what it refers to; ``seen`` are ids of what was read."""
+    if id(held) in seen:
+        return
+    seen.add(id(held))
+    if isinstance(held, torch.Tensor):
+        yield held
+        return
+    for one in _parts(held):
+        yield from _tensors(one, seen)
+
+
+def _parts(held: object) -> Iterable[object]:
+    """What an object consists of or refers to, of the kinds that can hold tensors."""
+    match held:
+        case torch.nn.Module():
+            return (*held.parameters(), *held.buffers())
+        case torch.optim.Optimizer():
+            return (held.param_groups, *held.state.values())
+        case functools.partial():
+            return (held.func, held.args, held.keywords)
+        case types.MethodType():
+            return (
+                held.__self__,
+                held.__func__,
+                *getattr(held.__self__, "__dict__", {}).values(),
+            )
+        case types.FunctionType():
+            return _named_by(inspect.unwrap(held))
+        case dict():
+            return held.values()
+        case list() | tuple():
+            return held
+        case _:
+            return ()
+
+
+def _named_by(function: Callable[..., Any]) -> Iterator[object]:
+    """What the code of a function names; nothing for functions of torch's own."""
+    if not isinstance(function, types.FunctionType) or _OF_TORCH.match(function.__module__):
+        return
+    yield from (function.__defaults__ or ())
+    yield from (function.__globals__.get(name) for name in function.__code__.co_names)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # raised for a variable that has no value yet
+            yield cell.cell_contents
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,8 +232,4 @@ def _cuda_peak(call: Callable[[], None]) -> int:
 
 
 def _device(fn: object, args: Sequence[Any]) -> str:
-    module = getattr(fn, "_orig_mod", fn)
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if isinstance(module, torch.nn.Module):
-        tensors += list(module.parameters())
-    return next((t.device.type for t in tensors), "cpu")
+    return next((t.device.type for t in _tensors((tuple(args), fn), set())), "cpu")

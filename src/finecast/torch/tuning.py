@@ -17,7 +17,8 @@ from finecast.pipeline import tuning
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
-from finecast.progress import Progress, silent
+from finecast.pipeline.workload import check_finite, metric_value
+from finecast.progress import Progress, reporting
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
@@ -41,7 +42,7 @@ def tune(
     max_trials: int | None = None,
     timeout_s: float | None = None,
     options: TuneOptions | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> Outcome:
     """Find the fastest plan for which ``evaluate(module)`` keeps ``criterion``.
 
@@ -64,7 +65,8 @@ def tune(
         max_trials: The most evaluations; those not needed are spent on faster plans.
         timeout_s: Seconds after which no evaluation is begun.
         options: How plans are tried.
-        progress: Told of each step.
+        progress: True shows progress on a terminal and in a notebook, False nothing; or a
+            function that is told of each step.
 
     Raises:
         ModelError: If the module cannot be captured, or its own metric is NaN.
@@ -77,15 +79,16 @@ def tune(
         max_trials=max_trials,
         timeout_s=timeout_s,
     )
-    subject = TorchSubject.of_module(module, example_inputs, example_kwargs, how)
-    found = tuning.tune(
-        subject,
-        ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
-        goal,
-        Policy.of(policy),
-        user_rules=tuple((user_rules or {}).items()),
-        progress=progress,
-    )
+    with reporting(progress, "tuning") as report:
+        subject = TorchSubject.of_module(module, example_inputs, example_kwargs, how)
+        found = tuning.tune(
+            subject,
+            ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
+            goal,
+            Policy.of(policy),
+            user_rules=tuple((user_rules or {}).items()),
+            progress=report,
+        )
     return _with_own_tensors(found)
 
 
@@ -127,6 +130,7 @@ class ModuleWorkload:
     known: float | None
     criterion: Criterion
     digest: str = ""
+    of: tuple[str, ...] = ()
     worst: None = None
     warnings: tuple[str, ...] = ()
 
@@ -149,7 +153,11 @@ class ModuleWorkload:
                 fix="it gets a module and returns a number: try it on the fp32 module",
             ),
         ):
-            return float(self.function(module))
+            found = self.function(module)
+        value = metric_value(found, name)
+        if reference is None:
+            check_finite(value, name)
+        return value
 
     def calibration(self) -> Iterable[Feeds]:
         """Empty: the module is observed on its example inputs."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -57,6 +58,12 @@ class Memory(Enum):
         return look_up(
             name, {m.value: m for m in cls}, what="choice of memory", where="memory"
         )
+
+
+# Each compilation has a backend of its own, and Dynamo keeps at most eight compiled graphs for
+# the code of one class or function: the ninth model would run in fp32. Since PyTorch 2.13 each
+# call of torch.compile can have eight of its own.
+_ISOLATES: Final = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
 class Compiled(Protocol):
@@ -125,6 +132,8 @@ def compile(  # noqa: A001 - named after torch.compile
         rule_set=rule_set,
     )
     backend.coverage = coverage = Coverage(function)
+    if _ISOLATES:
+        options.setdefault("isolate_recompiles", True)
     compiled: Any = watched(torch.compile(function, backend=backend, **options), coverage)
     compiled.finecast_coverage = coverage
     compiled.finecast_plans = backend.plans

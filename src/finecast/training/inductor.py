@@ -30,11 +30,11 @@ def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) 
     patches: dict[str, Any] = {
         "joint_custom_pre_pass": _Pass(backend),
         "custom_partitioner_fn": _Partition(cast_again=cast_again),
+        # Inductor's estimate assumes that the backward pass frees parameters. By it, all
+        # parameters would be cast first of all, and all low gradients be widened at the end,
+        # where their fp32 copies are alive at once.
+        "reorder_for_peak_memory": False,
     }
-    if cast_again:
-        # Inductor's estimate assumes that the backward pass frees parameters; it would cast
-        # all of them at once, before anything else.
-        patches["reorder_for_peak_memory"] = False
     inner: Callable[..., Any] = compile_inner
     if backend.cache is not None:
         patches["fx_graph_cache"] = False

@@ -8,7 +8,7 @@ a name that matches no op is an error, and a warning names each setting without 
 
 from __future__ import annotations
 
-from finecast.compat.neural_compressor import config, mix_precision, quantization
+from finecast.compat.neural_compressor import config, data, mix_precision, quantization
 from finecast.compat.neural_compressor.config import (
     AccuracyCriterion,
     MixedPrecisionConfig,
@@ -16,13 +16,16 @@ from finecast.compat.neural_compressor.config import (
     TuningCriterion,
 )
 from finecast.compat.neural_compressor.loading import load
+from finecast.compat.neural_compressor.metrics import NamedMetric as Metric
 
 __all__ = [
     "AccuracyCriterion",
+    "Metric",
     "MixedPrecisionConfig",
     "PostTrainingQuantConfig",
     "TuningCriterion",
     "config",
+    "data",
     "load",
     "mix_precision",
     "quantization",

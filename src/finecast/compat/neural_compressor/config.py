@@ -117,13 +117,13 @@ class MixedPrecisionConfig:
         """These settings for ``quantization.fit``, to be used if int8 is among the precisions.
 
         Raises:
-            UsageError: If fp16 is to be mixed with int8.
+            UsageError: If fp16 is to be mixed with int8 on another device than a GPU.
         """
         formats = self.formats()
-        if Format.FP16 in formats:
+        if Format.FP16 in formats and self.device != "gpu":
             raise UsageError(
-                f"precisions {self.precisions!r}: no device here has fp16 beside int8",
-                fix='use "int8,bf16"',
+                f"precisions {self.precisions!r}: fp16 beside int8 is for GPUs",
+                fix='use "int8,bf16", or device="gpu"',
             )
         return PostTrainingQuantConfig(
             device=self.device,
@@ -133,7 +133,9 @@ class MixedPrecisionConfig:
             op_type_dict=self.op_type_dict,
             op_name_dict=self.op_name_dict,
             example_inputs=self.example_inputs,
-            excluded_precisions=() if Format.BF16 in formats else ("bf16",),
+            excluded_precisions=tuple(
+                f.label for f in (Format.BF16, Format.FP16) if f not in formats
+            ),
             quant_level=self.quant_level,
             accuracy_criterion=self.accuracy_criterion,
             tuning_criterion=self.tuning_criterion,
@@ -145,6 +147,7 @@ class MixedPrecisionConfig:
         check_level(self.quant_level)
         check_op_dicts(self.op_name_dict, self.op_type_dict, quantizes=False)
         self.tuning_criterion.check()
+        self.accuracy_criterion.to_criterion()  # raises for a loss that is not usable
         if self.tuning_criterion.sought is not Objective.LATENCY:
             raise UsageError(
                 f"objective {self.tuning_criterion.objective!r} is not supported for mixed"

@@ -69,8 +69,15 @@ class AccuracyCriterion:
         Raises:
             UsageError: If the kind or the loss is not usable.
         """
+        kind, loss = CriterionKind.parse(self.criterion), self.tolerable_loss
+        if kind is CriterionKind.RELATIVE and self.higher_is_better and loss >= 1:
+            raise UsageError(
+                f"tolerable_loss={loss:g} is {loss:.0%} of the accuracy: every model keeps it",
+                where="AccuracyCriterion",
+                fix=f"give {loss / 100:g} for {loss:g}%, or criterion='absolute'",
+            )
         return Criterion(
-            kind=CriterionKind.parse(self.criterion),
+            kind=kind,
             tolerance=self.tolerable_loss,
             higher_is_better=self.higher_is_better,
         )

@@ -16,7 +16,7 @@ from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, Examined, UserRules
-from finecast.pipeline.workload import Workload, spread
+from finecast.pipeline.workload import Workload, check_finite, spread
 from finecast.progress import Progress
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.subject import EngineSubject
@@ -60,15 +60,18 @@ class ModelWorkload:
     feeds: Sequence[Feeds]
     higher_is_better: bool
     digest: str = ""  # no study remembers its trials
+    of: tuple[str, ...] = ()
     worst: None = None
     warnings: tuple[str, ...] = ()
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """The user's score of the model that was loaded."""
-        del reference
         assert isinstance(session, ModelSession)
         with given_form(session.model) as native:
-            return self.score(native)
+            value = self.score(native)
+        if reference is None:
+            check_finite(value, "the evaluation")
+        return value
 
     def calibration(self) -> Sequence[Feeds]:
         """All feeds."""

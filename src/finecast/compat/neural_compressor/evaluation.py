@@ -92,7 +92,8 @@ def kept(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
 
 def _number(value: Any, where: str) -> float:
     try:
-        return float(value)
+        number: Any = None if isinstance(value, str | bytes | bytearray) else value
+        return float(number)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"it gave {value!r}, and an accuracy is a number", where=where, fix="return one"

@@ -17,6 +17,7 @@ from finecast.compat.neural_compressor.frameworks import Kind, kind_of
 from finecast.compat.neural_compressor.op_dicts import restrictions
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.numbers.formats import Format
+from finecast.pipeline.workload import check_finite
 
 _ITEX: Final = (
     "backend 'itex': Intel's extension for TensorFlow is archived, and the bf16 kernels it"
@@ -120,6 +121,8 @@ def _searched(
         quant_level=settings.quant_level,
     )
     baseline = score(subject.original)
+    check_finite(baseline, "the evaluation")
+    search.criterion.check(baseline)
     found = search.search(baseline)
     if not search.scores:
         raise _no_gain(settings.low())

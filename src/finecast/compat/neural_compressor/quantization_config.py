@@ -128,9 +128,10 @@ class PostTrainingQuantConfig:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """int8, then bf16, without those that are excluded."""
+        """int8, then bf16, and on a GPU fp16, without those that are excluded."""
         excluded = {DTYPES[name] for name in names(self.excluded_precisions)}
-        return tuple(f for f in (Format.INT8, Format.BF16) if f not in excluded)
+        known = (Format.INT8, Format.BF16, *((Format.FP16,) * (self.device == "gpu")))
+        return tuple(f for f in known if f not in excluded)
 
     @property
     def samples(self) -> int:
@@ -153,6 +154,7 @@ class PostTrainingQuantConfig:
         check_level(self.quant_level)
         check_op_dicts(self.op_name_dict, self.op_type_dict, quantizes=True)
         self.tuning_criterion.check()
+        self.accuracy_criterion.to_criterion()  # raises for a loss that is not usable
         for name, known in _VALUES.items():
             given = getattr(self, name)
             if given not in known:

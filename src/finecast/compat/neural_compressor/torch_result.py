@@ -147,19 +147,20 @@ def of_graph(
     )
 
 
-def load_module(folder: Path, model: nn.Module | None) -> TorchResult:
+def load_module(folder: Path, model: nn.Module | None, *, trust: bool = False) -> TorchResult:
     """Read what ``TorchResult.save`` wrote to ``folder``.
 
     Args:
         folder: The folder.
         model: The fp32 module; needed if the folder has a state and no program.
+        trust: Whether the program may import what it names.
 
     Raises:
         UsageError: If ``model`` is needed and not given.
         ModelError: If the files are damaged, or another module's.
     """
     if (folder / PROGRAM).is_file():
-        program = torch_files.load(folder / PROGRAM)
+        program = torch_files.load(folder / PROGRAM, trust=trust)
         plan = Plan.load(folder / "plan.json")
         module = runnable(program)
         module.finecast_plan = plan  # type: ignore[assignment]

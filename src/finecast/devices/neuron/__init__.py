@@ -11,7 +11,13 @@ from finecast.devices.neuron.choice import (
     explicit_casts,
 )
 from finecast.devices.neuron.ladders import LADDERS, NEURON_TARGETS, Rung, casts_off, ladder
-from finecast.devices.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
+from finecast.devices.neuron.options import (
+    Compiler,
+    NeuronOptions,
+    after_environment,
+    compiler_for,
+    resolve,
+)
 from finecast.devices.neuron.reading import Given, from_environment, read
 
 __all__ = [
@@ -23,6 +29,7 @@ __all__ = [
     "Given",
     "NeuronOptions",
     "Rung",
+    "after_environment",
     "casts_off",
     "check_formats",
     "choose",

@@ -46,7 +46,6 @@ _DEVICE_OPTIONS: Final = (
     "mixed_accumulation",
     "saturate_infinity",
     "stochastic_rounding",
-    "seed",
     "target",
 )
 
@@ -221,16 +220,9 @@ def _format(label: str, given: Given, target: str) -> Format:
     )
 
 
-def _computes(target: str, fmt: Format) -> bool:
-    device = load_target(target)
-    real = device.engine_for(OpKind.MATMUL).computes_in(fmt)
-    # tf32 is stored as fp32, so that the test of sizes alone would accept fp32 products
-    return device.computes_in(fmt) and real is not Format.FP32
-
-
 def _check_gain(fmt: Format, target: str) -> None:
     """Raise UsageError if ``fmt`` is tf32, which the device computes in fp32 or not at all."""
-    if fmt is Format.TF32 and not _computes(target, fmt):
+    if fmt is Format.TF32 and not load_target(target).computes_in(fmt):
         raise UsageError(
             f"--auto-cast-type tf32 with --target {target}: the device has no such arithmetic",
             fix=f"drop the type, or name one of {', '.join(_having(fmt))}",
@@ -238,7 +230,7 @@ def _check_gain(fmt: Format, target: str) -> None:
 
 
 def _having(fmt: Format) -> list[str]:
-    return [t for t in list_targets() if _computes(t, fmt)]
+    return [t for t in list_targets() if load_target(t).computes_in(fmt)]
 
 
 def _is_auto(given: Given) -> bool:

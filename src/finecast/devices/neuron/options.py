@@ -7,7 +7,7 @@ of Neuron 2.27.0 (19 December 2025) for the change of neuronx-cc's defaults.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
 
@@ -213,7 +213,7 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
     if saturate and not device.saturate_infinity:  # the compiler accepts it as well
         saturate = False
         unused = f"--enable-saturate-infinity with --target {target} has no effect"
-        notes = (*notes, f"{unused}: only trn1 has it")
+        notes = (*notes, f"{unused}: only trn1 and inf1 have it")
     words += ["--enable-saturate-infinity"] if saturate else []
     # A transpose by product computes in its operand's type: exact in fp32, but for Inf.
     relayout = Format.FP32 if Relayout.MATMUL in device.relayouts else None
@@ -257,6 +257,22 @@ def _neuron(given: Given, target: str, sdk: str | None) -> NeuronOptions:
         seed=given.seed or 0,
         arguments=tuple(words),
     )
+
+
+def after_environment(given: Given, environment: Given) -> tuple[Given, tuple[str, ...]]:
+    """The command line's options, those of the environment that it leaves open, and notes.
+
+    Where both state what is cast, the command line's counts: ``--fp32-cast`` of the
+    environment does not override the casts of ``--fast-math``, though it would within one
+    command line.
+    """
+    keywords = given.fast_math or ()
+    casts = [k for k in keywords if k in _SHORTHANDS or k.startswith(_CAST_PREFIX)]
+    if not casts or given.fp32_cast is not None or environment.fp32_cast is None:
+        return given.over(environment), ()
+    left_out = f"--fp32-cast {environment.fp32_cast} of the environment"
+    note = f"{left_out} is left out: --fast-math {casts[0]} of the command line counts"
+    return given.over(replace(environment, fp32_cast=None)), (note,)
 
 
 def fast_math(keywords: Sequence[str]) -> tuple[str, Relayout]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from finecast.errors import UsageError
-from finecast.naming import spelled, switch
+from finecast.naming import plain_dashes, spelled, switch
 
 FLAGS_VARIABLE: Final = "NEURON_CC_FLAGS"
 STOCHASTIC_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
@@ -26,7 +26,10 @@ class Given:
     ``passed_over`` are names of other options of the compilers, which do not change numbers:
     the level of optimization, the kind of model.
 
-    Law: words that differ only in case or in blanks around them are equal.
+    Law: words that differ only in case or in blanks around them are equal; none is empty.
+
+    Raises:
+        UsageError: If an option has an empty value.
     """
 
     auto_cast: str | None = None
@@ -49,6 +52,11 @@ class Given:
             elif isinstance(value, tuple):
                 words = tuple(spelled(word) for word in value)
                 object.__setattr__(self, name, words)
+            if getattr(self, name) in ("", (), ("",)):
+                option = "--" + name.replace("_", "-")
+                raise UsageError(
+                    "the value is empty", where=option, fix="give one, or leave it out"
+                )
 
     def over(self, other: Given) -> Given:
         """The options given here, and those of ``other`` that are not given here."""
@@ -85,6 +93,9 @@ _SLIP: Final = 0.85
 
 def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
     """Read arguments as the compilers take them, ``--option value`` or ``--option=value``.
+
+    Names of options are read in any case. Several options that were quoted as one word are
+    read one by one, unless the word gives them to another tool (``--tensorizer-options=--x``).
 
     Args:
         arguments: The words of a command line.
@@ -131,7 +142,7 @@ def _name(word: str) -> str:
 
 def _check_unknown(word: str, *, lenient: bool) -> None:
     known = (*_VALUES, *_SWITCHES, _FAST_MATH)
-    slip = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=_SLIP)
+    slip = difflib.get_close_matches(spelled(word.partition("=")[0]), known, n=1, cutoff=_SLIP)
     if slip:
         raise UsageError(
             f"unknown compiler option {word!r}", where=word, fix=f"did you mean {slip[0]}?"
@@ -148,17 +159,13 @@ def from_environment(environ: Mapping[str, str]) -> Given:
     Raises:
         UsageError: If one of them cannot be read.
     """
-    try:
-        words = shlex.split(environ.get(FLAGS_VARIABLE, ""))
-    except ValueError as error:
-        raise UsageError(f"cannot read the flags: {error}", where=FLAGS_VARIABLE) from error
-    given = read(words, lenient=True)
+    given = read(_unquoted(environ.get(FLAGS_VARIABLE, "")), lenient=True)
     enabled = environ.get(STOCHASTIC_VARIABLE)
     if enabled is not None:
         on = switch(enabled, where=STOCHASTIC_VARIABLE)
         given = replace(given, stochastic_rounding=on)
     seed = environ.get(SEED_VARIABLE)
-    if seed is not None:
+    if seed is not None and given.stochastic_rounding:
         if not seed.strip().isdecimal():
             raise UsageError(f"{seed!r} is no seed", where=SEED_VARIABLE, fix="give a number")
         given = replace(given, seed=int(seed))
@@ -166,6 +173,19 @@ def from_environment(environ: Mapping[str, str]) -> Given:
 
 
 def _parts(word: str) -> list[str]:
+    word = plain_dashes(word.strip())
     name, equals, value = word.partition("=")
-    known = name in _VALUES or name == _FAST_MATH
-    return [name, *value.split()] if equals and known else [word]
+    head, *more = name.split() or [""]
+    if head.startswith("-") and (more or (equals and " " in value and value[:1] != "-")):
+        return [part for one in _unquoted(word) for part in _parts(one)]
+    known = spelled(name) in (*_VALUES, *_SWITCHES, _FAST_MATH)
+    if not known:
+        return [word]
+    return [spelled(name), *value.split()] if equals else [spelled(name)]
+
+
+def _unquoted(word: str) -> list[str]:
+    try:
+        return shlex.split(word)
+    except ValueError as error:
+        raise UsageError(f"cannot read the flags: {error}", where=FLAGS_VARIABLE) from error

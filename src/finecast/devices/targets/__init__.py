@@ -121,24 +121,29 @@ class Target:
         real = self.engine(EngineRole.MATMUL).computes_in(fmt)
         if real is None:
             return False
-        return fmt.constants_only or real.storage_bytes <= fmt.storage_bytes
+        # tf32 is stored as fp32: sizes alone would not tell fp32's products from its own
+        as_fp32 = real is Format.FP32 and fmt is not real
+        narrow = real.storage_bytes <= fmt.storage_bytes and not as_fp32
+        return fmt.constants_only or narrow
 
     @property
     def low_formats(self) -> tuple[Format, ...]:
         """Formats worth trying where nobody names one, in order of preference.
 
-        First bf16, or fp16 on devices without bf16; then 8-bit formats whose products are
-        faster, and int8_weights, with which less memory is read.
+        First bf16, fp16 and tf32, those that products are computed in (bf16 if none is); then
+        8-bit formats whose products are faster than all of these, and int8_weights, with which
+        less memory is read. fp8_e5m2, whose digits are for gradients, is not among them.
         """
+        wide = tuple(f for f in _WIDE if self.computes_in(f)) or _WIDE[:1]
         products = self.engine(EngineRole.MATMUL)
-        wide = next((f for f in _WIDE if products.computes_in(f)), _WIDE[0])
-        rates = {f: products.rate_tflops(f) or 0.0 for f in (wide, *_NARROW)}
-        narrow = (f for f in _NARROW if self.computes_in(f) and rates[f] > rates[wide])
+        rates = {f: products.rate_tflops(f) or 0.0 for f in (*wide, *_NARROW)}
+        slower = max(rates[f] for f in wide)
+        narrow = (f for f in _NARROW if self.computes_in(f) and rates[f] > slower)
         alone = (f for f in (Format.INT8_WEIGHTS,) if self.computes_in(f))
-        return (wide, *narrow, *alone)
+        return (*wide, *narrow, *alone)
 
 
-_WIDE: Final = (Format.BF16, Format.FP16)
+_WIDE: Final = (Format.BF16, Format.FP16, Format.TF32)
 _NARROW: Final = (Format.FP8_E4M3, Format.INT8)
 _SCALAR_KINDS = frozenset({OpKind.TRANSCENDENTAL, OpKind.SOFTMAX})
 _SUFFIX = ".toml"

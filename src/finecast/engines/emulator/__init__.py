@@ -186,7 +186,7 @@ def _rewriting(emulation: Emulation) -> Callable[[ir.Model], ir.Model] | None:
     return split_norms if emulation.rounds_normalized else None
 
 
-def exact_session(path: Path) -> Session:
+def exact_session(model: Path | bytes) -> Session:
     """A session that computes the model's own numbers; not for timing.
 
     Where ONNX Runtime lacks kernels for the model's low types they are emulated: the model
@@ -196,9 +196,9 @@ def exact_session(path: Path) -> Session:
         EngineError: If neither runs the model.
     """
     try:
-        return exact_engine().load(path)
+        return exact_engine().load(model)
     except EngineError:
-        return exact_emulator().load(path)
+        return exact_emulator().load(model)
 
 
 def exact_emulator() -> EmulatorEngine:

@@ -19,7 +19,15 @@ from finecast.devices.setting import (
     kernel_numbers,
     setting_of_formats,
 )
-from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    KernelTime,
+    Session,
+    StatefulSession,
+    TensorSpec,
+    keeps_state,
+)
 from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.views import RoundedViews
 from finecast.engines.loading import exact_session
@@ -100,6 +108,22 @@ class NativeEmulatorSession:
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch as the device would."""
+        return self._session.run(feeds)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether outputs depend on the calls before."""
+        return keeps_state(self._session)
+
+    def reset(self) -> None:
+        """Empty the state, if the model has one."""
+        if isinstance(self._session, StatefulSession):
+            self._session.reset()
+
+    def step(self, feeds: Feeds) -> dict[str, Array]:
+        """Run one batch on the state that the step before left."""
+        if isinstance(self._session, StatefulSession):
+            return self._session.step(feeds)
         return self._session.run(feeds)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:

@@ -17,11 +17,13 @@ from finecast.engines.base import (
     Loadable,
     TensorSpec,
 )
+from finecast.engines.numerics import TENSORFLOW
 from finecast.engines.ports import ordered_feeds
 from finecast.engines.probe_models import Probe
 from finecast.engines.tensorflow.probe_graphs import cast_graph, probe_graph
 from finecast.engines.tensorflow.trace import kernel_formats, kernel_times
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.dry_run import MOST_BYTES, DryRun
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
 from finecast.frontends.tensorflow.library import DTYPES, FLOATS, kernels, tf
 from finecast.frontends.tensorflow.loading import load, of_keras
@@ -34,6 +36,8 @@ _REWRITES: Final = {Format.BF16: "auto_mixed_precision_onednn_bfloat16", Format.
 """Names of Grappler's setting that lowers a model to each format on a CPU."""
 _ON: Final = 1
 """``RewriterConfig.Toggle.ON``."""
+_OFF: Final = 2
+"""``RewriterConfig.Toggle.OFF``."""
 _LONGEST: Final = 240
 _AT_NODE: Final = re.compile(r"^Node: '(?P<node>.*)'\n(?P<what>.*)$", re.MULTILINE)
 
@@ -144,6 +148,17 @@ class TensorFlowSession:
         self._fetches = {p.name: tensors[p.tensor] for p in model.outputs}
         self._session = tf.compat.v1.Session(graph=graph, config=self._config)
         self._calls: dict[tuple[str, ...], Callable[..., Any]] = {}
+        self._dry_run: DryRun | None = None
+        if model.size_bytes <= MOST_BYTES:
+            self._dry_run = DryRun(
+                library=NAME,
+                settings={
+                    "config": self._config.SerializeToString(deterministic=True).hex(),
+                    "outputs": [p.tensor for p in model.outputs],
+                },
+                model=model.graph.SerializeToString(deterministic=True),
+                fix="keep its ops in fp32, or use another engine",
+            )
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -173,6 +188,10 @@ class TensorFlowSession:
         """
         arrays = ordered_feeds(feeds, self.inputs)
         key = tuple(names)
+        if self._dry_run is not None:  # TensorFlow makes kernels as it first runs them
+            ports = zip(self._model.inputs, arrays, strict=True)
+            self._dry_run.load().run([(port.tensor, array, None) for port, array in ports])
+            self._dry_run = None
         try:
             if key not in self._calls:
                 wanted = [self._fetches[n] for n in names]
@@ -248,6 +267,7 @@ def _config(profiling: bool, rewrite: str) -> Any:
     config = tf.compat.v1.ConfigProto()
     if profiling:  # kernels that overlap cannot be timed one by one
         config.inter_op_parallelism_threads = 1
-    if rewrite:
-        setattr(config.graph_options.rewrite_options, rewrite, _ON)
+    for name in TENSORFLOW:
+        toggle = _ON if name == rewrite else _OFF
+        setattr(config.graph_options.rewrite_options, name, toggle)
     return config

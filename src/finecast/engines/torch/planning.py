@@ -21,7 +21,7 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import UsageError
 from finecast.frontends.torch import Captured
-from finecast.frontends.torch.probing import Errors, first_order, probe_all
+from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
 from finecast.frontends.torch.reader import FxBinding
 from finecast.graph import Graph, Node
 from finecast.naming import look_up
@@ -36,6 +36,7 @@ from finecast.planning.points import Point, RoundingPoints, find_points
 from finecast.planning.problem import Analysis, Roundings, roundings
 from finecast.planning.sensitivity import Sensitivity, joined
 from finecast.planning.units import make_units
+from finecast.progress import Progress, silent
 from finecast.rules import Context, UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active
@@ -236,17 +237,31 @@ def sensitivities(
     args: Sequence[Any],
     *,
     probing: bool = False,
+    counted: Collection[int] | None = None,
+    progress: Progress = silent,
 ) -> dict[Format, Errors]:
     """Errors of ``points`` by format: from one backward pass, or by probing.
 
-    They are probed if ``probing`` is set, or if an op has no gradient.
+    They are probed if ``probing`` is set, or if an op has no gradient. ``counted`` are numbers
+    of the outputs that errors are of; None for those that copy no input.
     """
+    if counted is None:
+        counted = own_outputs(captured, args)
+
+    def told(done: int, total: int) -> None:
+        progress("sensitivity", done, total)
+
+    def probed() -> dict[Format, Errors]:
+        return {low: probe_all(captured, points, low, args, counted, told) for low in formats}
+
     if probing:
-        return {low: probe_all(captured, points, low, args) for low in formats}
+        return probed()
     try:
-        return {low: first_order(captured, points, low, args) for low in formats}
+        return {
+            low: first_order(captured, points, low, args, counted, told) for low in formats
+        }
     except (RuntimeError, NotImplementedError):
-        return {low: probe_all(captured, points, low, args) for low in formats}
+        return probed()
 
 
 def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:

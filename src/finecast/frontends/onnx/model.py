@@ -18,6 +18,7 @@ from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError, naming
 from finecast.files import DATA_SUFFIX, check_writable, digest, writing
+from finecast.files.staging import staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import MadeTensor
@@ -26,6 +27,7 @@ from finecast.frontends.onnx.shapeless import checkable
 from finecast.frontends.onnx.sizes import free_negative_sizes
 from finecast.frontends.onnx.verify import (
     check_dense,
+    check_names,
     check_ports,
     check_tensors,
     inner_tensors,
@@ -154,6 +156,7 @@ def load(path: Path) -> OnnxFile:
         raise _unreadable(path, f"it has {size} bytes, and protobuf messages end at 2 GiB")
     with paused_collection():
         proto = _parse(path)
+        check_names(proto, path)
         check_ports(proto, path)
         check_dense(proto, path)
         data = check_tensors(proto, path)
@@ -230,9 +233,8 @@ def save(
         with (
             writing(path),
             paused_collection(keeps=False),
-            tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as name,
+            staging(path.parent) as folder,
         ):
-            folder = Path(name)
             if external:
                 size = stream.write_external(model, folder, path.name, data_name)
             else:

@@ -6,27 +6,17 @@ process dies, and here one clear error is raised.
 
 from __future__ import annotations
 
-import atexit
-import json
-import logging
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import onnx
 
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native_worker
-
-_LOG = logging.getLogger(__name__)
+from finecast.frontends.worker import Worker, WorkerDiedError
 
 _TITLES: Final = {
     "infer": "shape inference",
@@ -35,7 +25,6 @@ _TITLES: Final = {
     "check": "checker",
 }
 _FIX: Final = "check the sizes and attributes that the model declares, and export it again"
-_FILE = native_worker.__file__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +74,7 @@ def transform(
     """
     message = model.SerializeToString()
     bounds = OF_MESSAGES.of(len(message))
-    return onnx.ModelProto.FromString(_worker.run(name, message, options, bounds))
+    return onnx.ModelProto.FromString(_run(name, message, options, bounds))
 
 
 def check(path: Path) -> None:
@@ -96,7 +85,7 @@ def check(path: Path) -> None:
         OSError: If there is no such file.
     """
     bounds = OF_FILES.of(path.stat().st_size)
-    _worker.run("check", os.fsencode(path.absolute()), {}, bounds)
+    _run("check", os.fsencode(path.absolute()), {}, bounds)
 
 
 def warm_up() -> None:
@@ -104,170 +93,19 @@ def warm_up() -> None:
     _worker.warm_up()
 
 
-_Answer: TypeAlias = tuple[Mapping[str, Any], bytes]
-
-
-class _Child:
-    """A process that runs ``native_worker``, and the pipes to it.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
-
-    def __init__(self) -> None:
-        # -P keeps the file's folder, which has a types.py, out of sys.path. numpy's threads
-        # would only take memory.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", _FILE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-        self.pipes: tuple[Any, Any] = (self.process.stdin, self.process.stdout)
-        self.ready = False
-
-    def ask(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
-        """The answer to a request.
-
-        On any error the process is ended: the next request would read the rest of an answer.
-        """
-        try:
-            stdin = self.pipes[0]
-            stdin.write(json.dumps({**request, "size": len(payload)}).encode() + b"\n")
-            stdin.write(payload)
-            stdin.flush()
-            return self.receive()
-        except BaseException:
-            self.end()
-            raise
-
-    def receive(self) -> _Answer:
-        """The next message of the process; raises EOFError if it ended."""
-        line = self.pipes[1].readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
-        header: dict[str, Any] = json.loads(line)
-        payload = self.pipes[1].read(header["size"])
-        if len(payload) < header["size"]:
-            raise EOFError
-        return header, payload
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in self.pipes:
-            with suppress(OSError):  # closing flushes, and nobody reads that any more
-                pipe.close()
-
-    def disown(self) -> None:
-        """Forget the process in a fork of its parent, and close the pipes.
-
-        While they are open here it would outlive the parent.
-        """
-        self.process.returncode = 0
-        for pipe in self.pipes:
-            pipe.raw.close()
-
-
-class _Worker:
-    """The one child process: started on first use, and again after it died."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.child: _Child | None = None
-        self.startable = bool(sys.executable) and not getattr(sys, "frozen", False)
-
-    def run(
-        self,
-        name: str,
-        payload: bytes,
-        options: Mapping[str, int],
-        bounds: Mapping[str, float],
-    ) -> bytes:
-        with self.lock:
-            child = self.serving()
-            if child is None:
-                header, result = native_worker.answer(name, payload, options)
-            else:
-                request = {"pass": name, "options": options, **bounds}
-                header, result = _asked(child, request, payload)
-        if header["status"] == "done":
-            return result
-        if header["status"] == "raised":
-            raise PassError(header["text"])
-        raise PassDiedError(f"onnx's {_TITLES[name]} {header['text']} on the model", fix=_FIX)
-
-    def warm_up(self) -> None:
-        if self.lock.acquire(blocking=False):  # if that fails, the child is at work
-            try:
-                self.start()
-            finally:
-                self.lock.release()
-
-    def serving(self) -> _Child | None:
-        """The child, once it has said that it is ready; None if none can be started."""
-        child = self.start()
-        if child is not None and not child.ready:
-            try:
-                child.receive()
-                child.ready = True
-            except EOFError:  # it cannot import onnx, or sys.executable is no Python
-                self.end()
-                self.startable = False
-                _LOG.debug("onnx's passes run in this process: their own did not start")
-        return self.child
-
-    def start(self) -> _Child | None:
-        if self.child is not None and self.child.process.poll() is not None:
-            self.end()
-        if self.child is None and self.startable:
-            try:
-                self.child = _Child()
-            except OSError as error:
-                self.startable = False
-                _LOG.debug("onnx's passes run in this process: %s", error)
-        return self.child
-
-    def end(self) -> None:
-        if self.child is not None:
-            self.child.end()
-            self.child = None
-
-
-def _asked(child: _Child, request: Mapping[str, Any], payload: bytes) -> _Answer:
-    """The child's answer, or one that says how it died."""
-    start = time.monotonic()
+def _run(
+    name: str, payload: bytes, options: Mapping[str, int], bounds: Mapping[str, float]
+) -> bytes:
     try:
-        header, result = child.ask(request, payload)
-    except (OSError, EOFError):
-        if time.monotonic() - start < request["seconds"]:
-            text = f"crashed ({_named(child.process.returncode)})"
-        else:
-            text = f"did not end in {request['seconds']:.0f} s"
-        return {"status": "died", "text": text}, b""
-    if header["status"] == "died":  # out of memory: the process may not free what it took
-        child.end()
-    return header, result
+        request = {"pass": name, "options": options, **bounds}
+        header, result = _worker.ask(request, payload)
+    except WorkerDiedError as error:
+        raise PassDiedError(
+            f"onnx's {_TITLES[name]} {error} on the model", fix=_FIX
+        ) from error
+    if header["status"] == "raised":
+        raise PassError(header["text"])
+    return result
 
 
-def _named(status: int) -> str:
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"exit status {status}"
-
-
-_worker = _Worker()
-
-
-def _after_fork() -> None:
-    """Forget the child, which is the parent's, and the lock, which a thread of it may hold."""
-    if _worker.child is not None:
-        _worker.child.disown()
-    _worker.child, _worker.lock = None, threading.Lock()
-
-
-atexit.register(_worker.end)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_worker = Worker(native_worker.__file__, instead=native_worker.answer)

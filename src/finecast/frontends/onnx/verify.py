@@ -68,6 +68,24 @@ def check_ports(model: onnx.ModelProto, path: Path) -> None:
                 )
 
 
+def check_names(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse names that are no UTF-8, as protobuf wants them: they cannot be written again.
+
+    Raises:
+        ModelError: If there is one; shows its bytes.
+    """
+    for graph in _graphs(model.graph):
+        ports = (port.name for port in (*graph.input, *graph.output, *graph.initializer))
+        nodes = chain.from_iterable((n.name, *n.input, *n.output) for n in graph.node)
+        for name in chain(ports, nodes):
+            if isinstance(name, bytes):
+                raise ModelError(
+                    f"the name {name!r} is no UTF-8, as ONNX's names have to be",
+                    where=str(path),
+                    fix="name it otherwise where the model is exported",
+                )
+
+
 def check_dense(model: onnx.ModelProto, path: Path) -> None:
     """Refuse sparse initializers, which onnx_ir leaves out: what reads one lacks an input.
 

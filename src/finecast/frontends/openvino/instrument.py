@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import openvino
 
 
+# What it gives nobody reads, and OpenVINO compiles no model that reads it.
+_STORES: Final = "openvino::Assign"
+
+
 def observable(graph: Graph) -> dict[str, int]:
     """Names and ids of the float values that can be shown: those computed outside of bodies.
 
@@ -34,7 +38,8 @@ def observable(graph: Graph) -> dict[str, int]:
             maker = graph.nodes[value.producer]
             index = maker.outputs.index(value.id)
             inner = maker.attributes.get(INNER, 0)
-            if not maker.region and isinstance(inner, int) and index >= inner:
+            stores = maker.native == _STORES
+            if not (maker.region or stores) and isinstance(inner, int) and index >= inner:
                 found[f"{maker.name}:{index}"] = value.id
     return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.files import digest, suffix_in_lower_case
+from finecast.frontends.dry_run import MOST_BYTES, DryRun
 from finecast.frontends.keras_models import (
     KERAS_SUFFIX,
     exported,
@@ -142,6 +143,9 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
         fix = f"put {path.with_suffix(beside).name} beside it, which has its weights, or {fix}"
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
+        DryRun(
+            library="openvino", settings={}, model=readable, where=str(path), fix=fix
+        ).load()
         model = _core().read_model(readable)
         told += (state_left_out(readable),)
     _check(model, path, kind, fix)
@@ -209,6 +213,24 @@ def save(model: openvino.Model, path: Path) -> int:
             fix="free space, or choose another folder",
         ) from error
     return sum(p.stat().st_size for p in _parts(path))
+
+
+def serialized(model: openvino.Model) -> tuple[bytes, int] | None:
+    """IR in memory, and how many of the bytes are its description: behind it are weights.
+
+    None for a model that is too large to be written for a dry run, or where the disk is full.
+    """
+    ops = [op for op in model.get_ops() if op.get_type_name() == "Constant"]
+    if sum(op.get_byte_size() for op in ops) > MOST_BYTES:
+        return None
+    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+        path = Path(folder) / f"model{IR_SUFFIX}"
+        try:
+            save(model, path)
+        except UsageError:
+            return None
+        described, weights = path.read_bytes(), path.with_suffix(WEIGHTS_SUFFIX).read_bytes()
+    return described + weights, len(described)
 
 
 def size_bytes(model: openvino.Model) -> int:

@@ -16,6 +16,7 @@ from tempfile import TemporaryFile
 from typing import Any, Final, TypeAlias
 
 from finecast.errors import EngineError
+from finecast.frontends.dry_run import warm_up
 from finecast.numbers.formats import Format
 
 _LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
@@ -52,6 +53,7 @@ def _quiet() -> Generator[None]:
 
 INSTALL: Final = "pip install 'finecast[tensorflow]'"
 
+warm_up("tensorflow")  # both processes load it at the same time
 try:
     with _quiet():
         tf: Any = importlib.import_module("tensorflow")

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch.fx import GraphModule
+from torch.fx.graph import PythonCode
 
 from finecast.errors import UsageError
 from finecast.frontends.torch.capture import quiet
@@ -46,6 +47,7 @@ class ConvertedModule(GraphModule):
         made.meta = module.meta
         made._input_check = check
         made.register_forward_pre_hook(check, with_kwargs=True)
+        _start_compiling_at_forward()
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,6 +63,16 @@ class ConvertedModule(GraphModule):
             if failure is error:
                 raise
             raise failure from error
+
+    def recompile(self) -> PythonCode:
+        """Generate ``forward`` anew; ``__call__`` stays the one above.
+
+        Torch's own wrapper around it prints generated code where a call fails, and hides
+        errors of a compiled module behind one of its own.
+        """
+        code = super().recompile()
+        del type(self).__call__
+        return code
 
     def __copy__(self) -> ConvertedModule:
         """Another module of the same tensors and graph."""
@@ -184,6 +196,27 @@ class ConvertedModule(GraphModule):
 
     def _devices(self) -> set[torch.device]:
         return {t.device for t in (*self.parameters(), *self.buffers())}
+
+
+def _start_compiling_at_forward() -> None:
+    """Let ``torch.compile(module)`` compile the module's ``forward``, and nothing around it.
+
+    Dynamo keeps what it compiled by code object, eight entries at most, and runs the code as
+    it is from then on. Each module has a ``forward`` of its own, but one ``__call__`` and one
+    check of inputs serve all modules: the ninth module would not be compiled. In a compiled
+    function that calls the module they are still traced, as parts of that function.
+    """
+    # Imported here because it takes over a second, and torch.export has imported it already.
+    from torch._dynamo import eval_frame, types
+
+    # Neither module lists these names as its own.
+    set_strategy: Callable[..., None] = vars(eval_frame)["set_code_exec_strategy"]
+    action, strategy = vars(types)["FrameAction"], vars(types)["FrameExecStrategy"]
+    forward_only = strategy(action.SKIP, action.DEFAULT)
+    set_strategy(ConvertedModule.__call__.__code__, forward_only)
+    nothing = strategy(action.SKIP, action.SKIP)
+    for check in (InputCheck.__call__, InputCheck.failed):
+        set_strategy(check.__code__, nothing)
 
 
 def _floats_to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -25,16 +25,20 @@ from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids, written
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
+from finecast.planning.output_errors import counted_outputs
 from finecast.planning.points import Point
 from finecast.planning.sensitivity import measure
 from finecast.planning.switches import Switch
 
 Errors = NDArray[np.float64]
 Tap = Callable[[torch.Tensor], torch.Tensor]
+OnRun = Callable[[int, int], None]
 
 # Draws of the random combination: the estimate's relative deviation is sqrt(2 / draws) for
 # one element and far less for a sum over thousands.
 _DRAWS: Final = 2
+# Up to this many outputs each has backward runs of its own.
+_EACH: Final = 4
 # A larger or infinite squared error counts as this one, so that sums of errors stay finite.
 _WORST: Final = 1e6
 
@@ -97,10 +101,27 @@ def rounded(tensor: torch.Tensor, low: Format) -> torch.Tensor:
     return tensor.to(DTYPES[low]).to(tensor.dtype)
 
 
+def own_outputs(captured: Captured, args: Sequence[Any]) -> frozenset[int]:
+    """Numbers of the float outputs that copy no input; of all if each does."""
+    with torch.no_grad():
+        leaves = _Tapped(captured, {}).leaves(args)
+    inputs = [as_array(x) for x in args if _is_tensor(x) and x.layout is torch.strided]
+    return counted_outputs(inputs, [as_array(y) for y in leaves if _is_tensor(y)])
+
+
 def probe_all(
-    captured: Captured, points: Sequence[Point], low: Format, args: Sequence[Any]
+    captured: Captured,
+    points: Sequence[Point],
+    low: Format,
+    args: Sequence[Any],
+    counted: Collection[int] | None = None,
+    on_run: OnRun | None = None,
 ) -> Errors:
-    """The squared relative output error of each point, from a run with it alone rounded."""
+    """The squared relative output error of each point, from a run with it alone rounded.
+
+    ``counted`` are numbers of the outputs that it is of, the worst of them; None for all.
+    ``on_run`` is called with the numbers of runs done and expected.
+    """
     keys = _keys(captured, points)
 
     def probe(switch: NDArray[np.bool_]) -> list[NDArray[np.generic]]:
@@ -108,7 +129,7 @@ def probe_all(
         with torch.no_grad():
             return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
 
-    return measure(len(points), probe).shares
+    return measure(len(points), probe, counted=counted, on_probe=on_run).shares
 
 
 def switched(
@@ -159,11 +180,17 @@ def first_order(
     points: Sequence[Point],
     low: Format,
     args: Sequence[Any],
+    counted: Collection[int] | None = None,
+    on_run: OnRun | None = None,
     *,
     draws: int = _DRAWS,
-    seed: int = 0,
 ) -> Errors:
-    """All points' squared relative output errors, from one forward run and ``draws`` backward.
+    """All points' squared relative output errors, from one forward run and a few backward.
+
+    There are ``draws`` backward runs for each of a few outputs, and the error is that of the
+    worst. Of many outputs the sum of their errors is taken, from ``draws`` runs for all: the
+    worst has no more. ``counted`` are the outputs' numbers; None for all. ``on_run`` is called
+    with the numbers of groups of outputs done and in all.
 
     Raises:
         RuntimeError: If an op of the graph has no gradient.
@@ -181,9 +208,19 @@ def first_order(
     keys = _keys(captured, points)
     with torch.enable_grad():
         leaves = _Tapped(captured, {key: keep(key) for key in keys}).leaves(args)
-    outputs = [y for y in leaves if _is_tensor(y) and y.is_floating_point()]
-    found = _squared_errors(outputs, seen, low, draws, seed)
-    return np.array([found.get(key, 0.0) for key in keys])
+    tensors = [y for y in leaves if _is_tensor(y)]
+    outputs = [
+        y
+        for number, y in enumerate(tensors)
+        if y.is_floating_point() and y.requires_grad and (counted is None or number in counted)
+    ]
+    together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]
+    found: list[dict[tuple[FxNode, int], float]] = []
+    for some in together:
+        if on_run is not None:
+            on_run(len(found), len(together))
+        found.append(_squared_errors(some, seen, low, draws))
+    return np.array([max((of[key] for of in found), default=0.0) for key in keys])
 
 
 def _keys(captured: Captured, points: Sequence[Point]) -> list[tuple[FxNode, int]]:
@@ -207,18 +244,17 @@ def _squared_errors(
     tensors: Mapping[tuple[FxNode, int], torch.Tensor],
     low: Format,
     draws: int,
-    seed: int,
 ) -> dict[tuple[FxNode, int], float]:
-    generator = torch.Generator(device="cpu").manual_seed(seed)
+    """The sum over ``outputs`` of their squared relative errors, by what is rounded."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
     with torch.no_grad():
         deltas = [rounded(t, low) - t for t in tensors.values()]
     totals = dict.fromkeys(tensors, 0.0)
-    live = [y for y in outputs if y.requires_grad]
-    for _ in range(draws if live else 0):
+    for _ in range(draws):
         combination = torch.stack(
             [
                 (y * _signs(y, generator)).sum() / y.detach().norm().clamp_min(1e-30)
-                for y in live
+                for y in outputs
             ]
         ).sum()
         # The gradient is None where no output depends on the tensor.
@@ -227,7 +263,7 @@ def _squared_errors(
         )
         for key, delta, gradient in zip(tensors, deltas, gradients, strict=True):
             if gradient is not None:
-                totals[key] += float(((gradient * delta) ** 2).sum()) / draws / len(outputs)
+                totals[key] += float(((gradient * delta) ** 2).sum()) / draws
     return {k: min(t, _WORST) if np.isfinite(t) else _WORST for k, t in totals.items()}
 
 

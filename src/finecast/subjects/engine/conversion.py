@@ -6,15 +6,18 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
+from finecast.engines.faults import faults
 from finecast.engines.integers import fuses
 from finecast.engines.probe import speed_of
 from finecast.engines.usage import in_memory_notes
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, RuleConflictError, UsageError, WrongNumbersError
 from finecast.frontends.collection import paused_collection
+from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import Gain
@@ -54,6 +57,23 @@ from finecast.subjects.engine.planning import (
     profile_ends,
 )
 from finecast.subjects.engine.roundings import analysis_of
+
+_OTHER_READER: Final = "onnxruntime"
+"""The engine that users of an ONNX file may run it in, whichever one it was made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What a conversion is asked for.
+
+    ``broken`` names ops that the engine computes wrongly, which keep fp32, and why.
+    """
+
+    policy: Policy
+    target: Emulation | None
+    data: Sequence[Feeds]
+    user_rules: tuple[tuple[str, UserRule], ...]
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +118,38 @@ class Converter:
             WrongNumbersError: If its formats do not explain its outputs.
             EngineError: If no engine can load it.
         """
-        source, engine = self.source, self.engines[0]
-        source.check(self.output)
+        self.source.check(self.output)
         left_out: tuple[str, ...] = ()
         if target is None:
-            policy, left_out = drop_slow_formats(policy, partial(speed_of, engine), user_rules)
+            gains = partial(speed_of, self.engines[0])
+            policy, left_out = drop_slow_formats(policy, gains, user_rules)
+        request = _Request(policy=policy, target=target, data=data, user_rules=user_rules)
+        try:
+            done = self._converted(request)
+        except WrongNumbersError as error:
+            done = self._without(error, request)
+        return replace(done, warnings=(*done.warnings, *left_out))
+
+    def _without(self, error: WrongNumbersError, request: _Request) -> Conversion:
+        """The conversion with the op in fp32 that the engine computes wrongly by ``error``.
+
+        Raises ``error`` if no op was found, or if it cannot keep fp32.
+        """
+        node = error.miscomputed
+        if not node:
+            raise error
+        text = f"the engine computes it wrongly: {error.what}"
+        try:
+            done = self._converted(replace(request, broken={node: text}))
+        except (RuleConflictError, WrongNumbersError):
+            raise error from None
+        return replace(done, warnings=(*done.warnings, f"{node!r} keeps fp32: {text}"))
+
+    def _converted(self, request: _Request) -> Conversion:
+        """Convert and write; ``request.broken`` keeps ops in fp32."""
+        source, engine = self.source, self.engines[0]
+        policy, target, data = request.policy, request.target, request.data
+        user_rules = request.user_rules
         with paused_collection():  # graph and plan stay alive: nothing to collect
             prepared = source.prepare(policy)
             check_stated(policy, engine, prepared)
@@ -110,7 +157,12 @@ class Converter:
             guided = data and (policy.scope is not Scope.NONE or policy.op_formats)
             facts = observe(prepared, lambda: data) if guided else {}
             planner = make_planner(
-                prepared, policy, engine, facts=facts, user_rules=user_rules
+                prepared,
+                policy,
+                engine,
+                facts=facts,
+                user_rules=user_rules,
+                broken=request.broken,
             )
             planner = self._without_unfused(planner)
             plan = self._choose(prepared, planner, facts, target)
@@ -123,11 +175,13 @@ class Converter:
         done = replace(self._write(built), gains=gained)
         applied = built.applied
         used = set(plan.formats.values())
+        grown = _grown(done, used)
         warnings = (
             *done.warnings,
-            *left_out,
+            *grown,
             *uncalibrated(graph, policy.formats, facts),
             *_warnings(source, planner, applied, used),
+            *_one_engine_alone(engine, graph, plan),
             *_gainless(policy.adjust or (), gained),
         )
         if target is None and applied.edits:
@@ -183,7 +237,7 @@ class Converter:
             size_bytes=(self.source.size_bytes, size),
             seconds=time.perf_counter() - self.start,
             verified=self._named_reference(verified, applied),
-            warnings=in_memory_notes(built.plan) if in_memory else (),
+            warnings=(*verified.warnings, *(in_memory_notes(built.plan) if in_memory else ())),
             model=self.source.returned(built) if in_memory else None,
             restated=tuple(_restated_text(one) for one in applied.restated),
         )
@@ -261,6 +315,17 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
             yield f"adjust {kind.value}: left, for it gains no more than noise: {gain.change}"
 
 
+def _grown(done: Conversion, used: Collection[Format]) -> tuple[str, ...]:
+    """A warning if a format of constants alone leaves a file no smaller."""
+    before, after = done.size_bytes
+    named = [fmt.label for fmt in used if fmt.constants_only]
+    if not named or after < before:
+        return ()
+    sizes = f"{before} bytes before, {after} after"
+    why = "codes come with scales and ops, and the constants in codes are few or small"
+    return (f"{named[0]} makes the model no smaller ({sizes}): {why}",)
+
+
 def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
     """A warning if the engine that verified the model is no faster with the format."""
     engine = next((e for e in engines if e.name == verified.engine), None)
@@ -268,6 +333,26 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
     if found is None or found.gains:
         return ()
     return (f"{found.text}: the model is smaller, not faster",)
+
+
+def _one_engine_alone(engine: Engine, graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """A warning if the ONNX model of ``plan`` runs in ``engine``, and not in ONNX Runtime.
+
+    That engine runs fp16 as fp32 between casts, of all ops but a few.
+    """
+    if engine.name == _OTHER_READER or not plan.opset:
+        return ()
+    found = faults(_OTHER_READER, "CPU", graph, [Format.FP16])[Format.FP16]
+    formats = plan.formats
+    low = [n for n in graph.nodes if n.id in found and formats.get(n.name) is Format.FP16]
+    if not low:
+        return ()
+    names = ", ".join(sorted({n.native.rpartition("::")[2] for n in low}))
+    text = (
+        f"ONNX Runtime does not run the result on a CPU: it has no fp16 kernel for {names}, as"
+        f" at {low[0].name!r}. Keep it in fp32 by --op {names.partition(',')[0]}=fp32"
+    )
+    return (text,)
 
 
 def _warnings(

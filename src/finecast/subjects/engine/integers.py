@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from finecast.data.deviation import LIMIT, deviation
-from finecast.engines.base import Array, Engine, Feeds
+from finecast.data.deviation import LIMIT, deviation, excused
+from finecast.engines.base import Array, Engine, Feeds, Loadable, StreamingEngine
 from finecast.engines.integers import fuses, not_as_planned
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError, UsageError
@@ -120,3 +120,38 @@ def check_on_integers(engine: Engine, plan: Plan, applied: AppliedModel, feeds: 
             f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
             fix="keep it in fp32 by --exclude",
         )
+
+
+def check_on_one_thread(
+    engine: Engine,
+    model: Loadable,
+    feeds: Feeds,
+    got: Mapping[str, Array],
+    exact: Mapping[str, Array],
+) -> None:
+    """Check that a model on codes is as exact on one thread as on all.
+
+    Engines choose kernels by the number of threads, and some kernels on codes are wrong.
+
+    Args:
+        engine: The engine that runs the model.
+        model: The model.
+        feeds: Inputs to run the model on.
+        got: The outputs on all threads.
+        exact: The outputs of the fp32 model.
+
+    Raises:
+        EngineError: If an output is far less exact so, or the model does not run.
+    """
+    if not isinstance(engine, StreamingEngine):
+        return
+    alone = load_model(engine.on_one_thread(), model).run(feeds)
+    for name, wanted in exact.items():
+        error = deviation(alone[name], wanted).relative
+        usual = deviation(got[name], wanted).relative
+        if error > excused(usual):
+            raise EngineError(
+                f"on one thread {engine.name} computes output {name!r} of a plan with a"
+                f" relative error of {error:.2g}, on all threads with {usual:.2g}",
+                fix="keep ops in fp32 by --exclude",
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
@@ -87,30 +87,36 @@ class EngineModel(NativeSource, StoredModel, Protocol):
                 where="--engine",
                 fix="give --target: its times are modelled",
             )
-        chosen, session = first_that_loads(self.runners(engine), self.loadable)
+        crashes: list[str] = []
+        chosen, session = first_that_loads(self.runners(engine), self.loadable, crashes)
+        told = (*notes, *crashes)
         return EngineSubject(
-            model=self, engine=chosen, reference=session, truth=truth, told=notes
+            model=self, engine=chosen, reference=session, truth=truth, told=told
         )
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
         """Converted and verified by the engine given, or by the device's emulator."""
-        engines = self._verifiers(options)
+        crashes: list[str] = []
+        engines = self._verifiers(options, crashes)
         device, first = options.device, engines[0]
         if device is None and isinstance(first, EmulatorEngine):
             device = first.emulation
         batches = batches_of(self, options)
-        return _converter(self, output, engines, batches, options).convert(
+        done = _converter(self, output, engines, batches, options).convert(
             policy,
             target=device,
             data=batches,
             user_rules=tuple(options.user_rules.items()),
         )
+        return replace(done, warnings=(*crashes, *done.warnings))
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Write the model of a plan, verified as a converted one is."""
         source = self.source_for(plan)
-        engines, batches = self._verifiers(options), batches_of(source, options)
-        return _converter(source, output, engines, batches, options).replay(plan)
+        crashes: list[str] = []
+        engines, batches = self._verifiers(options, crashes), batches_of(source, options)
+        done = _converter(source, output, engines, batches, options).replay(plan)
+        return replace(done, warnings=(*crashes, *done.warnings))
 
     def write(
         self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
@@ -165,16 +171,20 @@ class EngineModel(NativeSource, StoredModel, Protocol):
         plan.check_complete(graph, where=self.name)
         return graph
 
-    def _verifiers(self, options: RunOptions) -> Sequence[Engine]:
+    def _verifiers(
+        self, options: RunOptions, crashes: list[str] | None = None
+    ) -> Sequence[Engine]:
         """The engine given, else the device's emulator, else all that may run the model.
 
         The first of them tells which kernels exist and what gains: one that loads the model,
-        if it has to load anywhere.
+        if it has to load anywhere. Engines that the model crashes are added to ``crashes``.
         """
         if options.engine is None and options.device is not None:
             return [EmulatorEngine(emulation=options.device)]
         engines = self.runners(options.engine)
-        return led_by_one_that_loads(engines, self.loadable) if options.verify else engines
+        if not options.verify:
+            return engines
+        return led_by_one_that_loads(engines, self.loadable, crashes)
 
 
 def _converter(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-from finecast.engines.base import Feeds
+from finecast.engines.base import Feeds, outputs_of_calls
 from finecast.engines.loading import exact_session
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
 from finecast.rules.channels import ChannelFacts
@@ -80,8 +80,7 @@ def _show(
     """Facts of the values called ``group`` over ``batches``."""
     session = exact_session(prepared.with_outputs(group), optimizing=False)
     facts: dict[int, ValueFacts] = {}
-    for feeds in batches:
-        shown = session.run(feeds)
+    for shown in (one for feeds in batches for one in outputs_of_calls(session, feeds)):
         facts = merge(facts, {ids[n]: ValueFacts.of(a) for n, a in shown.items()})
     return facts
 
@@ -105,8 +104,8 @@ def observe_channels(
     found: dict[int, ChannelFacts] = {}
     for group in packed(sizes, SHOWN_BYTES):
         session = exact_session(prepared.with_outputs(group), optimizing=False)
-        for feeds in batches():
-            for name, array in session.run(feeds).items():
+        for shown in (one for feeds in batches() for one in outputs_of_calls(session, feeds)):
+            for name, array in shown.items():
                 index = names[name]
                 seen = ChannelFacts.of(array, axes[index])
                 found[index] = found[index].merge(seen) if index in found else seen

@@ -56,6 +56,7 @@ class OnDevice:
             self.prepared,
             points,
             feeds=lambda _: request.feeds,
+            counted=request.counted,
             progress=request.progress,
         )
         shapes = {i: f.shape for i, f in self.facts.items()}

@@ -25,6 +25,7 @@ from finecast.pipeline.profiles import Profiles
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.progress import Progress, silent
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
@@ -43,8 +44,11 @@ def make_planner(
     facts: Mapping[int, ValueFacts] | None = None,
     user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
     measured: bool = False,
+    broken: Mapping[str, str] | None = None,
 ) -> Planner:
     """Let the rules judge every op, among them overrides that are active around the caller.
+
+    ``broken`` has reasons why ops, by name, stay in fp32: the engine computes them wrongly.
 
     Raises:
         RuleConflictError: If they leave an op no format.
@@ -52,6 +56,9 @@ def make_planner(
     """
     check_stated(policy, engine, prepared)
     check_overrides(prepared.graph)
+    known = faults(engine.name, engine.device, prepared.graph, policy.formats)
+    told = broken or {}
+    wrong = {n.id: told[n.name] for n in prepared.graph.nodes if n.name in told}
     name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
         graph=prepared.graph,
@@ -59,7 +66,7 @@ def make_planner(
         facts=facts or {},
         kernels=kernel_query(engine),
         engine=name,
-        faults=faults(engine.name, engine.device, prepared.graph, policy.formats),
+        faults={fmt: {**here, **wrong} for fmt, here in known.items()},
         user_rules=(*user_rules, *active()),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
@@ -124,6 +131,7 @@ def profile_ends(
     engine: Engine,
     feeds: Feeds,
     output_error: Callable[[Session], float] | None = None,
+    progress: Progress = silent,
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
 
@@ -136,7 +144,7 @@ def profile_ends(
     def profiled(plan: Plan) -> Session:
         return load_model(engine, source.build(plan).model, profiling=True)
 
-    return profiles.profile_ends(planner, profiled, feeds, output_error)
+    return profiles.profile_ends(planner, profiled, feeds, output_error, progress)
 
 
 def measured_cost(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
-from finecast.engines import what_loads_it
-from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines import crashes, what_loads_it
+from finecast.engines.base import Array, Engine, Feeds, Session, Steps, keeps_state
 from finecast.errors import EngineError, UsageError
 from finecast.files import writing
 from finecast.graph import Graph
@@ -49,9 +49,12 @@ def verified_by_first(
     failures: dict[str, EngineError] = {}
     for engine in engines:
         try:
-            return verify_in(engine)
+            found = verify_in(engine)
         except EngineError as error:
             failures[engine.name] = error
+        else:
+            notes = (found.note, *crashes(failures))
+            return replace(found, note="; ".join(filter(None, notes)))
     raise _not_verified(failures)
 
 
@@ -157,6 +160,7 @@ def reference_run(
             if careful is not None:
                 careful.run(feeds_for(careful, given))
             outputs = reference.run(given)
+            given, outputs = _with_more_steps(reference, given, outputs)
         except EngineError as error:
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}: {remedy}"
@@ -165,6 +169,27 @@ def reference_run(
             return ReferenceRun(feeds=given, outputs=outputs, sizes=_sizes(reference, given))
         note = f"loaded, nothing was compared: outputs are empty on random inputs: {remedy}"
     return ReferenceRun(note=note)
+
+
+# The first step of a sequence has an empty state, the second reads what the first one stored,
+# and the third what a step stored that read a state.
+_STEPS: Final = 3
+
+
+def _with_more_steps(
+    reference: Session, given: Feeds, outputs: Mapping[str, Array]
+) -> tuple[Feeds, Mapping[str, Array]]:
+    """Feeds of a sequence, if the model keeps a state and takes the same feeds again.
+
+    What an op does with a state does not show while the state is empty.
+    """
+    if not keeps_state(reference) or isinstance(given, Steps):
+        return given, outputs
+    sequence = Steps([given] * _STEPS)
+    try:
+        return sequence, reference.run(sequence)
+    except EngineError:
+        return given, outputs
 
 
 def _remedy(reference: Session) -> str:

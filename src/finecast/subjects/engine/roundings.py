@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from finecast.engines.base import Feeds
 from finecast.numbers.formats import Format
@@ -25,6 +25,7 @@ def probe_sensitivity(
     prepared: PreparedModel,
     points: Points,
     feeds: Callable[[int], Sequence[Feeds]],
+    counted: Collection[int] | None,
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
 ) -> dict[Format, Sensitivity]:
@@ -35,6 +36,7 @@ def probe_sensitivity(
         prepared: The model.
         points: Where plans round.
         feeds: Gives the feeds on which that number of points is probed.
+        counted: Numbers of the outputs that errors are of; None for all.
         progress: Told of each run.
         totals: By format the squared error of its lowest plan, as the engine runs it.
     """
@@ -42,7 +44,7 @@ def probe_sensitivity(
     def prober(switches: Sequence[Switch]) -> Probe:
         return switched_probe(prepared, switches, feeds(len(switches)))
 
-    return roundings.probe_sensitivity(planner, points, prober, progress, totals)
+    return roundings.probe_sensitivity(planner, points, prober, progress, totals, counted)
 
 
 def analysis_of(

@@ -10,7 +10,14 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from finecast.engines.base import Engine, Feeds, Session, StreamingEngine, outputs_on
+from finecast.engines.base import (
+    Engine,
+    Feeds,
+    HintingEngine,
+    Session,
+    StreamingEngine,
+)
+from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import FUSIONS, fuses
 from finecast.engines.loading import from_memory, load_model
@@ -32,7 +39,6 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
-from finecast.planning.sensitivity import squared_error
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
@@ -47,6 +53,7 @@ from finecast.subjects.engine.hint import (
 )
 from finecast.subjects.engine.integers import (
     check_on_integers,
+    check_on_one_thread,
     drop_unfused,
     quantized_mismatch,
 )
@@ -173,11 +180,15 @@ class EngineSubject:
         calls: dict[str, Callable[[], object]] = {}
         for name, one in built.items():
             try:
-                if isinstance(one, EngineBuilt) and one.loaded is None:
-                    check_on_integers(self.engine, one.plan, one.applied, timing[0])
-                    self._check_marks(one)
+                fresh = one if isinstance(one, EngineBuilt) and one.loaded is None else None
+                if fresh is not None:
+                    check_on_integers(self.engine, fresh.plan, fresh.applied, timing[0])
+                    self._check_marks(fresh)
                 session = self.session(one)
-                session.run(timing[0])  # a missing kernel may show only in a run
+                got = session.run(timing[0])  # a missing kernel may show only in a run
+                if fresh is not None and fresh.plan.encodings:
+                    exact = self.reference.run(timing[0])
+                    check_on_one_thread(self.engine, fresh.model, timing[0], got, exact)
                 calls[name] = partial(run_all, session, timing)
             except EngineError as error:
                 # The same plan by casts, if it races, stands for it.
@@ -224,6 +235,15 @@ class EngineSubject:
                 self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(anchor.serve, load), calls, effort, share=share)
 
+    def stream_session(self, built: Built) -> Session:
+        """A session in the configuration that ``streamed`` times; not kept."""
+        assert isinstance(self.engine, StreamingEngine)
+        engine = self.engine.as_one_stream()
+        if isinstance(built, HintedModel):
+            assert isinstance(engine, HintingEngine)
+            return engine.load_hinted(self.model.loadable, built.fmt)
+        return load_model(engine, built.model)
+
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The feeds that are timed."""
         return workload.timing()
@@ -258,25 +278,26 @@ class EngineExamined:
         self.progress("profile", 0, 1)
         feeds, inputs = self.workload.timing()[0], subject.reference.inputs
         calls = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
-        exact = outputs_on(subject.reference, calls)
+        exact = Exact.of(subject.reference, calls, self.workload.of)
         profiles = profile_ends(
             subject.model,
             planner,
             subject.engine,
             feeds,
-            output_error=lambda session: squared_error(outputs_on(session, calls), exact),
+            output_error=lambda session: exact.error(session) ** 2,
+            progress=self.progress,
         )
         profiles, slow = profiles.without_slow_formats()
         for fmt in slow:
             subject.tell(f"{fmt.label} gains nothing on this workload: left out")
         cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
-        self.progress("profile", 1, 1)
         units, points = find_units(planner, profiles)
         errors = probe_sensitivity(
             planner,
             self.prepared,
             points,
             feeds=lambda count: probed(calls, inputs, probed_rows(count)),
+            counted=exact.counted,
             progress=self.progress,
             totals=profiles.errors,
         )

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Feeds, Session, outputs_on
+from finecast.engines.base import Array, Feeds, Session, each_call, outputs_on
 from finecast.engines.loading import exact_session
 from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import SWITCH, Switch
@@ -116,7 +116,8 @@ class SwitchedProbe:
         assert self.session is not None
         assert self.span is not None
         mine = switch[self.span.start : self.span.stop]
-        return outputs_on(self.session, ({**f, SWITCH: mine} for f in self.feeds))
+        switched = (each_call(f, lambda call: {**call, SWITCH: mine}) for f in self.feeds)
+        return outputs_on(self.session, switched)
 
 
 def _moved(reference: Array, output: Array, exact: Array) -> Array:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+from finecast.data.deviation import NOTICED, deviation
+from finecast.data.response import change, resampled
 from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
+from finecast.engines.base import (
+    Array,
+    Engine,
+    Feeds,
+    HintingEngine,
+    Loadable,
+    Session,
+    StreamingEngine,
+)
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
 from finecast.engines.loading import exact_session
+from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.roundable import with_roundings
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
 from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
@@ -22,14 +36,15 @@ from finecast.subjects.engine.by_hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import AppliedModel, EngineBuilt, RoundableSource
 from finecast.subjects.engine.publishing import (
+    ReferenceRun,
     as_given,
     reference_run,
     verified_by_first,
 )
 
 Outputs: TypeAlias = Mapping[str, Array]
-# Loads a model, and tells the nodes in each of its kernels, if the engine does.
-Load: TypeAlias = Callable[[], tuple[Session, Kernels]]
+# Loads a model in an engine, and tells the nodes in each of its kernels, if the engine does.
+Load: TypeAlias = Callable[[Engine], tuple[Session, Kernels]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +55,13 @@ class Pair:
         engine: The engine.
         plan: The plan.
         applied: What the plan made.
-        reference: Loads the fp32 model.
-        converted: Loads the plan's model.
+        reference: Loads the fp32 model in an engine.
+        converted: Loads the plan's model in an engine.
         original: Makes the model in which the plan lowers nothing.
         exact: Gives the fp32 model's outputs by the definitions of its ops.
-        emulated: Gives the outputs that the formats alone explain; None where nobody can.
+        fp32: What the engine loads for the fp32 model.
+        emulated: Gives the outputs that the formats of a plan alone explain; None where nobody
+            can.
         careful: Loads the fp32 model where sizes that do not fit are refused, to try random
             feeds there first; None if the engine itself refuses them.
     """
@@ -56,7 +73,8 @@ class Pair:
     converted: Load
     original: Callable[[], AppliedModel]
     exact: Callable[[Feeds], Outputs]
-    emulated: Callable[[Feeds], Outputs] | None
+    fp32: Loadable
+    emulated: Callable[[Plan, Feeds], Outputs] | None
     careful: Callable[[], Session | None] | None = None
 
 
@@ -80,11 +98,12 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     emulated = isinstance(engine, EmulatorEngine)
     name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
     with as_given():
-        reference, before = pair.reference()
+        reference, before = pair.reference(engine)
         careful = pair.careful() if pair.careful is not None else None
         ran = reference_run(reference, feeds, applied.graph, careful)
+    followed = _followed(reference, ran)
     del reference, careful  # one large model at a time
-    session, after = pair.converted()
+    session, after = pair.converted(engine)
     check_marks(plan, applied.graph, session)
     seen = Verified(
         engine=name,
@@ -109,19 +128,98 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         formats={ids[n]: f for n, f in plan.formats.items()},
         feeds=given,
         exact=pair.exact,
-        emulated=None if explained is None or emulated else partial(explained, given),
+        emulated=None if explained is None or emulated else partial(explained, plan, given),
         random=not feeds.batches,
+        followed=followed,
+        usual=partial(_usual, pair, given),
     )
-    accept(case, got, wanted)
-    found = compare(name, [got[output] for output in wanted], list(wanted.values()))
+    warnings = accept(case, got, wanted)
+    if isinstance(engine, StreamingEngine):
+        _accept_on_one_thread(pair, case, engine.on_one_thread(), got)
+    found = compare(name, got, wanted)
     found = replace(
         found,
         sizes=seen.sizes,
         kernels=seen.kernels,
         apart=seen.apart,
         random=not feeds.batches,
+        warnings=warnings,
     )
     return found, Compared(feeds=given, got=got, wanted=wanted)
+
+
+def _accept_on_one_thread(pair: Pair, case: Case, engine: Engine, got: Outputs) -> None:
+    """Check that outputs on one thread are right, too, where they differ from ``got``.
+
+    Engines have other kernels for fewer threads, and the user's machine may have fewer.
+
+    Raises:
+        WrongNumbersError: If the plan's formats do not explain them.
+        EngineError: If the engine cannot run the model so.
+    """
+    session = pair.converted(engine)[0]
+    alone = session.run(feeds_for(session, case.feeds))
+    del session
+    if all(deviation(alone[name], array).relative < NOTICED for name, array in got.items()):
+        return
+    reference = pair.reference(engine)[0]
+    wanted = reference.run(feeds_for(reference, case.feeds))
+    try:
+        accept(replace(case, engine=engine), alone, {name: wanted[name] for name in got})
+    except WrongNumbersError as error:
+        raise WrongNumbersError(
+            f"on one thread {error.what}", where=error.where, fix=error.fix
+        ) from error
+
+
+def _followed(reference: Session, ran: ReferenceRun) -> Mapping[str, float]:
+    """By how much the fp32 model's outputs change with other inputs; empty if unknown."""
+    others = None if ran.feeds is None else resampled(ran.feeds)
+    if others is None:
+        return {}
+    try:
+        return change(ran.outputs, reference.run(others))
+    except EngineError:
+        return {}
+
+
+def _usual(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
+    """What the fp32 model gives if it is lowered in the usual way, and what that is called.
+
+    The engine's own hint is one; where it has none, products alone in the plan's formats.
+    """
+    with suppress(EngineError):
+        hinted = _under_hint(pair, feeds)
+        if hinted is not None:
+            return hinted
+    if pair.emulated is None:
+        return None
+    with suppress(EngineError):
+        outputs = pair.emulated(_products_of(pair.plan), feeds)
+        return "the model with its products alone lowered", outputs
+    return None
+
+
+def _under_hint(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
+    """The fp32 model's outputs under the engine's hint for the plan's format, and its name."""
+    engine, lows = pair.engine, pair.plan.low_formats
+    if not isinstance(engine, HintingEngine) or len(lows) != 1:
+        return None
+    (low,) = lows
+    session = engine.load_hinted(pair.fp32, low)
+    if all(kernel.computed != low.label for kernel in session.kernel_formats()):
+        return None
+    name = f"{engine.name}'s own {low.label} hint"
+    return name, session.run(feeds_for(session, feeds))
+
+
+def _products_of(plan: Plan) -> Plan:
+    """``plan`` with all but its matrix products in fp32."""
+    decisions = tuple(
+        d if by_name(d.op).matmul_engine else replace(d, format=Format.FP32)
+        for d in plan.decisions
+    )
+    return replace(plan, decisions=decisions, by_hint=False)
 
 
 def verify(
@@ -160,17 +258,21 @@ def _pair(
     plan = built.plan
     copy = partial(source.roundable, plan.policy, plan.adjustments)
 
-    def reference() -> tuple[Session, Kernels]:
+    def reference(engine: Engine) -> tuple[Session, Kernels]:
         # A device may have no fp32 products of its own: it is compared with exact fp32.
         if isinstance(engine, EmulatorEngine):
             return source.reference(), ()
         return load_with_kernels(engine, source.loadable)
 
-    def converted() -> tuple[Session, Kernels]:
+    def converted(engine: Engine) -> tuple[Session, Kernels]:
         if isinstance(engine, EmulatorEngine):
             source.runners(None)[0].load(written)  # raises EngineError if it does not load
             return plan_session(copy, plan, engine.emulation), ()
         return load_with_kernels(engine, written)
+
+    def emulated(of: Plan, given: Feeds) -> Outputs:
+        edits = (built if of == plan else source.build(of)).applied.edits
+        return exact_session(with_roundings(copy(), edits)).run(given)  # by arithmetic in fp32
 
     return Pair(
         engine=engine,
@@ -180,8 +282,6 @@ def _pair(
         converted=converted,
         original=lambda: source.build(replace(plan, decisions=(), io={})).applied,
         exact=lambda given: source.reference().run(given),
-        # Roundings by arithmetic in fp32.
-        emulated=lambda given: exact_session(with_roundings(copy(), built.applied.edits)).run(
-            given
-        ),
+        fp32=source.loadable,
+        emulated=emulated,
     )

@@ -6,7 +6,6 @@ full check and that the engine loads; nothing half-written stays.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator import exact_emulator, exact_session
 from finecast.engines.fallen_apart import load_with_kernels
+from finecast.engines.loading import from_memory
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
+from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile
 from finecast.graph import Dim, Graph
@@ -60,12 +61,12 @@ def write(
     """
     check_output(file, output)
     place = output.path.parent if output.path is not None else None
-    with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
-        staged = Path(folder) / (output.path.name if output.path is not None else "model.onnx")
+    with staging(place) as folder:
+        staged = folder / (output.path.name if output.path is not None else "model.onnx")
         with naming(staged, f"{file.name}, converted"):
             size, told = _saved(file, applied, staged, output)
             # Data before the model that names it.
-            parts = sorted(Path(folder).iterdir(), key=lambda p: p.name, reverse=True)
+            parts = sorted(folder.iterdir(), key=lambda p: p.name, reverse=True)
             if place is not None:
                 for part in parts:
                     check_writable(place / part.name, force=output.force)
@@ -180,29 +181,37 @@ def _verify_in(
     feeds: FeedMaker,
 ) -> Verified:
     # A device may have no fp32 products of its own: its emulator is compared with exact fp32.
-    emulated = engine.name == EMULATOR
+    on_device = engine.name == EMULATOR
     small = file.size_bytes <= _EMULATED_BYTES
+
+    def emulated(of: Plan, given: Feeds) -> Mapping[str, Array]:
+        if of == plan:
+            return _run_exactly(path, given)
+        model = frontend.apply(file, of).model
+        return from_memory(model, partial(_run_exactly, feeds=given))
+
     pair = Pair(
         engine=engine,
         plan=plan,
         applied=applied,
-        reference=lambda: (
+        reference=lambda engine: (
             (exact_session(file.path), ())
-            if emulated
+            if on_device
             else load_with_kernels(engine, file.path)
         ),
-        converted=lambda: load_with_kernels(engine, path),
+        converted=lambda engine: load_with_kernels(engine, path),
         original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
         exact=partial(_run_exactly, file.path),
-        emulated=partial(_run_exactly, path) if small else None,
-        careful=None if emulated else partial(_careful_session, file, applied.graph),
+        fp32=file.path,
+        emulated=emulated if small else None,
+        careful=None if on_device else partial(_careful_session, file, applied.graph),
     )
     found, ran = run_both(pair, feeds)
     if ran is None:
         return found
     if file.truth is not None:
         found = _against_fp64(file, applied, ran, found)
-    if small and not emulated:
+    if small and not on_device:
         exactly = partial(_run_exactly, file.path, ran.feeds)
         mismatch = quantized_mismatch(applied.graph, engine.name, ran.wanted, exactly)
         found = _with_note(found, mismatch)
@@ -222,9 +231,9 @@ def _careful_session(file: OnnxFile, graph: Graph) -> Session | None:
         return None
 
 
-def _run_exactly(path: Path, feeds: Feeds) -> Mapping[str, Array]:
-    """Outputs of the model at ``path`` by the definitions of its ops."""
-    session = exact_session(path)
+def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
+    """Outputs of a model by the definitions of its ops."""
+    session = exact_session(model)
     return session.run(feeds_for(session, feeds))
 
 
@@ -246,13 +255,12 @@ def _against_fp64(
     exact = session.run(ran.feeds)
     nudged = session.run({name: nudge(array) for name, array in ran.feeds.items()})
     accept_fp32(applied.graph, ran.wanted, exact, nudged)
-    wanted = list(exact.values())
-    beside = compare("", [ran.got[name] for name in exact], wanted)
-    taken = compare("", [ran.wanted[name] for name in exact], wanted)
+    beside, taken = (compare("", outputs, exact) for outputs in (ran.got, ran.wanted))
     return replace(
         found,
         max_abs_error=beside.max_abs_error,
         relative_error=beside.relative_error,
+        outputs=beside.outputs,
         note=beside.note,
         reference="fp64",
         taken_error=taken.relative_error,

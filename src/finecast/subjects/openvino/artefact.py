@@ -6,13 +6,12 @@ two files is there without the other, and nothing half-written stays.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from finecast.engines.base import Engine
 from finecast.errors import UsageError, naming
 from finecast.files import check_writable
+from finecast.files.staging import staging
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.model import IR_SUFFIX, WEIGHTS_SUFFIX
 from finecast.pipeline.artefact import Destination, Verified
@@ -38,8 +37,8 @@ def write(
     """
     check_output(output)
     place = output.path.parent if output.path is not None else None
-    with tempfile.TemporaryDirectory(dir=place, prefix=".finecast-") as folder:
-        staged = Path(folder) / (output.path.name if output.path is not None else "model.xml")
+    with staging(place) as folder:
+        staged = folder / (output.path.name if output.path is not None else "model.xml")
         with naming(staged, str(output.path or folder)):
             size = frontend.save(built.model, staged)
         with naming(staged, f"{source.name}, converted"):

@@ -6,13 +6,13 @@ serves; nothing half-written stays.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.files import check_writable_folder, publish_folder
+from finecast.files.staging import staging
 from finecast.frontends.tensorflow.loading import GRAPH_FILE
 from finecast.frontends.tensorflow.saving import save
 from finecast.pipeline.artefact import Destination, Verified
@@ -57,8 +57,8 @@ def publish(make: Callable[[Path], None], path: Path, *, force: bool) -> None:
         UsageError: If it cannot be written there.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as at:
-            staged = Path(at) / path.name
+        with staging(path.parent) as folder:
+            staged = folder / path.name
             make(staged)
             check_writable_folder(path, GRAPH_FILE, force=force)
             publish_folder(staged, path)

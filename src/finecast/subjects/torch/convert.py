@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -181,7 +180,4 @@ def _plan(planner: Planner, captured: Captured, args: Sequence[Any], device: str
     )
     analysis = analysis_of(planner, cost, points, found)
     choice = choose(frontier_of(planner, analysis), budget)
-    if budget < math.inf:
-        how = f"{choice.how} within torch.autocast's error {math.sqrt(budget):.3g}"
-        choice = replace(choice, how=how)
     return proposal(planner, analysis, choice).plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from finecast.engines.torch.session import ProgramSignature, examples
 from finecast.errors import ModelError, UsageError
 from finecast.files import writing
+from finecast.files.staging import staging
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.containers import containers_in
@@ -148,9 +148,9 @@ def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None
     extra = {PLAN_FILE: plan.to_json()} if plan is not None else {}
     with (
         writing(path),
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=".finecast-") as folder,
+        staging(path.parent) as folder,
     ):
-        staged = Path(folder) / "model.pt2"
+        staged = folder / "model.pt2"
         with quiet():
             _write(program, staged, extra)
             # The written file has to load, without trust unless the program's own

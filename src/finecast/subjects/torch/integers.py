@@ -164,14 +164,25 @@ def _compiled(
 
 
 def coded_sensitivities(
-    planner: Planner, captured: Captured, args: Sequence[Any], progress: Progress
+    planner: Planner,
+    captured: Captured,
+    args: Sequence[Any],
+    progress: Progress,
+    counted: Collection[int] | None = None,
 ) -> Sensitivities:
-    """Errors of each rounding to codes alone, by fake quantization in the module's graph."""
+    """Errors of each rounding to codes alone, by fake quantization in the module's graph.
+
+    ``counted`` are numbers of the outputs that errors are of; None for all.
+    """
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
     points = points_of(planner, units, {f: () for f in formats if f.scaled})
     found = probe_sensitivity(
-        planner, points, lambda rounded: switched(captured, rounded, args), progress
+        planner,
+        points,
+        lambda rounded: switched(captured, rounded, args),
+        progress,
+        counted=counted,
     )
     return {fmt: (where, found[fmt]) for fmt, where in points.items()}
 

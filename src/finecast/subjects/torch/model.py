@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +14,10 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from finecast.data.deviation import LIMIT
+from finecast.data.response import blurred, change, resampled, untold
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR
-from finecast.engines.base import Session
+from finecast.engines.base import Array, Session
 from finecast.engines.torch.kernel_check import flat_inputs
 from finecast.engines.torch.planning import Known, make_torch_planner
 from finecast.engines.torch.session import ModuleSession, ProgramSignature, examples, runnable
@@ -163,7 +164,7 @@ class TorchModel(TorchSource):
         if policy.scope is not Scope.NONE and not built.edits:
             told = (*told, nothing_converted(built.plan))
         done = self._write(built, output, options, start)
-        return replace(done, warnings=told)
+        return replace(done, warnings=(*done.warnings, *told))
 
     def _check_run(self, options: RunOptions) -> None:
         """Raise UsageError for options of engines and data: a program has its own inputs."""
@@ -226,6 +227,7 @@ class TorchModel(TorchSource):
             size_bytes=(self.size_bytes, size),
             seconds=time.perf_counter() - start,
             verified=verified,
+            warnings=verified.warnings,
             model=result if output.path is None else None,
         )
 
@@ -234,7 +236,7 @@ class TorchModel(TorchSource):
     ) -> Verified:
         inputs = examples(self.model)
         if device is None:
-            return _verified(self.model, result, inputs)
+            return _verified(self.model, result, inputs, plan)
         feeds = ProgramSignature.of(self.model).feeds(*inputs)
         emulated = self.program(device).plan_session(plan, device).run(feeds)
         name = f"{EMULATOR}:{device.target.name}"
@@ -249,7 +251,7 @@ class TorchModel(TorchSource):
         assert isinstance(outcome.built, TorchBuilt)
         result = export(outcome.built.model, self.model)
         inputs = ProgramSignature.of(self.model).arguments(workload.timing()[0])
-        verified = _verified(self.model, result, inputs)
+        verified = _verified(self.model, result, inputs, outcome.plan)
         assert output.path is not None
         return save(result, output.path, plan=outcome.plan), verified
 
@@ -300,14 +302,18 @@ def _verified(
     program: ExportedProgram,
     result: ExportedProgram,
     inputs: Inputs,
+    plan: Plan,
 ) -> Verified:
     """The error of ``result`` on ``inputs`` and at the largest free sizes; the larger one.
+
+    With a warning if no digit of an output is right, or the inputs show no error.
 
     Raises:
         WrongNumbersError: If the result has NaN or Inf where the program has none, or if no
             digit is right at the largest sizes though some are on ``inputs``.
     """
     found = _compared(program, result, inputs)
+    found = replace(found, warnings=_doubts(found, program, result, inputs, plan))
     long = longest(program, inputs)
     if long is None:
         return found
@@ -327,7 +333,47 @@ def _verified(
             f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
             fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
         )
-    return replace(max(found, there, key=lambda v: v.relative_error or 0.0), sizes=sizes)
+    worst = max(found, there, key=lambda v: v.relative_error or 0.0)
+    return replace(worst, sizes=sizes, warnings=found.warnings)
+
+
+def _doubts(
+    found: Verified,
+    program: ExportedProgram,
+    result: ExportedProgram,
+    inputs: Inputs,
+    plan: Plan,
+) -> tuple[str, ...]:
+    """Warnings of what ``found``, on ``inputs``, says little of."""
+    error, on_data = found.relative_error or 0.0, "judge it on your data, by `tune`"
+    if error >= LIMIT:
+        text = (
+            f"the worst output has a relative error of {error:.3g} on the program's example"
+            f" inputs: no digit of it is right there; {on_data}"
+        )
+        return (text,)
+    signature = ProgramSignature.of(program)
+    before, after = (
+        ModuleSession(module=runnable(p), signature=signature) for p in (program, result)
+    )
+    feeds = signature.feeds(*inputs)
+    wanted, others = before.run(feeds), resampled(feeds)
+
+    def near() -> Mapping[str, Array] | None:
+        nearby = blurred(feeds)
+        return None if nearby is None else before.run(nearby)
+
+    try:
+        texts = untold(
+            (wanted, after.run(feeds)),
+            dict.fromkeys(wanted if plan.lowers else (), 0.0),
+            max((f.unit_roundoff for f in plan.low_formats), default=0.0),
+            {} if others is None else change(wanted, before.run(others)),
+            near,
+        )
+    except (RuntimeError, IndexError, ValueError):
+        return ()  # it does not run on other inputs
+    return tuple(f"{text}; {on_data}" for text in texts)
 
 
 @contextmanager

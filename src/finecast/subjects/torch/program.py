@@ -145,7 +145,9 @@ class TorchOnDevice:
         """Times by the roofline, errors by one backward pass."""
         points = points_of(self.planner)
         formats = self.planner.policy.formats
-        errors = sensitivities(self.captured, points, formats, self.leaves)
+        errors = sensitivities(
+            self.captured, points, formats, self.leaves, counted=self.request.counted
+        )
         shapes = {
             **hinted_shapes(self.captured.binding),
             **{i: f.shape for i, f in self.facts.items()},

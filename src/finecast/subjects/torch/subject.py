@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
 from finecast.engines.torch.integers import Prepare, compiled_frozen
 from finecast.engines.torch.kernel_check import flat_inputs
@@ -46,7 +47,7 @@ from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.progress import Progress
+from finecast.progress import Progress, silent
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, merge
 from finecast.rules.policy import Policy
@@ -172,6 +173,7 @@ class TorchSubject:
     runner: str = ENGINE
     _frozen: bool = field(default=False, init=False)
     _run: Callable[..., Any] | None = field(default=None, init=False)
+    _progress: Progress = field(default=silent, init=False)
 
     @classmethod
     def of_module(
@@ -247,6 +249,7 @@ class TorchSubject:
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> TorchExamined:
         """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
+        self._progress = progress
         arguments, captured = self.arguments(workload), self.model.captured
         self._frozen = uses_codes(policy)
         facts = self._facts(workload) if self._frozen else None
@@ -259,8 +262,13 @@ class TorchSubject:
             except EngineError as error:
                 self._tell(f"{error.what}: nothing is planned in int8; {error.fix}")
                 planner = judged(captured, arguments, without_codes(policy), user_rules)
+        exact = Exact.of(self.reference, self.feeds(workload), workload.of)
         return TorchExamined(
-            subject=self, planner=planner, arguments=arguments, progress=progress
+            subject=self,
+            planner=planner,
+            arguments=arguments,
+            progress=progress,
+            counted=exact.counted,
         )
 
     def _facts(self, workload: Workload) -> dict[int, ValueFacts]:
@@ -304,7 +312,15 @@ class TorchSubject:
                 except EngineError as error:
                     self._tell(f"a plan was dropped: {error.what}")
             anchor = self._prepared(None, (args, kwargs))
+            self._compile([partial(call, anchor), *calls.values()])
             return Race.of(partial(call, anchor), calls, effort)
+
+    def _compile(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Call each module once: ``torch.compile`` compiles at the first call."""
+        for done, first in enumerate(calls):
+            self._progress("compile", done, len(calls))
+            first()
+        self._progress("timing", 0, 1)
 
     def _prepared(self, built: Built | None, arguments: Arguments) -> Callable[..., Any]:
         """The prepared module of a plan, or of fp32 for None; made once."""
@@ -335,18 +351,26 @@ class TorchSubject:
         return run, named(self.model.captured, failed)
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """The feeds that are timed; for a module one empty one, as it has its examples."""
-        return workload.timing()[:1] if self.signature is not None else [{}]
+        """The feeds that are timed; for a module its example inputs, by number."""
+        if self.signature is not None:
+            return workload.timing()[:1]
+        leaves = flat_inputs(*self.arguments(workload))
+        tensors = (x for x in leaves if torch.is_tensor(x) and x.layout is torch.strided)
+        return [{str(number): output_array(x) for number, x in enumerate(tensors)}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchExamined:
-    """A module whose every op the rules have judged."""
+    """A module whose every op the rules have judged.
+
+    ``counted`` are numbers of the outputs that errors are of.
+    """
 
     subject: TorchSubject
     planner: Planner
     arguments: Arguments
     progress: Progress
+    counted: frozenset[int]
 
     def analysis(self) -> Analysis:
         """Times by single kernels; errors by one backward pass, of codes by probing."""
@@ -368,8 +392,10 @@ class TorchExamined:
             [f for f in formats if not f.scaled],
             args,
             probing=self.subject.options.probing,
+            counted=self.counted,
+            progress=self.progress,
         )
-        codes = coded_sensitivities(planner, captured, args, self.progress)
+        codes = coded_sensitivities(planner, captured, args, self.progress, self.counted)
         return analysis_of(planner, cost, points, errors, codes)
 
 

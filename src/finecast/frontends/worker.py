@@ -1,0 +1,214 @@
+"""A process of its own for code in C++ that may crash: requests go to it by pipes.
+
+``worker_process`` is that process. What kills it raises one clear error here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from finecast.frontends import worker_process
+
+_LOG = logging.getLogger(__name__)
+
+Answer: TypeAlias = tuple[Mapping[str, Any], bytes]
+"""A header with a ``status``, and a payload."""
+
+
+Answering: TypeAlias = Callable[
+    [Mapping[str, Any], bytes, Callable[[str], None]], tuple[Mapping[str, Any], bytes]
+]
+
+
+class WorkerDiedError(Exception):
+    """The process died at a request; the text says how, ``stage`` what it was doing."""
+
+    def __init__(self, text: str, stage: str = "") -> None:
+        super().__init__(text)
+        self.stage = stage
+
+
+class _Child:
+    """A process that runs a file, and the pipes to it.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+
+    def __init__(self, file: str, *arguments: str) -> None:
+        # -P keeps the file's folder, whose modules have names as those of libraries, out of
+        # sys.path. numpy's threads would only take memory.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", worker_process.__file__, file, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self.pipes: tuple[Any, Any] = (self.process.stdin, self.process.stdout)
+        self.ready = False
+        self.stage = ""
+
+    def ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
+        """The answer to a request.
+
+        On any error the process is ended: the next request would read the rest of an answer.
+        """
+        self.stage = ""
+        try:
+            stdin = self.pipes[0]
+            stdin.write(json.dumps({**request, "size": len(payload)}).encode() + b"\n")
+            stdin.write(payload)
+            stdin.flush()
+            while (answer := self.receive())[0]["status"] == "stage":
+                self.stage = answer[0]["text"]
+        except BaseException:
+            self.end()
+            raise
+        return answer
+
+    def receive(self) -> Answer:
+        """The next message of the process; raises EOFError if it ended."""
+        line = self.pipes[1].readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        header: dict[str, Any] = json.loads(line)
+        payload = self.pipes[1].read(header["size"])
+        if len(payload) < header["size"]:
+            raise EOFError
+        return header, payload
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in self.pipes:
+            with suppress(OSError):  # closing flushes, and nobody reads that any more
+                pipe.close()
+
+    def disown(self) -> None:
+        """Forget the process in a fork of its parent, and close the pipes.
+
+        While they are open here it would outlive the parent.
+        """
+        self.process.returncode = 0
+        for pipe in self.pipes:
+            pipe.raw.close()
+
+
+class Worker:
+    """One child process: started on first use, and again after it died.
+
+    Args:
+        file: The Python file that answers there, as ``worker_process`` says.
+        arguments: What stands behind the file in the process's ``sys.argv``.
+        instead: What answers in this process where no other one can be started.
+    """
+
+    def __init__(self, file: str, *arguments: str, instead: Answering) -> None:
+        self.instead = instead
+        self.command = (file, *arguments)
+        self.lock = threading.Lock()
+        self.child: _Child | None = None
+        self.startable = bool(sys.executable) and not getattr(sys, "frozen", False)
+        ref = weakref.ref(self)  # tests make workers that end before the process does
+        atexit.register(lambda: (one := ref()) and one.end())
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: (one := ref()) and one.forget())
+
+    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Answer:
+        """The process's answer, or that of ``instead`` if no process can be started.
+
+        A request may have a limit of time, ``seconds``, which the process holds itself to.
+
+        Raises:
+            WorkerDiedError: If the process dies.
+        """
+        with self.lock:
+            child = self.serving()
+            if child is not None:
+                return _asked(child, request, payload)
+        header, result = self.instead(request, payload, lambda stage: None)
+        if header["status"] == "died":
+            raise WorkerDiedError(header["text"])
+        return header, result
+
+    def warm_up(self) -> None:
+        """Start the process unless it runs, without waiting for it."""
+        if self.lock.acquire(blocking=False):  # if that fails, the child is at work
+            try:
+                self.start()
+            finally:
+                self.lock.release()
+
+    def serving(self) -> _Child | None:
+        """The child, once it has said that it is ready; None if none can be started."""
+        child = self.start()
+        if child is not None and not child.ready:
+            try:
+                child.receive()
+                child.ready = True
+            except EOFError:  # it lacks a library, or sys.executable is no Python
+                self.end()
+                self.startable = False
+                _LOG.debug("%s did not start: its work is done in this process", self.command)
+        return self.child
+
+    def start(self) -> _Child | None:
+        """The child, started if it does not run."""
+        if self.child is not None and self.child.process.poll() is not None:
+            self.end()
+        if self.child is None and self.startable:
+            try:
+                self.child = _Child(*self.command)
+            except OSError as error:
+                self.startable = False
+                _LOG.debug("%s cannot be started: %s", self.command, error)
+        return self.child
+
+    def end(self) -> None:
+        """End the child, if there is one."""
+        if self.child is not None:
+            self.child.end()
+            self.child = None
+
+    def forget(self) -> None:
+        """In a fork: leave the child to the parent, and the lock, which a thread may hold."""
+        if self.child is not None:
+            self.child.disown()
+        self.child, self.lock = None, threading.Lock()
+
+
+def _asked(child: _Child, request: Mapping[str, Any], payload: bytes) -> Answer:
+    start = time.monotonic()
+    try:
+        header, result = child.ask(request, payload)
+    except (OSError, EOFError) as error:
+        limit_s = request.get("seconds")
+        if limit_s is None or time.monotonic() - start < limit_s:
+            text = f"crashed ({_named(child.process.returncode)})"
+        else:
+            text = f"did not end in {limit_s:.0f} s"
+        raise WorkerDiedError(text, child.stage) from error
+    if header["status"] == "died":  # out of memory: the process may not free what it took
+        child.end()
+        raise WorkerDiedError(header["text"], child.stage)
+    return header, result
+
+
+def _named(status: int) -> str:
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"exit status {status}"

@@ -1,0 +1,103 @@
+"""The process of a ``worker.Worker``: answers requests from standard input on standard output.
+
+It is run as ``python worker_process.py FILE ARGUMENT...`` and imports nothing of finecast, so
+that it starts as fast as what FILE imports. FILE defines
+``answer(request, payload, tell_stage)``, which returns a header and a payload.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+try:
+    import resource
+except ImportError:  # on Windows, where memory is not limited
+    resource = None
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+def serve(answer: Callable[..., Any], source: BinaryIO, target: BinaryIO) -> None:
+    """Answer requests until ``source`` ends.
+
+    A request is a line of JSON, then a payload, of as many bytes as the line has as ``size``.
+    The line may have limits: ``memory`` in bytes, and ``seconds``. An answer has the same
+    form, with a ``status``. Before it there may be lines with the status ``stage``.
+    """
+    limit_memory = _memory_limit()
+    _send(target, {"status": "ready"})
+    while line := source.readline():
+        request = json.loads(line)
+        if "memory" in request:
+            limit_memory(request["memory"])
+        if "seconds" in request:
+            # A thread in C, so it ends even a call that never returns to Python, and after
+            # the calling process is gone.
+            faulthandler.dump_traceback_later(request["seconds"], exit=True)
+        payload = source.read(request["size"])
+        header, result = answer(
+            request, payload, lambda text: _send(target, {"status": "stage", "text": text})
+        )
+        faulthandler.cancel_dump_traceback_later()
+        _send(target, header, result)
+
+
+def _send(target: BinaryIO, header: Mapping[str, str], payload: bytes = b"") -> None:
+    line = json.dumps({**header, "size": len(payload)}).encode()
+    target.write(line + b"\n")
+    target.write(payload)
+    target.flush()
+
+
+def _memory_limit() -> Callable[[int], None]:
+    """A function that sets how many bytes this process may take beyond what it takes now.
+
+    It does nothing where the system has no such limit (macOS, Windows).
+    """
+    if resource is None or not _STATM.exists():
+        return lambda more: None
+    known = resource
+    idle = int(_STATM.read_text().split()[0]) * known.getpagesize()
+    soft, hard = known.getrlimit(known.RLIMIT_AS)
+    stated = [limit for limit in (soft, hard) if limit != known.RLIM_INFINITY]
+
+    def limit(more: int) -> None:
+        known.setrlimit(known.RLIMIT_AS, (min([idle + more, *stated]), hard))
+
+    return limit
+
+
+def main() -> None:
+    """Serve what FILE answers.
+
+    Standard input and output are moved to other descriptors first, as libraries in C++ print:
+    that output is dropped.
+    """
+    source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    if resource is not None:  # the caller reports a crash: no core dumps
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the caller ends this process
+    del sys.argv[0]
+    stated = importlib.util.spec_from_file_location("finecast_served", sys.argv[0])
+    assert stated is not None
+    assert stated.loader is not None
+    served = importlib.util.module_from_spec(stated)
+    stated.loader.exec_module(served)
+    with suppress(BrokenPipeError):  # the caller is gone
+        serve(served.answer, source, target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Why each unit has its format: what another format for this unit alone would have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis, Priced, build_problem
+from finecast.rules.reason import DECIDED_BY, DECISION, Reason
+from finecast.solver.assignment import Ints
+from finecast.solver.flips import Flips, flips
+from finecast.solver.labelling import LabelProblem, evaluate
+
+# Costs below these count as none. A cast takes about a thousand times as long.
+_LEAST_S: Final = 1e-8
+_LEAST_BYTES: Final = 1.0
+
+
+class Decider(Enum):
+    """What decided the format of a unit."""
+
+    TIME = "time"
+    CASTS = "casts"
+    ERROR = "error"
+    BYTES = "bytes"
+    KERNEL = "kernel"
+    PLAN = "plan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A low format beside a higher one for one unit, with all other units as they are.
+
+    Attributes:
+        fmt: The low format.
+        beside: The higher format.
+        saved: Cost of the unit that ``fmt`` saves, negative if it costs more.
+        casts: Cost of the additional casts, negative if there are fewer.
+        error: The predicted relative output error with the higher format.
+        low_error: The predicted relative output error with ``fmt``.
+        priced: What costs count.
+    """
+
+    fmt: Format
+    beside: Format
+    saved: float
+    casts: float
+    error: float
+    low_error: float
+    priced: Priced
+
+    @property
+    def gain(self) -> float:
+        """Cost that ``fmt`` saves, casts included."""
+        return self.saved - self.casts
+
+    @property
+    def from_fp32(self) -> bool:
+        """Whether the higher format is fp32."""
+        return self.beside is Format.FP32
+
+    @property
+    def gains_nothing(self) -> bool:
+        """Whether ``fmt`` costs as much as the higher format, or more."""
+        return self.gain < self._least
+
+    @property
+    def _least(self) -> float:
+        return _LEAST_S if self.priced is Priced.TIME else _LEAST_BYTES
+
+    @property
+    def text(self) -> str:
+        """What ``fmt`` saves and what its casts cost."""
+        return self._time if self.priced is Priced.TIME else self._bytes
+
+    @property
+    def _time(self) -> str:
+        saved, casts = self._amount(self.saved), self._amount(self.casts)
+        more = self.saved < 0 and saved
+        own = f"takes {saved} more" if more else f"saves {saved or 'no time'}"
+        if not casts:
+            return f"{self._named} {own}"
+        if self.casts > 0:
+            return f"{self._named} {own}, its casts cost {casts}"
+        also = " and" if saved and not more else ", but saves"
+        return f"{self._named} {own}{also} {casts} of casts"
+
+    @property
+    def _bytes(self) -> str:
+        amount = self._amount(self.gain)
+        change = "adds" if amount and self.gain < 0 else "saves"
+        return f"{self._named} {change} {amount or 'nothing'}"
+
+    @property
+    def _named(self) -> str:
+        of = "" if self.from_fp32 else f" instead of {self.beside.label}"
+        return f"{self.fmt.label}{of}"
+
+    def _amount(self, cost: float) -> str:
+        """A cost without its sign; empty where it counts as none."""
+        if abs(cost) < self._least:
+            return ""
+        timed = self.priced is Priced.TIME
+        return _duration(abs(cost)) if timed else self.priced.say(abs(cost))
+
+    @property
+    def against(self) -> Decider:
+        """What speaks against ``fmt``."""
+        if not self.gains_nothing:
+            return Decider.ERROR
+        if self.priced is not Priced.TIME:
+            return Decider.BYTES
+        return Decider.CASTS if self.saved >= self._least else Decider.TIME
+
+    @property
+    def in_favour(self) -> Decider:
+        """What speaks for ``fmt``; what is beside the unit, if it gains nothing by itself."""
+        if self.gains_nothing:
+            return Decider.PLAN
+        if self.priced is not Priced.TIME:
+            return Decider.BYTES
+        return Decider.TIME if self.saved >= self._least else Decider.CASTS
+
+    @property
+    def rise(self) -> str:
+        """What ``fmt`` does to the predicted error."""
+        return f"raises the predicted error from {self.error:.2g} to {self.low_error:.2g}"
+
+
+def explained(
+    planner: Planner, analysis: Analysis, plan: Plan, problem: LabelProblem | None = None
+) -> Plan:
+    """``plan``, in which each op of a unit says what decided its format, with the figures.
+
+    Law: a reason compares the plan with those in which this unit alone has another permitted
+    format. What several units would change together is not said. Words of the plan's own,
+    where something other than costs chose the format, stand in front.
+
+    Args:
+        planner: Made the plan, or one of the same graph and permissions.
+        analysis: Times, casts and errors.
+        plan: The plan.
+        problem: The problem of ``analysis``, where it was built.
+    """
+    graph, units = planner.graph, analysis.units
+    problem = problem or build_problem(graph, planner.permissions, analysis)
+    label = labels_of(planner, analysis, problem, plan)
+    compared = _Compared(
+        analysis=analysis,
+        label=label,
+        flips=flips(problem, label),
+        error=evaluate(problem, label).error,
+    )
+    own = {d.node: r for d in plan.decisions for r in d.reasons if r.rule == DECISION}
+    found: dict[str, Reason] = {}
+    for unit, members in enumerate(units.members):
+        names = [name for n in members if (name := graph.nodes[n].name) in own]
+        for because in {own[name].text for name in names}:
+            reason = compared.reason(unit, because)
+            for name in (n for n in names if own[n].text == because):
+                fits = own[name].permits == reason.permits
+                found[name] = reason if fits else _beside(own[name], reason)
+    return plan.explained(found)
+
+
+def _beside(own: Reason, of_unit: Reason) -> Reason:
+    """The reason of an op that has another format than others in its kernel."""
+    if own.text:
+        return own
+    text = f"it may not have {' '.join(of_unit.permits)}, which other ops of its kernel have"
+    return replace(own, text=text, evidence={DECIDED_BY: Decider.KERNEL.value})
+
+
+def labels_of(planner: Planner, analysis: Analysis, problem: LabelProblem, plan: Plan) -> Ints:
+    """The formats of units in a plan, as numbers of the formats of ``analysis``.
+
+    A plan of an engine's hint may lower a unit in part: its lowest permitted format counts.
+    """
+    numbers = {fmt: number for number, fmt in enumerate(analysis.times)}
+    named, nodes = plan.formats, planner.graph.nodes
+    permitted = np.isfinite(problem.time)
+    found: list[int] = []
+    for unit, members in enumerate(analysis.units.members):
+        formats = (named.get(nodes[n].name, Format.FP32) for n in members)
+        labels = [numbers.get(fmt, 0) for fmt in formats]
+        allowed = [n for n in labels if permitted[unit, n]]
+        found.append(max(allowed) if allowed else int(permitted[unit].argmax()))
+    return np.array(found, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """The formats of all units, and what each change of one of them makes."""
+
+    analysis: Analysis
+    label: Ints
+    flips: Flips
+    error: float
+
+    def reason(self, unit: int, because: str) -> Reason:
+        """Why a unit has its format; costs decided where ``because`` is empty."""
+        own = self._own(unit)
+        found = sorted(self._alternatives(unit), key=lambda a: -a.gain)
+        is_low = own is not Format.FP32
+        decider, text = _lowered(found) if is_low else _kept(found)
+        if decider is Decider.PLAN:
+            because = because or "low like the ops around it"
+        elif because:
+            decider = Decider.PLAN
+        elif not is_low:
+            because = "kept fp32"
+        return Reason(
+            rule=DECISION,
+            text=f"{because}: {text}" if because and text else f"{because}{text}",
+            permits=(own.label,),
+            evidence={DECIDED_BY: decider.value, **self._evidence(unit, found)},
+        )
+
+    def _own(self, unit: int) -> Format:
+        return (*self.analysis.times,)[self.label[unit]]
+
+    def _alternatives(self, unit: int) -> Iterator[Alternative]:
+        """The unit's format beside each other one whose cost is known."""
+        own, saturation = self._own(unit), self.analysis.saturation
+        for number, fmt in enumerate(self.analysis.times):
+            more, casts = self.flips.time_s[unit, number], self.flips.casts_s[unit, number]
+            if fmt is own or not np.isfinite(more + casts):
+                continue
+            added = max(self.error + self.flips.error[unit, number], 0.0)
+            errors = [saturation.together(e) ** 0.5 for e in (self.error, added)]
+            low, high = fmt, own
+            if fmt is Format.FP32:
+                low, high, more, casts = own, fmt, -more, -casts
+                errors.reverse()
+            yield Alternative(
+                fmt=low,
+                beside=high,
+                saved=-float(more),
+                casts=float(casts),
+                error=errors[0],
+                low_error=errors[1],
+                priced=self.analysis.priced,
+            )
+
+    def _evidence(self, unit: int, found: Sequence[Alternative]) -> dict[str, float | str]:
+        """The times of the unit, and what each other format would change."""
+        analysis = self.analysis
+        known: dict[str, float | str] = {
+            "ops in one kernel": float(len(analysis.units.members[unit]))
+        }
+        if analysis.priced is Priced.TIME:
+            times = {
+                f"{fmt.label} us": 1e6 * float(t[unit]) for fmt, t in analysis.times.items()
+            }
+            known |= {label: time for label, time in times.items() if np.isfinite(time)}
+            known |= {
+                f"casts if {a.fmt.label} us": round(1e6 * a.casts, 3) + 0.0 for a in found
+            }
+        for one in found:
+            known |= {f"error if {one.beside.label}": one.error}
+            known |= {f"error if {one.fmt.label}": one.low_error}
+        return known
+
+
+def _kept(found: Sequence[Alternative]) -> tuple[Decider, str]:
+    """What kept a unit in fp32, of its other formats, the one that gains most first."""
+    if not found:
+        return Decider.TIME, "no time in another format is known"
+    texts = [a.text if a.gains_nothing else f"{a.text}, but {a.rise}" for a in found]
+    return found[0].against, "; ".join(texts)
+
+
+def _lowered(found: Sequence[Alternative]) -> tuple[Decider, str]:
+    """What lowered a unit, and what kept it from a format that gains more."""
+    beside = [a for a in found if a.from_fp32]
+    texts = [a.text for a in beside]
+    texts += [f"{a.text}, but {a.rise}" for a in found if not (a.from_fp32 or a.gains_nothing)]
+    return beside[0].in_favour if beside else Decider.PLAN, "; ".join(texts)
+
+
+def _duration(time_s: float) -> str:
+    return f"{time_s * 1e3:.3g} ms" if time_s >= 1e-3 else f"{time_s * 1e6:.3g} us"

@@ -1,0 +1,62 @@
+r"""Text for a terminal: escaped, on one line, in the encoding that the terminal has.
+
+Law: text from a file or an exception moves no cursor, sets no colour, starts no line and
+reorders no text: characters that would are shown escaped, as ``\x1b``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final, TextIO
+
+from finecast.errors import UsageError
+
+# Control characters, bidirectional and zero-width marks, tags, separators, lone surrogates.
+_UNSAFE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def safe(text: str) -> str:
+    """``text`` as one line, with characters escaped that would act on a terminal."""
+    return _UNSAFE.sub(lambda m: m.group().encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """``text`` as one line, with line breaks as blanks and other such characters escaped."""
+    return safe(" ".join(text.split()))
+
+
+def write(stream: TextIO, text: str, end: str = "\n") -> None:
+    """Write ``text``; characters that the stream's encoding lacks are escaped."""
+    encoding = stream.encoding or "utf-8"  # in a C locale ASCII, which lacks most characters
+    with printing(stream):
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + end)
+        stream.flush()  # a pipe without a reader is noticed here, not when Python exits
+
+
+@contextmanager
+def printing(stream: TextIO) -> Generator[None]:
+    """Turn an error of the system inside, as of a full disk, into one of the command.
+
+    What is written to the stream from then on is dropped: Python could not empty the stream's
+    buffer as it exits.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # its reader has read enough
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        raise UsageError(
+            f"cannot print the result: {error.strerror}",
+            where="standard output" if stream is sys.stdout else "standard error",
+            fix="print it elsewhere; files are written before the result is printed",
+        ) from error

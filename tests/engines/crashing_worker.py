@@ -1,0 +1,35 @@
+"""A library in a process of its own that crashes at the stage that its argument names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from finecast.frontends import dry_run_worker
+
+STAGE = sys.argv[1]
+
+
+def _load(tell_stage: Callable[[str], None]) -> Any:
+    def load(settings: Mapping[str, Any], model: str | bytes) -> Any:
+        del settings, model
+        for stage in ("read", "compiled"):
+            tell_stage(stage)
+            if stage == STAGE:
+                os.kill(os.getpid(), signal.SIGSEGV)
+
+        def run(feeds: object) -> None:
+            del feeds
+            if STAGE == "run":
+                os.kill(os.getpid(), signal.SIGFPE)
+
+        return run
+
+    return load
+
+
+dry_run_worker._LIBRARIES = {STAGE: _load}  # type: ignore[misc]
+answer = dry_run_worker._Served(STAGE).answer

@@ -1,0 +1,162 @@
+"""Wrong types of arguments, odd ports and full streams: one line each, and no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import finecast
+from finecast.engines import installed
+from finecast.errors import ExitCode, ModelError, UsageError
+
+NET = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 4] x) => (float[n, 4] y)
+<float[4] b = {1.0, 2.0, 3.0, 4.0}> { y = Add (x, b) }"""
+X = {"x": np.ones((8, 4), np.float32)}
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    onnx.save(parser.parse_model(NET), tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+def five() -> int:
+    return 5
+
+
+def fives() -> Iterator[int]:
+    yield 5
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"metric": len}, "the name of a metric .* is expected for metric, not .* builtin"),
+        ({"tolerance": "0.01"}, "a number is expected for tolerance, not .* str"),
+        ({"batch": 2.5}, "a whole number is expected for batch, not .* float"),
+        ({"max_trials": True}, "a whole number is expected for max_trials, not .* bool"),
+        ({"engine": 7}, "a name is expected for engine, not .* int"),
+        ({"output": 5}, "a path is expected for output, not .* int"),
+        ({"user_rules": [len]}, "a dict of rule functions by name is expected"),
+        ({"target": 5}, "the name of a device, or one with options, is expected"),
+        ({"objective": 5}, "the name of an objective is expected"),
+        ({"evaluate": 5}, "a function of run is expected"),
+        ({"progress": 5}, "True, False or a function of each step is expected"),
+        ({"policy": 3}, "3 is no policy"),
+        ({"data": 7}, "data of type int is not iterable"),
+        ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),
+        ({"calib": fives}, "yields int, and arrays by the names of the inputs are needed"),
+    ],
+)
+def test_an_argument_of_a_wrong_type(given: dict[str, Any], expected: str, net: Path) -> None:
+    call: Any = finecast.tune
+    with pytest.raises(UsageError, match=expected):
+        call(net, **{"data": X, **given})
+
+
+def test_other_verbs_check_theirs(net: Path) -> None:
+    with pytest.raises(UsageError, match="a dict of sizes by dimension is expected"):
+        finecast.convert(net, dims=[1])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="True or False is expected for verify"):
+        finecast.apply(net, net, verify="no")  # type: ignore[arg-type]
+
+
+def test_a_name_that_is_too_long(net: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot write the output: .*too long"):
+        finecast.convert(net, net.with_name(f"{'o' * 300}.onnx"), "all:bf16")
+
+
+def test_a_name_that_is_no_utf8(net: Path) -> None:
+    net.write_bytes(net.read_bytes().replace(b"\x01y", b"\x01\xe9"))
+    with pytest.raises(ModelError, match=r"the name b'\\xe9' is no UTF-8"):
+        finecast.convert(net, None, "all:bf16")
+
+
+@pytest.mark.skipif(not installed("onnxruntime"), reason="needs ONNX Runtime")
+def test_a_sequence_output(tmp_path: Path) -> None:
+    """Its items are compared one by one."""
+    made = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 4] x) => (seq(float[n, 2]) s)
+<float[4, 2] w = {0.3, 0.7, -0.1, 0.9, 0.11, 0.6, -0.77, 0.2}>
+{ y = MatMul (x, w) s = SequenceConstruct (y, y) }"""
+    )
+    onnx.save(made, tmp_path / "s.onnx")
+    done = finecast.convert(tmp_path / "s.onnx", None, "all:fp16", engine="onnxruntime")
+    assert done.verified.max_abs_error is not None
+    assert 0 < done.verified.max_abs_error < 0.01
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_standard_output_is_full(options: list[str], net: Path) -> None:
+    """The model is written, and the error says that."""
+    out = net.with_name("low.onnx")
+    command = [sys.executable, "-m", "finecast", "convert", str(net), "-o", str(out)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, "--auto-cast", "all", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith("error: cannot print the result: ")
+    assert "files are written before the result is printed" in done.stderr
+    assert done.stderr.count("\n") == 1
+    onnx.checker.check_model(str(out))
+
+
+def test_numbers_of_numpy_are_numbers(net: Path) -> None:
+    given: dict[str, Any] = {"tolerance": np.float32(-1), "batch": np.int64(4)}
+    call: Any = finecast.tune
+    with pytest.raises(UsageError, match=r"tolerance -1\.0 is not usable"):
+        call(net, data=X, max_trials=np.int64(1), progress=False, **given)
+
+
+def test_arrays_in_another_byte_order(net: Path) -> None:
+    swapped = np.arange(32, dtype=">f4").reshape(8, 4)
+    np.savez(net.with_name("x.npz"), x=swapped)
+    for data in ({"x": swapped}, net.with_name("x.npz"), [{"x": swapped}]):
+        done = finecast.convert(net, None, "all:bf16", data=data)
+        assert done.verified.max_abs_error is not None
+
+
+def test_labels_that_are_dates(net: Path) -> None:
+    data = {**X, "label": np.zeros(8, "datetime64[s]")}
+    with pytest.raises(UsageError, match=r"top1 needs numbers or text, .* datetime64\[s\]"):
+        finecast.tune(net, data=data, metric="top1")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".PTH", ".safetensors"])
+def test_an_output_named_as_another_format(suffix: str, net: Path) -> None:
+    with pytest.raises(UsageError, match=r"name it .*low\.onnx"):
+        finecast.convert(net, net.with_name(f"low{suffix}"), "all:bf16")
+    assert [p.name for p in net.parent.iterdir()] == ["net.onnx"]
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+@pytest.mark.parametrize(("wide", "grows"), [(8, True), (512, False)])
+def test_weights_in_8_bits_that_make_the_file_larger(
+    wide: int, grows: bool, tmp_path: Path
+) -> None:
+    made = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, W] x) => (float[n, W] y) { y = MatMul (x, w) }""".replace("W]", f"{wide}]")
+    )
+    draw = np.random.default_rng(0).normal(size=(wide, wide)).astype(np.float32)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(draw, "w"))
+    onnx.save(made, tmp_path / "net.onnx")
+    done = finecast.convert(tmp_path / "net.onnx", tmp_path / "low.onnx", "all:int8_weights")
+    assert (done.size_bytes[1] >= done.size_bytes[0]) == grows
+    assert any("makes the model no smaller" in text for text in done.warnings) == grows

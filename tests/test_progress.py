@@ -1,0 +1,112 @@
+"""Progress: a bar on a terminal, a line in a notebook, now and then a line in a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from finecast import progress
+from finecast.errors import UsageError
+from finecast.progress import reporting, shown, silent
+from tests.cli.test_output import ACTS, NASTY
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with shown("tuning") as report:
+        for moment, stage in ((101, "baseline"), (116, f"a{NASTY}"), (117, "b"), (140, "c")):
+            now[0] = moment
+            report(stage, 1, 4)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("tuning: a")
+    assert first.endswith(", 1 of 4, after 16 s")
+    assert not ACTS.search(first)
+    assert second == "tuning: c, 1 of 4, after 40 s"
+    with shown("tuning", quiet=True) as report:
+        now[0] = 500
+        report("d", 1, 4)
+    assert not capsys.readouterr().err
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython as a notebook's kernel loads it."""
+    shell = SimpleNamespace(kernel=object())
+    ipython = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.usefixtures("notebook")
+def test_in_a_notebook_one_line_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with reporting(True, "tuning") as report:
+        for moment, stage in ((100.0, "sensitivities"), (100.1, "left out"), (103.0, "b")):
+            now[0] = moment
+            report(stage, 1, 4)
+    first, second = "tuning: sensitivities, 1 of 4, after 0 s", "tuning: b, 1 of 4, after 3 s"
+    assert capsys.readouterr().err == f"\r{first}\r{second.ljust(len(first))}\n"
+
+
+def test_where_nobody_watches_the_interface_reports_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for given in (True, False):
+        with reporting(given, "tuning") as report:
+            now[0] += 100.0
+            report("stage", 1, 2)
+    assert not capsys.readouterr().err
+
+
+def test_a_callback_is_called() -> None:
+    with reporting(silent, "tuning") as report:
+        assert report is silent
+
+
+@pytest.mark.parametrize("given", ["yes", 3, None])
+def test_anything_else_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="reports no progress"), reporting(given, "tuning"):
+        pass
+
+
+@pytest.mark.usefixtures("notebook")
+def test_false_is_silent_in_a_notebook_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert progress.in_notebook()
+    with reporting(False, "tuning") as report:
+        report("stage", 1, 2)
+    assert not capsys.readouterr().err
+
+
+def test_the_time_is_told_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    seen: list[str] = []
+
+    def report(stage: str, done: int, total: int) -> None:
+        del done, total
+        seen.append(stage)
+
+    phases = progress.Phases(report, "baseline")
+    for moment, stage in (
+        (12.0, "baseline"),
+        (13.0, "timing"),
+        (20.0, "evaluation of step 1"),
+    ):
+        now[0] = moment
+        phases(stage, 0, 1)
+    now[0] = 24.0
+    assert list(phases.seconds().items()) == [
+        ("timing", 7.0), ("evaluation", 4.0), ("baseline", 3.0)
+    ]  # fmt: skip
+    assert seen == ["baseline", "timing", "evaluation of step 1"]

@@ -1,0 +1,100 @@
+"""What a process that was killed left beside its output: the next command removes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import pytest
+
+import finecast
+from finecast.files import CommandFiles
+from finecast.files.staging import remove_abandoned, staging
+from tests.frontends.tools import parse
+
+WRITES = """
+import sys
+from pathlib import Path
+from finecast.files.staging import staging
+with staging(Path(sys.argv[1])) as folder:
+    (folder / "half.onnx").write_bytes(b"1" * 2_000_000)
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def writing_in(place: Path) -> Generator[tuple[subprocess.Popen[str], Path]]:
+    """A process that is writing into a staging folder in ``place``."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITES, str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def test_only_what_the_dead_left_is_removed(tmp_path: Path) -> None:
+    strange = tmp_path / ".finecast-mine"
+    strange.mkdir()
+    (strange / "notes.txt").write_text("kept")
+    with writing_in(tmp_path) as (process, folder), staging(tmp_path) as own:
+        assert remove_abandoned(tmp_path) == []
+        assert folder.is_dir()
+        assert own.is_dir()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        told = remove_abandoned(tmp_path)
+        left = f"removed {folder.parent.name} (2.0 MB)"
+        assert told == [f"{left}, which process {process.pid} left as it was ended"]
+        assert own.is_dir()
+    assert [p.name for p in tmp_path.iterdir()] == [".finecast-mine"]
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    other, place = tmp_path / "other", tmp_path / "place"
+    other.mkdir()
+    place.mkdir()
+    with writing_in(other) as (process, folder):
+        process.kill()
+        process.wait()
+        (place / ".finecast-link").symlink_to(folder.parent)
+        assert remove_abandoned(place) == []
+        assert (folder / "half.onnx").is_file()
+
+
+def test_commands_remove_it_and_say_so(tmp_path: Path) -> None:
+    """Where outputs are, and nowhere else."""
+    with writing_in(tmp_path) as (process, _):
+        process.kill()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    files = CommandFiles()
+    files.write("--output", elsewhere / "m.onnx")
+    with files.locked() as removed:
+        assert removed == []
+    onnx.save(parse("g (float[N] x) => (float[N] y) { y = Relu (x) }"), elsewhere / "m.onnx")
+    done = finecast.convert(elsewhere / "m.onnx", tmp_path / "low.onnx", "all:bf16")
+    assert any(f"which process {process.pid} left" in text for text in done.warnings)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "low.onnx"]
+
+
+@pytest.mark.parametrize("owner", [b"", b"no number", b"\xff\xfe"])
+def test_a_folder_that_nobody_signed_stays(owner: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / ".finecast-abc"
+    folder.mkdir()
+    (folder / "owner").write_bytes(owner)
+    assert remove_abandoned(tmp_path) == []
+    assert folder.is_dir()
