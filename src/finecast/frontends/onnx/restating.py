@@ -91,7 +91,9 @@ def _drop_operands(model: ir.Model) -> None:
     dropped: set[str] = set()
     for node in every_node(model.graph):
         text = node.metadata_props.get(STATED)
-        was = json.loads(text) if text else {"inputs": []}
+        if text is None:
+            continue
+        was = json.loads(text)
         for name in was["inputs"]:
             value = constants.get(name)
             number = None if value is None or _is_read(value) else _scalar(value)
