@@ -229,7 +229,7 @@ def test_an_older_output_is_called_stale(
         assert path.read_text() == "of an earlier run"  # it may be anyone's: it is kept
     assert finecast(*line[:3], tmp_path / "new.onnx", *line[4:]).err == ""
     found = api.tune(net, old, data=data, policy="none:bf16", force=True)
-    assert found.stale == (old,)
+    assert set(found.stale) == {plan, old}
 
 
 def test_a_file_of_python_need_not_be_called_so(finecast: Finecast, here: Path) -> None:

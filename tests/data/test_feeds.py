@@ -102,3 +102,31 @@ def test_indices_reach_the_last_row_of_their_tables() -> None:
     assert feeds["ids"].max() == 999
     assert feeds["positions"].tolist() == [63]
     assert set(np.unique(feeds["mask"])) <= {0, 1}
+
+
+IMAGES = """\
+input %0 image uint8[n, 4, 4, 3]
+input %1 choice uint8[n]
+input %2 sum uint8[n, 4]
+node turn transpose onnx::Transpose - (~%0) -> (~%3 turned uint8[n, 3, 4, 4])
+node pixels cast onnx::Cast fp32 (~%3) -> (%4 p fp32[n, 3, 4, 4])
+node index cast onnx::Cast - (~%1) -> (~%5 i int64[n])
+node float cast onnx::Cast fp32 (~%2) -> (%6 f fp32[n, 4])
+node double add onnx::Add - (~%2, ~%2) -> (~%7 d uint8[n, 4])
+output %4
+output %5
+output %6
+output %7
+"""
+
+
+def test_images_of_bytes_have_all_of_their_values() -> None:
+    last = last_indices(from_text(IMAGES))
+    assert last == {"image": 255}  # not what becomes an index, or is computed with as bytes
+    inputs = [spec("image", "uint8", 8, 4, 4, 3), spec("choice", "uint8", 99)]
+    feeds = synthetic_feeds(inputs, last=last)
+    assert feeds["image"].dtype == np.uint8
+    assert feeds["image"].min() < 32
+    assert 112 < feeds["image"].mean() < 144
+    assert feeds["image"].max() == 255
+    assert set(feeds["choice"].tolist()) == {0, 1}

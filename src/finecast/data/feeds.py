@@ -2,6 +2,7 @@
 
 Floats are standard normal. Integers and bools are 0 or 1, which are valid indices of every
 table; where the table that an integer input indices is known, they go up to its last row.
+Bytes that are only converted to floats, as those of images are, are 0 to 255.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from finecast.ops import OpKind, by_name
 _MOST_BYTES: Final = 2 << 30
 _INDEX_TYPES: Final = frozenset({"int64", "int32"})
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
+_TOP_BYTE: Final = 255
 _DRAWN_BYTES: Final = 8
 """Bytes of an element while it is drawn: as fp64 or int64, from which it is converted."""
 
@@ -62,17 +64,34 @@ def synthetic_feeds(
 
 
 def last_indices(graph: Graph) -> dict[str, int]:
-    """The last row of the tables that integer inputs index, by the inputs' names.
+    """The largest number that integer inputs may have, by the inputs' names.
 
     Law: an input is listed if it is only moved, converted, compared and used to look up rows
     of tables of known size; its number is the last row of the smallest table. Positions and
-    tokens at a model's limits show errors that small ones hide.
+    tokens at a model's limits show errors that small ones hide. An input of bytes is listed,
+    too, if it is only moved until it is converted to floats; its number is 255.
     """
-    return {
-        v.name: last
-        for v in graph.inputs
-        if v.dtype in _INDEX_TYPES and (last := _last_row(graph, v)) is not None
-    }
+    found = {v.name: _last_row(graph, v) for v in graph.inputs if v.dtype in _INDEX_TYPES}
+    bytes_in = (v for v in graph.inputs if v.dtype == "uint8")
+    found |= {v.name: _TOP_BYTE for v in bytes_in if _becomes_float(graph, v)}
+    return {name: last for name, last in found.items() if last is not None}
+
+
+def _becomes_float(graph: Graph, value: Value) -> bool:
+    """Whether ``value`` is only moved, measured and converted to floats."""
+    waiting, seen, converted = [value.id], {value.id}, False
+    while waiting:
+        for node in (graph.nodes[n] for n in graph.values[waiting.pop()].uses):
+            kind = by_name(node.op).kind
+            made = [i for i in node.outputs if i is not None]
+            if kind is OpKind.CAST and all(graph.values[i].format for i in made):
+                converted = True
+            elif kind in (OpKind.MOVEMENT, OpKind.RELAYOUT):
+                waiting.extend(i for i in made if i not in seen)
+                seen.update(made)
+            elif node.op != "shape":
+                return False
+    return converted
 
 
 def _last_row(graph: Graph, value: Value) -> int | None:
