@@ -132,7 +132,10 @@ class RandomFeeds:
             name, equals, size = item.rpartition("=")
             if not (equals and name and size.isdecimal() and int(size) > 0):
                 raise UsageError(
-                    f"{item!r} is no dimension", where="--dim", fix="write NAME=SIZE"
+                    f"{item!r} is no size of a dimension",
+                    where="--dim",
+                    fix="write NAME=SIZE, with a whole number from 1 on; arrays that are "
+                    "empty, as a decoder's first past is, are given by --data",
                 )
             sizes[name] = int(size)
         return sizes
