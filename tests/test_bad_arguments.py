@@ -51,6 +51,9 @@ def fives() -> Iterator[int]:
         ({"objective": 5}, "the name of an objective is expected"),
         ({"evaluate": 5}, "a function of run is expected"),
         ({"progress": 5}, "True, False or a function of each step is expected"),
+        ({"of": 5}, "an output's name, or several, is expected for of, not .* int"),
+        ({"plan_out": 5}, "a path is expected for plan_out, not .* int"),
+        ({"data": {"x": [[1.0], [1.0, 2.0]]}}, "a list in the data is no array: .*inhomogen"),
         ({"policy": 3}, "3 is no policy"),
         ({"data": 7}, "data of type int is not iterable"),
         ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),
@@ -68,6 +71,10 @@ def test_other_verbs_check_theirs(net: Path) -> None:
         finecast.convert(net, dims=[1])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="True or False is expected for verify"):
         finecast.apply(net, net, verify="no")  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"a plan or its path is expected for plan, not .* dict"
+    ):
+        finecast.apply({}, net)  # type: ignore[arg-type]
 
 
 def test_a_name_that_is_too_long(net: Path) -> None:

@@ -95,6 +95,14 @@ def test_a_crash_as_it_is_loaded(name: str, hostile: None, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ENGINES)
+def test_a_name_as_long_as_the_file_system_allows(name: str, tmp_path: Path) -> None:
+    """No file can stand beside the model whose name is the model's with an ending."""
+    path = tmp_path / ("a" * 250 + ".onnx")
+    onnx.save(NET, path)
+    assert get_engine(name).load(path).run(FEEDS)["y"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("hostile", ["run"], indirect=True)
 def test_a_crash_as_it_is_run(name: str, hostile: None) -> None:
     session = get_engine(name).load(NET.SerializeToString())

@@ -235,6 +235,27 @@ g (float[2,4] x, float[4,4] w) => (float[n,4] y, int64 count)
 """
 
 
+def test_an_optional_output_without_a_value(tmp_path: Path) -> None:
+    """ONNX Runtime gives None for it, and it counts as empty: what has values is compared."""
+    path = tmp_path / "optional.onnx"
+    held = helper.make_tensor_type_proto(TensorProto.FLOAT, [4])
+    graph = helper.make_graph(
+        [node("Sin", "x", "y"), node("Optional", "", "none", type=held)],
+        "net",
+        [helper.make_value_info("x", held)],
+        [
+            helper.make_value_info("y", held),
+            helper.make_value_info("none", helper.make_optional_type_proto(held)),
+        ],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    onnx.save(made, path)
+    result = api.convert(path, policy="all:bf16", engine="onnxruntime", progress=False)
+    assert result.verified is not None
+    assert "y" in result.verified.outputs
+    assert not result.verified.note
+
+
 @pytest.mark.parametrize("policy", ALL)
 def test_sequences(tmp_path: Path, policy: str) -> None:
     before = parse(SEQUENCES)

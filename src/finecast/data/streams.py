@@ -97,12 +97,23 @@ def re_iterable(data: Iterable[Any]) -> Callable[[], Iterable[Any]]:
 
 
 def to_array(value: Any) -> Array:
-    """A tensor of any library, or a list, as a numpy array."""
+    """A tensor of any library, or a list, as a numpy array.
+
+    Raises:
+        UsageError: For a list whose items differ in length.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # which numpy does not have
             value = value.float()
-    return in_native_order(np.asarray(value))
+    try:
+        return in_native_order(np.asarray(value))
+    except ValueError as error:
+        raise UsageError(
+            f"a list in the data is no array: {error}",
+            where="data",
+            fix="make its items equally long, or give batches in which they are",
+        ) from error
 
 
 def _split(item: Any, inputs: int) -> tuple[Mapping[str, Any] | Sequence[Any], Any]:

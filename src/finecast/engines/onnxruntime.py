@@ -407,9 +407,14 @@ def _spec(port: Any, shapeless: Container[str]) -> TensorSpec:
 
 
 def _arrays(outputs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Array]]:
-    """Outputs by name; the items of one that is a sequence are ``NAME[INDEX]``."""
+    """Outputs by name; the items of one that is a sequence are ``NAME[INDEX]``.
+
+    An optional output without a value is an array without elements.
+    """
     for name, value in outputs:
-        if isinstance(value, list):
+        if value is None:
+            yield name, np.empty(0, np.float32)
+        elif isinstance(value, list):
             items = cast("list[Any]", value)
             yield from _arrays((f"{name}[{i}]", item) for i, item in enumerate(items))
         else:

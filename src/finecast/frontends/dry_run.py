@@ -76,7 +76,8 @@ def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _files(model: Path) -> list[Path]:
     """The model's file, and what may lie beside it with its tensors."""
     beside = (model.with_suffix(".bin"), model.with_name(f"{model.name}.data"))
-    return [model, *(part for part in beside if part.is_file())]
+    # Path.is_file raises where the name with .data is too long for the file system.
+    return [model, *(part for part in beside if os.path.isfile(part))]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
+from finecast.planning.plan import Plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +28,9 @@ _FLAG: Final = ((bool, Integral), "True or False")
 _EXPECTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "output": _PATH,
     "study": _PATH,
+    "plan_out": _PATH,
+    "plan": ((str, Path, Plan), "a plan or its path"),
+    "of": ((Iterable,), "an output's name, or several,"),
     "engine": _NAME,
     "metric": ((str,), "the name of a metric (a function of your own is evaluate)"),
     "labels": _NAME,
