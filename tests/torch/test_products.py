@@ -18,6 +18,7 @@ from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
+from finecast.ops.patterns import adds_bias
 from finecast.rules import override
 from tests.torch.planned import plan_of
 from tests.torch.test_int8 import converted, relative
@@ -123,7 +124,10 @@ def test_biases_are_added_behind_products_where_a_rule_is_for_them() -> None:
         low = ft.convert(net, (x,), "all:bf16")
     torch.testing.assert_close(captured.module(x), net(x))
     fp32 = {d.node for d in plan_of(low).decisions if d.format is Format.FP32}
-    assert fp32 >= {"same/conv2d_add", "line/conv1d_add", "last/linear_add"}
+    biases = {"same/conv2d_add", "line/conv1d_add", "last/linear_add"}
+    assert fp32 >= biases
+    # What the last product adds is computed: a vector, but no bias.
+    assert {n.name for n in captured.graph.nodes if adds_bias(captured.graph, n)} == biases
     ops = [node.native for node in captured.graph.nodes]
     assert ops.count("aten::addmm") == 1  # the bias is scaled with it
 
