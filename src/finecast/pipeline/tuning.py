@@ -150,7 +150,7 @@ class _Tuning:
         try:
             proposals = self._proposals()
         except EngineError as error:
-            return self._unchanged(f"the lowest plan cannot be run: {error.what}")
+            return self._unchanged(f"no plan can be judged: {error.what}")
         candidates, fp32 = self._rank(proposals)
         chained = chain(candidates, fp32, self._min_speedup)
         if not chained:
