@@ -18,6 +18,7 @@ from finecast.frontends.tensorflow.saving import save
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.switches import SWITCH, Switch
+from finecast.rules import override
 from tests.tensorflow.models import Model, nodes_of, of_function, served, tf, types_of
 
 X = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)
@@ -70,6 +71,25 @@ def test_single_ops_keep_fp32(mlp: Model, tmp_path: Path) -> None:
     types = types_of(tmp_path / "low")
     assert types[softmax] == "float32"
     assert "bfloat16" in types.values()
+
+
+def test_raf_s_bias_add_is_each_addition_of_a_bias(tmp_path: Path) -> None:
+    weight = tf.Variable(np.ones((16, 16), np.float32))
+    kernel = tf.Variable(np.ones((1, 1, 4, 4), np.float32))
+    bias, four = (tf.Variable(np.linspace(-1, 1, n, dtype=np.float32)) for n in (16, 4))
+
+    def call(x: Any) -> dict[str, Any]:
+        x = tf.add(tf.nn.bias_add(tf.matmul(x, weight), bias, name="own"), x, name="residual")
+        x = tf.add(tf.matmul(x, weight), bias, name="sum")
+        x = tf.nn.conv2d(tf.reshape(x, [-1, 2, 2, 4]), kernel, 1, "SAME")
+        return {"y": tf.add(x, four, name="channels")}
+
+    held = [weight, kernel, bias, four]
+    model = of_function(tmp_path / "biases", call, [ROWS], held)
+    with override({"raf.op.bias_add": lambda args, ret, amp: ["fp32"] * len(args)}):
+        plan = finecast.convert(model.path, tmp_path / "low", "all:bf16").plan
+    kept = {d.node for d in plan.decisions if d.format is Format.FP32}
+    assert kept == {"own", "sum", "channels"}
 
 
 def test_a_plan_is_replayed(mlp: Model, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,10 @@ from finecast.engines.torch.integers import compiled_frozen
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.measure.environment import environment
+from finecast.numbers.formats import Format
+from finecast.ops.patterns import adds_bias
+from finecast.rules import override
+from tests.torch.planned import plan_of
 from tests.torch.test_int8 import converted, relative
 
 pytestmark = [
@@ -88,6 +93,43 @@ def test_products_that_are_no_linear_layers_stay() -> None:
     made = ft.convert(module, (x,), "matmult:bf16")
     with torch.no_grad():
         assert 0 < relative(made(x), module(x)) < 0.02
+
+
+class Biased(nn.Module):
+    """Products with biases in all ways that PyTorch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Conv2d(3, 4, 3, padding="same")
+        self.line = nn.Conv1d(4, 5, 3, stride=2)
+        self.none = nn.Conv1d(5, 5, 1, bias=False)
+        self.last = nn.Linear(5, 6)
+        self.scaled = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lines = self.none(self.line(self.same(x).flatten(2)))
+        x = self.last(lines.transpose(1, 2)).flatten(0, 1)
+        x = torch.addmm(self.scaled, x, x.T @ x, beta=0.5)
+        return torch.addmm(x[0] + 1, x, x.T @ x)
+
+
+def test_biases_are_added_behind_products_where_a_rule_is_for_them() -> None:
+    def never(args: Any, ret_type: Any, amp_dtype: Any) -> list[str]:
+        del ret_type, amp_dtype
+        return ["float32"] * len(args)
+
+    net, x = Biased().eval(), torch.randn(2, 3, 8, 8)
+    with override({"raf.op.bias_add": never}):
+        captured = frontend.capture(net, (x,))
+        low = ft.convert(net, (x,), "all:bf16")
+    torch.testing.assert_close(captured.module(x), net(x))
+    fp32 = {d.node for d in plan_of(low).decisions if d.format is Format.FP32}
+    biases = {"same/conv2d_add", "line/conv1d_add", "last/linear_add"}
+    assert fp32 >= biases
+    # What the last product adds is computed: a vector, but no bias.
+    assert {n.name for n in captured.graph.nodes if adds_bias(captured.graph, n)} == biases
+    ops = [node.native for node in captured.graph.nodes]
+    assert ops.count("aten::addmm") == 1  # the bias is scaled with it
 
 
 def test_weights_whose_paths_differ_in_a_dot_stay_apart() -> None:

@@ -370,6 +370,34 @@ def test_overrides_reach_the_training_graph() -> None:
     assert set(compiled.finecast_plans[0].counts) == {"fp32"}
 
 
+def test_raf_s_bias_add_is_the_bias_of_linear_layers_and_no_residual() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.norm = nn.LayerNorm(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return F.gelu(self.norm(x + self.second(x))).sum()
+
+    def never(args: Any, ret_type: Any, amp_dtype: Any) -> list[str]:
+        del ret_type, amp_dtype
+        return ["float32"] * len(args)
+
+    net, x = Block(), torch.randn(4, 8, 16)
+    with rules.override({"raf.op.bias_add": never}):
+        compiled = ft.compile(net, "all:bf16")
+        close(gradients(net, compiled, x), gradients(net, net, x))
+    formats = {d.node: d.format.label for d in compiled.finecast_plans[0].decisions}
+    added = [n for n in formats if n.endswith("_add")]
+    assert {n: formats[n] for n in added} == dict.fromkeys(added, "fp32")
+    assert len(added) == 2
+    assert formats["add"] == "bf16"  # the residual, and what follows it
+    assert formats[next(n for n in formats if n.endswith("native_layer_norm"))] == "bf16"
+    assert all(formats[n] == "bf16" for n in formats if n.endswith("_mm"))
+
+
 def test_a_small_task_is_learnt_as_in_fp32() -> None:
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
