@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import openvino
@@ -34,7 +34,8 @@ from finecast.engines.base import Array, Feeds
 from finecast.engines.openvino_config import config
 from finecast.measure.racing import Effort, Race
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.workload import Run
+
+Run: TypeAlias = Callable[[Feeds], dict[str, Array]]
 
 NATIVE: Final = "native"
 VNNI: Final = "AVX512_CORE_VNNI"

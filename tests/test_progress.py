@@ -92,7 +92,12 @@ def test_the_time_is_told_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     seen: list[str] = []
-    phases = progress.Phases(lambda stage, _done, _total: seen.append(stage), "baseline")
+
+    def report(stage: str, done: int, total: int) -> None:
+        del done, total
+        seen.append(stage)
+
+    phases = progress.Phases(report, "baseline")
     for moment, stage in (
         (12.0, "baseline"),
         (13.0, "timing"),

@@ -209,16 +209,17 @@ def tune(
 ) -> Outcome:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
-    Its plan is written to ``plan_out``, by default beside ``output``, with ``.plan.json``.
-    Nothing is written where the verdict is UNCHANGED. ``data`` and ``calib`` are an npz file,
-    arrays by name, or batches that can be iterated again and again, such as a DataLoader;
-    ``calib`` may also be a function that yields feeds. ``objective`` is what to minimise:
-    "latency", time under load ("throughput"), or bytes ("size", "memory"). ``of`` names the
-    output that the metric and the error are of; of several the worst counts. By default it is
-    the worst of all for a metric of distance and for the error, else the first; outputs that
-    copy an input do not count. With a ``target`` accuracy is emulated and times are modelled.
-    Trials are kept in ``study``; ``resume`` uses those of the same model, data, code and
-    baseline, and evaluates the winner again.
+    Its plan is written to ``plan_out``, by default beside ``output``: ``m.plan.json`` for
+    ``m.onnx``, else the whole name with ``.plan.json``, as ``m.pt2.plan.json``. Nothing is
+    written where the verdict is UNCHANGED. ``data`` and ``calib`` are an npz file, arrays by
+    name, or batches that can be iterated again and again, such as a DataLoader; ``calib`` may
+    also be a function that yields feeds. ``objective`` is what to minimise: "latency", time
+    under load ("throughput"), or bytes ("size", "memory"). ``of`` names the output that the
+    metric and the error are of; of several the worst counts. By default it is the worst of all
+    for a metric of distance and for the error, else the first; outputs that copy an input do
+    not count. With a ``target`` accuracy is emulated and times are modelled. Trials are kept
+    in ``study``; ``resume`` uses those of the same model, data, code and baseline, and
+    evaluates the winner again.
     ``progress=True`` shows progress on a terminal and in a notebook, False nothing; a function
     is told of each step.
 

@@ -202,7 +202,7 @@ def test_tune_tries_both_and_says_how_to_run_it(
         if re.match(r"unchanged: (no plan is|the plan .* is not) faster", answer.out):
             continue
         assert answer.code == 0, answer.err
-        plan = Plan.load(out.with_suffix(".plan.json"))
+        plan = Plan.load(out.with_suffix(".xml.plan.json"))
         assert plan.by_hint in tried
         found = re.search(r"(openvino\.Core\(\).*?\}\))", " ".join(answer.out.split()))
         assert found is not None

@@ -86,7 +86,9 @@ def outcome(case: Case, fmt: Format, folder: Path, *, skipped: int = 0) -> Outco
         policy = Policy.parse(f"all:{fmt.label}")
         converted = convert(source, target, policy, CONVERTED_FOR[fmt.label])
     except FinecastError as error:
-        return Outcome(**about, result=Result.FAILED, reason=str(error))
+        before = originally_invalid(case.model)
+        result = Result.INVALID_BEFORE if before else Result.FAILED
+        return Outcome(**about, result=result, reason=before or str(error))
     problem = invalid(target)
     if problem:
         before = originally_invalid(case.model)

@@ -40,7 +40,8 @@ def accumulator(width: int = WIDTH) -> Any:
     step = ops.tanh(ops.add(first, again, name="sum"), name="step")
     y = ops.matmul(step, _constant(rng, width, width), False, False, name="last")
     y.output(0).set_names({"y"})
-    return ov.Model([ops.result(y)], [ops.assign(step, variable)], [x], "accumulator")
+    model: Any = ov.Model  # its stubs know no list of sinks
+    return model([ops.result(y)], [ops.assign(step, variable)], [x], "accumulator")
 
 
 def decoder(width: int = WIDTH, heads: int = HEADS) -> Any:
@@ -85,7 +86,8 @@ def decoder(width: int = WIDTH, heads: int = HEADS) -> Any:
     flat = ops.reshape(merged, ops.constant(np.array([0, 0, width])), True)
     y = ops.matmul(flat, _constant(rng, width, width), False, False, name="out")
     y.output(0).set_names({"y"})
-    return ov.Model([ops.result(y)], sinks, [x, beam], "decoder")
+    model: Any = ov.Model  # its stubs know no list of sinks
+    return model([ops.result(y)], sinks, [x, beam], "decoder")
 
 
 def steps(count: int, width: int = WIDTH, seed: int = 1) -> list[dict[str, Array]]:

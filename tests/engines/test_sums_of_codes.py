@@ -123,7 +123,10 @@ class Faulty:
         return getattr(self.session, name)
 
     def run(self, feeds: Feeds) -> Mapping[str, Array]:
-        return {n: a * np.float32(1e9) for n, a in self.session.run(feeds).items()}
+        return {
+            n: a.astype(np.float32) * np.float32(1e9)
+            for n, a in self.session.run(feeds).items()
+        }
 
 
 @pytest.fixture
@@ -177,6 +180,8 @@ def test_engines_on_one_thread_and_as_one_stream_compute_the_same(
     onnx.save(net(), source)
     engine = get_engine(name)
     assert isinstance(engine, StreamingEngine)
+    wanted: Any
+    got: Any
     (wanted,) = engine.load(source).run(data()).values()
     for other in (engine.on_one_thread(), engine.as_one_stream()):
         assert (other.name, other.device) == (engine.name, engine.device)

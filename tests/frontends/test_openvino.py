@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -444,20 +446,41 @@ def test_a_model_that_openvino_itself_does_not_run_is_not_the_conversion_s_fault
     assert not (tmp_path / "low.xml").exists()
 
 
-@pytest.mark.parametrize("kind", ["hard_sigmoid", "selu"])
-@pytest.mark.parametrize("inside", [False, True])
-def test_parameters_that_have_to_be_constants_are_probed(kind: str, inside: bool) -> None:
-    """OpenVINO loads no HardSigmoid or Selu whose parameters an input could change."""
-    x = op.parameter([-1, WIDTH], np.float32, name="x")
-    scaled = op.multiply(x, op.constant(np.float32(1.7)), name="scaled")
+def hard_sigmoid_or_selu(kind: str, scaled: Any) -> Any:
     first, second = (op.constant(np.float32(n)) for n in (0.3, 0.77))
-    made: Any = getattr(op, kind)(scaled, first, second, name="made")
+    return getattr(op, kind)(scaled, first, second, name="made")
+
+
+def swish(shape: tuple[int, ...], scaled: Any) -> Any:
+    """OpenVINO fuses these ops to a Swish."""
+    beta = op.constant(np.full(shape, 0.77, np.float32))
+    return op.multiply(scaled, op.sigmoid(op.multiply(scaled, beta, name="made")))
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (partial(hard_sigmoid_or_selu, "hard_sigmoid"), 0),
+        (partial(hard_sigmoid_or_selu, "selu"), 0),
+        (partial(swish, ()), 1),
+        (partial(swish, (1, 1)), 1),
+        (partial(swish, (1, WIDTH)), 1),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_parameters_that_have_to_be_constants_are_probed(
+    make: Callable[[Any], Any], first: int, inside: bool
+) -> None:
+    """OpenVINO loads no HardSigmoid, Selu or Swish whose parameters an input could change."""
+    x = op.parameter([-1, WIDTH], np.float32, name="x")
+    made = make(op.multiply(x, op.constant(np.float32(1.7)), name="scaled"))
     ends = [op.relu(made, name="end")] if inside else [made]
     model = model_of(ends, [x])
     copy = frontend.roundable(frontend.from_model(model))
     graph = copy.graph
     number = next(n.id for n in graph.nodes if n.name == "made")
-    ports = {(number, index): Format.BF16 for index in range(3)}
+    read = range(first, len(graph.nodes[number].inputs))
+    ports = {(number, index): Format.BF16 for index in read}
     low = with_switches(copy, [Switch(ports=ports)])
     given = np.linspace(-4, 4, 5 * WIDTH, dtype=np.float32).reshape(5, WIDTH)
     engine = get_engine("openvino")

@@ -258,3 +258,21 @@ def test_statistics_that_are_read_keep_their_type(read: bool) -> None:
     again = finecast.convert(low, policy="all:fp16", engine="openvino", verify=False).model
     assert again is not None
     onnx.checker.check_model(again, full_check=True)
+
+
+@pytest.mark.parametrize("name", ["swish", "scaled swish", "nothing", "one over"])
+def test_numbers_that_only_rewritten_ops_read_are_removed_and_come_back(name: str) -> None:
+    proto = PATTERNS[name]
+
+    def dead(model: onnx.ModelProto) -> set[str]:
+        read = {name for node in model.graph.node for name in node.input}
+        return {t.name for t in model.graph.initializer} - read
+
+    low = converted(proto)
+    assert dead(low) <= dead(proto)
+    again = finecast.convert(low, policy="all:fp16", engine="openvino", verify=False).model
+    assert again is not None
+    assert ops(again) == ops(proto)
+    x = RNG.standard_normal((ROWS, WIDTH)).astype(np.float32)
+    wanted, got = openvino_outputs(proto, x), openvino_outputs(again, x)
+    assert np.linalg.norm(got - wanted) < 0.05 * np.linalg.norm(wanted)

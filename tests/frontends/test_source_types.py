@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, checker, numpy_helper
 
 from finecast import api
+from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from tests.frontends.tools import bf16_convolution, parse
+from tests.frontends.tools import bf16_convolution, parse, tensor
 
 TYPES = {"fp64": "double", "fp16": "float16", "bf16": "bfloat16"}
 PROTO = {
@@ -324,3 +326,18 @@ def test_a_model_that_the_observing_engine_cannot_run_is_to_be_taken_to_fp32() -
     with pytest.raises(EngineError, match="product") as caught:
         api.convert(bf16_convolution(), policy="all:int8", data=data)
     assert caught.value.fix == "take the model to fp32 first: --from-type bf16"
+
+
+def test_a_model_that_fp32_does_not_make_loadable_gets_no_such_advice() -> None:
+    """ONNX Runtime has no MatMulNBits of 3 bits, whatever type the rest is in."""
+    text = """net (float16[N,64] x) => (float16[N,32] y) {
+      m = com.microsoft.MatMulNBits <K: int = 64, N: int = 32, bits: int = 3,
+          block_size: int = 32> (x, w, s)
+      y = Relu(m)
+    }"""
+    model = parse(text, imports='"com.microsoft": 1')
+    model.graph.initializer.append(tensor("w", np.zeros((32, 2, 12)), np.uint8))
+    model.graph.initializer.append(tensor("s", np.ones((32, 2)), np.float16))
+    with pytest.raises(EngineError, match="cannot load") as caught:
+        exact_session(ir.from_proto(model))
+    assert "--from-type" not in caught.value.fix

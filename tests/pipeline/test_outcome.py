@@ -56,6 +56,29 @@ def test_the_plan_is_written_beside_the_model(tune: Tune, tmp_path: Path) -> Non
     assert again.plan == found.plan
 
 
+def test_outputs_of_one_stem_have_plans_of_their_own(mlp: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(768, 768)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(self.layer(x).relu())
+
+    program = torch.export.export(Net().eval(), (torch.from_numpy(X[:16]),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    plans: dict[str, Plan] = {}
+    for model, output in ((mlp, "low.onnx"), (tmp_path / "net.pt2", "low.pt2")):
+        given = {"data": {"x": X}, "metric": "cosine", "target": "trn1", "batch": 16}
+        found = finecast.tune(model, tmp_path / output, force=True, **given)
+        assert found.improved
+        plans[output] = found.plan
+    assert Plan.load(tmp_path / "low.plan.json") == plans["low.onnx"]
+    assert Plan.load(tmp_path / "low.pt2.plan.json") == plans["low.pt2"]
+
+
 def test_the_plan_goes_where_it_is_asked_for(tune: Tune, tmp_path: Path) -> None:
     found = tune(tmp_path / "low.onnx", plan_out=tmp_path / "mine.json")
     assert Plan.load(tmp_path / "mine.json") == found.plan

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 from finecast.planning.sensitivity import measure
 from finecast.planning.switches import SWITCH, Switch
@@ -118,6 +119,36 @@ def test_the_shape_of_an_output_may_follow_from_the_numbers() -> None:
     probe(np.zeros(4, dtype=bool))
     probe.size = 2
     assert probe(np.array([False, False, False, True]))[0].shape == (6,)
+
+
+@given(ERRORS, st.integers(1, WIDTH + 1), st.integers(0, WIDTH))
+def test_a_part_that_the_engine_refuses_takes_the_session_of_all(
+    errors: list[float], size: int, refused: int
+) -> None:
+    """OpenVINO compiles some stateful decoders with all roundings, but not with a few."""
+    probe, loads = probe_of(errors, size)
+    load = probe.load
+
+    def fussy(some: Sequence[Switch]) -> Session:
+        ids = [next(iter(s.ports))[0] for s in some]
+        if refused in ids and len(ids) < len(errors):
+            raise EngineError("Invalid graph status")
+        return load(some)
+
+    probe.load = fussy
+    found = measure(len(errors), probe)
+    assert found.values == pytest.approx(np.array(errors), rel=1e-6)
+    parts = -(-len(errors) // size)
+    assert len(loads.sessions) <= 2 + parts  # the refused part is not tried at each probe
+
+
+def test_what_the_engine_refuses_with_all_roundings_is_an_error() -> None:
+    def load(some: Sequence[Switch]) -> Session:
+        raise EngineError("no kernel")
+
+    probe = SwitchedProbe(load, [Switch(ports={(0, 0): Format.BF16})], [{}])
+    with pytest.raises(EngineError, match="no kernel"):
+        probe(np.array([True]))
 
 
 def test_with_nothing_on_a_session_runs_once() -> None:

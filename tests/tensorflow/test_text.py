@@ -78,7 +78,7 @@ def test_a_tuned_text_model_is_served_and_keeps_its_accuracy(
     assert after >= before * 0.99
     assert said["baseline"]["metric"] == pytest.approx(before, abs=0.01)
     assert said["tuned"]["metric"] == pytest.approx(after, abs=0.01)
-    assert Plan.load(tmp_path / "tuned.plan.json").lowers
+    assert Plan.load(low.with_name(f"{low.name}.plan.json")).lowers
 
 
 def in_openvino(path: Path, data: Path) -> float:

@@ -276,19 +276,21 @@ def formats_under(held: Overrides, **options: Any) -> dict[str, str]:
 
 
 def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
-    """The lowest format that the rules leave each op of the same net."""
+    """The lowest format that the rules leave each op, by op and by node, of the same net."""
     net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
     body = Function(lambda x: net(x) + x)
     body.net = net
-    captured, policy = frontend.capture(body, (x,)), Policy.parse("all:bf16")
+    policy = Policy.parse("all:bf16")
     with rules.override(held):
+        captured = frontend.capture(body, (x,))
         planner = make_torch_planner(
             captured.graph,
             policy,
             known=Known(measured=False),
             rule_set=RuleSet.parse(rule_set),
         )
-    return {d.op: d.format.label for d in planner.lowest().decisions}
+    decisions = planner.lowest().decisions
+    return {name: d.format.label for d in decisions for name in (d.op, d.node)}
 
 
 def test_raf_s_own_signature_of_a_rule() -> None:
@@ -313,12 +315,15 @@ def test_the_seed_s_rules_run_as_they_are_written(rule_set: str) -> None:
     def never_cast_bias_add(args: Any, ret_type: Any, amp_dtype: Any) -> Any:
         return [PrimType("float32"), PrimType("float32"), PrimType(None)]
 
+    # The rules hold for the bias of the linear layer, which is added behind it here.
     held = lowest_under({"raf.op.bias_add": cast_bias_add}, rule_set)
-    # In RAF's set gelu is never low, so its sum with x is not either.
-    assert held["add"] == ("fp32" if rule_set == "raf" else "bf16")
-    never_low = formats_under({"raf.op.bias_add": never_cast_bias_add}, rule_set=rule_set)
-    assert never_low["add"] == "fp32"
-    assert never_low["linear"] == "bf16"
+    assert held["net.0/linear_add"] == "bf16"
+    never_low = lowest_under({"raf.op.bias_add": never_cast_bias_add}, rule_set)
+    assert never_low["net.0/linear_add"] == "fp32"
+    assert never_low["net.0/linear_linear"] == "bf16"
+    # The residual is no bias. In RAF's set it is fp32, as gelu is.
+    for found in (held, never_low):
+        assert found["add"] == ("fp32" if rule_set == "raf" else "bf16")
 
 
 @pytest.mark.parametrize("rule_set", ["finecast", "raf"])

@@ -92,10 +92,18 @@ class Records:
     """Files that a search writes beside the model: its plan and its study."""
 
     plan_out: Annotated[
-        Path | None, typer.Option(help="The plan; default OUTPUT with .plan.json.")
+        Path | None,
+        typer.Option(
+            help="The plan; default OUTPUT with .plan.json: m.plan.json for m.onnx,"
+            " m.pt2.plan.json for m.pt2."
+        ),
     ] = None
     study: Annotated[
-        Path | None, typer.Option(help="Keep trials here; default OUTPUT with .study.db.")
+        Path | None,
+        typer.Option(
+            help="Keep trials here; default OUTPUT with .study.db in place of its suffix. It"
+            " may hold trials of several models."
+        ),
     ] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="Take up the study where it was cut off.")

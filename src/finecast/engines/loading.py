@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from finecast.engines import get_engine
 from finecast.engines.base import Engine, Loadable, Session
-from finecast.errors import EngineError, naming
+from finecast.errors import EngineError, FinecastError, naming
 from finecast.frontends import onnx as frontend
 
 _OWN: Final = {"openvino": "openvino", "finecast.frontends.tensorflow": "tensorflow"}
@@ -37,14 +37,30 @@ def exact_session(model: Any, *, optimizing: bool = True) -> Session:
         try:
             return load_model(exact_engine(optimizing=optimizing), model)
         except EngineError as error:
-            given = frontend.types_computed_in(model)
-            other = next((name for name, t in frontend.SOURCE_TYPES.items() if t in given), "")
-            if not other:
+            taken = _taken_from(model)
+            if not taken:
                 raise
-            first = f"take the model to fp32 first: --from-type {other}"
+            first = f"take the model to fp32 first: --from-type {taken}"
             raise EngineError(error.what, where=error.where, fix=first) from error
     home = type(model).__module__
     return get_engine(next(e for at, e in _OWN.items() if home.startswith(at))).load(model)
+
+
+def _taken_from(model: Any) -> str:
+    """The type from which ``model`` can be taken to fp32, if it can be loaded then; else "".
+
+    An engine may refuse an op for another reason than its type: a weight of 3 bits, say.
+    """
+    given = frontend.types_computed_in(model)
+    label = next((name for name, t in frontend.SOURCE_TYPES.items() if t in given), "")
+    if not label:
+        return ""
+    try:
+        taken = frontend.take_to_fp32(frontend.from_model(model), label)
+        load_model(exact_engine(), taken.model)
+    except FinecastError:
+        return ""
+    return label
 
 
 def exact_engine(*, optimizing: bool = True) -> Engine:

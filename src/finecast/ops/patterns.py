@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from finecast.graph import Graph, Node
+from finecast.graph import Graph, Node, Value
 from finecast.ops import OpKind, by_name
 
 _NORM_TAIL = (("pow", "mul"), ("reduce_mean",), ("add",), ("sqrt",), ("div", "reciprocal"))
 _GELU_TAIL = (("add",), ("mul",), ("mul",))
 _SCALES = ("mul", "div")
+_RESHAPES = ("reshape", "squeeze", "unsqueeze")
 
 
 def bias_kernels(graph: Graph) -> list[frozenset[int]]:
@@ -26,6 +27,20 @@ def bias_kernels(graph: Graph) -> list[frozenset[int]]:
             if after is not None and after.op == "add" and _has_constant(graph, after):
                 found.append(frozenset({node.id, after.id}))
     return found
+
+
+def adds_bias(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` adds a vector along the channels of what a product gives.
+
+    The vector is a constant or an input of the graph, as parameters are in training. A
+    residual is no bias: it is computed, or has the shape of the product's result.
+    """
+    if node.op == "bias_add":
+        return True
+    if node.op != "add" or len(node.inputs) != 2:
+        return False
+    a, b = node.inputs
+    return _is_bias_of(graph, a, b) or _is_bias_of(graph, b, a)
 
 
 def norm_kernels(graph: Graph) -> list[frozenset[int]]:
@@ -59,6 +74,38 @@ def merged(kernels: Sequence[frozenset[int]]) -> list[frozenset[int]]:
         joined = frozenset().union(kernel, *(k for k in result if k & kernel))
         result = [*apart, joined]
     return result
+
+
+def _is_bias_of(graph: Graph, vector: int | None, result: int | None) -> bool:
+    """Whether ``vector`` is a bias, and ``result`` what a product gives."""
+    if vector is None or result is None:
+        return False
+    source, given = _unshaped(graph, vector), _unshaped(graph, result)
+    product = _producer(graph, given.id)
+    kind = None if product is None else by_name(product.op).kind
+    if product is None or kind not in (OpKind.MATMUL, OpKind.CONV):
+        return False
+    shape, sizes = graph.values[vector].shape or (), graph.values[result].shape or ()
+    if given.id != result and (kind is OpKind.CONV or (given.shape or ())[-1:] != sizes[-1:]):
+        return False  # the channels are no longer where the product gave them
+    layout = str(product.attributes.get("data_format", ""))  # TensorFlow's; others have none
+    axis = -1 if kind is OpKind.MATMUL or layout.endswith("C") else 1 - len(sizes)
+    held = source.constant is not None or (source.is_input and len(source.shape or ()) == 1)
+    if not held or not -len(shape) <= axis < 0:
+        return False
+    channels = sizes[axis] if sizes else None
+    fits = shape[axis] == channels or not isinstance(channels, int)
+    others = (size for at, size in enumerate(shape, -len(shape)) if at != axis)
+    return fits and all(size == 1 for size in others)
+
+
+def _unshaped(graph: Graph, value: int) -> Value:
+    """What ``value`` is a reshaped view of: most values are their own."""
+    node = _producer(graph, value)
+    while node is not None and node.op in _RESHAPES and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = _producer(graph, value)
+    return graph.values[value]
 
 
 def _norm(graph: Graph, mean: Node) -> frozenset[int] | None:

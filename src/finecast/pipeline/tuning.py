@@ -158,7 +158,7 @@ class _Tuning:
         try:
             proposals = self._proposals()
         except EngineError as error:
-            return self._unchanged(f"the lowest plan cannot be run: {error.what}")
+            return self._unchanged(f"no plan can be judged: {error.what}")
         if self.subject.compiles and self.measuring.objective is Objective.LATENCY:
             self.predicting = True
             outcome = self._searched(proposals)

@@ -111,7 +111,6 @@ def _label(name: str) -> str:
 _RAF: Final = "raf.op."
 # RAF's ops that have other names here: the canonical names of what PyTorch computes them by.
 RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "bias_add": ("add", "bias_add"),
     "conv2d": ("conv",),
     "conv2d_transpose": ("conv_transpose",),
     "dense": ("linear", "matmul", "addmm"),

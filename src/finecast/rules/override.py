@@ -8,6 +8,9 @@ tensors are passed as None.
 An op computes in one format: it is low if every argument that shares its format is hinted
 low, else fp32. Scales and statistics that kernels read in fp32 beside low values stay fp32,
 whatever is hinted.
+
+``bias_add``, RAF's name, is any op that adds a bias to what a product gives. PyTorch's linear
+layers and convolutions leave their biases to such ops where an override names it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any, Final, TypeAlias, cast
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
 from finecast.naming import suggestion
+from finecast.ops.patterns import adds_bias
 from finecast.rules.base import NodeView, UserRule
 from finecast.rules.hints import DType, Hint, ops_named, read_hints
 from finecast.rules.matching import op_names
@@ -33,6 +37,7 @@ Overrides: TypeAlias = Mapping[str, AnyRule]
 
 _ACTIVE: ContextVar[Overrides] = ContextVar("overrides", default={})  # noqa: B039
 _RAF_PARAMETERS: Final = 3
+_BIAS_ADD: Final = "bias_add"
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 
 
@@ -88,18 +93,26 @@ def unmatched(names: Collection[str], graphs: Sequence[Graph]) -> list[str]:
     return [
         name
         for name in names
-        if not any(_is_for(name, node) for graph in graphs for node in graph.nodes)
+        if not any(_is_for(name, node, graph) for graph in graphs for node in graph.nodes)
     ]
 
 
-def find_override(node: Node, overrides: Overrides | None = None) -> CastingRule | None:
+def names_biases(overrides: Overrides | None = None) -> bool:
+    """Whether an override is for additions of biases, which products must then not do."""
+    held = current() if overrides is None else overrides
+    return any(_BIAS_ADD in ops_named(name) for name in held)
+
+
+def find_override(
+    graph: Graph, node: Node, overrides: Overrides | None = None
+) -> CastingRule | None:
     """The override for an op in RAF's form; None if no block names it.
 
     Raises:
         UsageError: If it has finecast's form, which RAF's forward pass cannot ask.
     """
     held = current() if overrides is None else overrides
-    name = _innermost(node, held)
+    name = _innermost(graph, node, held)
     if name is None:
         return None
     if _parameters(name, held[name]) != _RAF_PARAMETERS:
@@ -139,12 +152,15 @@ def is_low(node: Node, hints: Sequence[Hint], low: str) -> bool:
     return bool(own) and all(h == low for h in own)
 
 
-def _is_for(name: str, node: Node) -> bool:
-    return any(matches(one, node) for one in ops_named(name))
+def _is_for(name: str, node: Node, graph: Graph) -> bool:
+    return any(
+        adds_bias(graph, node) if one == _BIAS_ADD else matches(one, node)
+        for one in ops_named(name)
+    )
 
 
-def _innermost(node: Node, held: Overrides) -> str | None:
-    return next((name for name in reversed(tuple(held)) if _is_for(name, node)), None)
+def _innermost(graph: Graph, node: Node, held: Overrides) -> str | None:
+    return next((name for name in reversed(tuple(held)) if _is_for(name, node, graph)), None)
 
 
 def _for_op(name: str, rule: AnyRule, held: Overrides) -> UserRule:
@@ -154,7 +170,9 @@ def _for_op(name: str, rule: AnyRule, held: Overrides) -> UserRule:
     )
 
     def judge(view: NodeView) -> str | list[str] | None:
-        return simple(view) if _innermost(view.node, held) == name else None
+        return (
+            simple(view) if _innermost(view.context.graph, view.node, held) == name else None
+        )
 
     return judge
 

@@ -97,9 +97,11 @@ SPECIAL: Final[Mapping[str, CastingRule]] = {
 }
 
 
-def rule_of(node: Node, overrides: Overrides | None = None) -> CastingRule | None:
+def rule_of(
+    graph: Graph, node: Node, overrides: Overrides | None = None
+) -> CastingRule | None:
     """RAF's rule for an op; None if it has none."""
-    override = find_override(node, overrides)
+    override = find_override(graph, node, overrides)
     if override is not None:
         return override
     if node.op in SPECIAL:
@@ -135,7 +137,8 @@ def propagate(
     graph: Graph, low: Format, overrides: Overrides | None = None
 ) -> dict[int, Format]:
     """The format that RAF's pass gives each fp32 node, going forwards."""
-    rules = {n.id: rule_of(n, overrides) for n in graph.float_nodes if n.format is Format.FP32}
+    own = (n for n in graph.float_nodes if n.format is Format.FP32)
+    rules = {n.id: rule_of(graph, n, overrides) for n in own}
     missing = Counter(graph.nodes[i].native for i, rule in rules.items() if rule is None)
     if missing:
         listed = ", ".join(f"{op} ({count})" for op, count in missing.most_common())

@@ -203,7 +203,7 @@ class Backend:
             user_rules=self.user_rules,
             known=Known(measured=False),
             rule_set=self.rule_set,
-            overrides=self._overrides(),
+            overrides=self.overrides_held(),
         )
         if obstacle:
             plan = planner.highest(obstacle)
@@ -218,7 +218,7 @@ class Backend:
         self.plans.append(plan)
         return plan
 
-    def _overrides(self) -> Overrides:
+    def overrides_held(self) -> Overrides:
         """The overrides from when the backend was made, and the current ones, which win."""
         return {**self.overrides, **current()}
 
@@ -244,7 +244,7 @@ class Backend:
     @property
     def key(self) -> str | None:
         """Backends of equal keys compile alike; None with users' functions or RAF's rules."""
-        if self.user_rules or self._overrides() or self.rule_set is RuleSet.RAF:
+        if self.user_rules or self.overrides_held() or self.rule_set is RuleSet.RAF:
             return None
         return repr(self.policy)
 

@@ -15,6 +15,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitioner
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
+from finecast.frontends.torch.expand import BIASES, expand
+from finecast.rules.override import names_biases
 from finecast.training.gradients import add_gradients, feed, mark_gradients
 from finecast.training.joint import WHOLE, cast_parameters_again, lower
 from finecast.training.weights import WeightCache, hoist_casts
@@ -65,6 +67,8 @@ class _Pass(CustomGraphPass):
         module = graph.owning_module
         assert isinstance(module, GraphModule)
         device = _device(module)
+        if names_biases(self.backend.overrides_held()):
+            expand(module, BIASES)
         lower(
             module,
             lambda g, shapes: self.backend.plan(g, shapes, device),

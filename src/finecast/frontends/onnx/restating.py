@@ -25,7 +25,8 @@ from finecast.frontends.onnx.opset import opset_of, raise_opset
 from finecast.frontends.onnx.types import every_node, infer
 from finecast.frontends.replaying import Restated
 
-# Metadata of a rewritten node: the op that it was, its inputs and attributes, as JSON.
+# Metadata of a rewritten node: the op that it was, its inputs and attributes, as JSON; and the
+# numbers of constants among these inputs that nothing reads any more.
 STATED: Final = f"{MARK}.op"
 
 # ONNX defines HardSwish as x * HardSigmoid(x) with this alpha and beta.
@@ -80,7 +81,32 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
         if changed:
             names = tuple(dict.fromkeys(n.name or "" for n in changed))
             found.append(Restated(nodes=names, reason=row.reason))
+    _drop_operands(model)
     return model, tuple(found)
+
+
+def _drop_operands(model: ir.Model) -> None:
+    """Remove the numbers that only rewritten nodes read; those nodes note them."""
+    constants = model.graph.initializers
+    dropped: set[str] = set()
+    for node in every_node(model.graph):
+        text = node.metadata_props.get(STATED)
+        if text is None:
+            continue
+        was = json.loads(text)
+        for name in was["inputs"]:
+            value = constants.get(name)
+            number = None if value is None or _is_read(value) else _scalar(value)
+            if number is not None:
+                was.setdefault("constants", {})[name] = number
+                node.metadata_props[STATED] = json.dumps(was)
+                dropped.add(name)
+    for name in dropped:
+        del constants[name]
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output() or value.is_graph_input()
 
 
 def take_back_ops(model: ir.Model) -> None:
@@ -96,10 +122,22 @@ def take_back_ops(model: ir.Model) -> None:
             if text is None:
                 continue
             was = json.loads(text)
+            for name, number in was.get("constants", {}).items():
+                if name not in own:
+                    own[name] = shared[name] = _constant(model, node, name, float(number))
             if all(name in own for name in was["inputs"] if name):
                 inputs = [own.get(name) for name in was["inputs"]]
                 _become(node, was["op"], inputs, was["attributes"])
         take_back_products(graph, shared | _values(graph))
+
+
+def _constant(model: ir.Model, node: ir.Node, name: str, number: float) -> ir.Value:
+    """A new constant of the type that ``node`` computes in."""
+    array = np.asarray(number, np.float32)
+    dtype = node.outputs[0].dtype or ir.DataType.FLOAT
+    value = ir.val(name, const_value=ir.tensor(array.astype(dtype.numpy()), name=name))
+    model.graph.register_initializer(value)
+    return value
 
 
 def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:

@@ -1,7 +1,7 @@
 """Ops whose parameters OpenVINO takes from constants alone, stated by ops that take any.
 
 Where roundings are tried a parameter is no constant: an input of the model switches its
-rounding on and off.
+rounding on and off. The same holds for parameters of ops that OpenVINO makes by fusion.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def state_parameters(binding: OvBinding) -> None:
     for number, op in enumerate(binding.nodes):
         if op is None or (state := _STATED.get(op.get_type_name())) is None:
             continue
-        x, first, second = (op.input_value(i) for i in range(3))
-        read, result = state(x, first, second)
+        read, result = state(*op.input_values())
         old, key = op.output(0), port_key(op.output(0))
         binding.values = [
             result.output(0) if port_key(v) == key else v for v in binding.values
@@ -59,7 +58,21 @@ def _selu(x: Any, alpha: Any, scale: Any) -> _Stated:
     return ((elu, 0), (low, 1), (result, 1)), result
 
 
-_STATED: Final[dict[str, Callable[[Any, Any, Any], _Stated]]] = {
+def _sigmoid(x: Any) -> _Stated:
+    """A Sigmoid whose result OpenVINO does not see, as Relu changes nothing above 0.
+
+    OpenVINO fuses x * sigmoid(x * beta) to a Swish, and does not load that if beta is no
+    constant and has a rank: Keras's Swish behind a convolution has a beta of shape
+    [1, 1, 1, 1].
+    """
+    from openvino import opset13
+
+    result = opset13.sigmoid(x)
+    return ((result, 0),), opset13.relu(result)
+
+
+_STATED: Final[dict[str, Callable[..., _Stated]]] = {
     "HardSigmoid": _hard_sigmoid,
     "Selu": _selu,
+    "Sigmoid": _sigmoid,
 }

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from finecast.errors import UsageError
+from finecast.frontends.torch.expand import BIASES, expand
 from finecast.frontends.torch.export_errors import not_captured, without_partial_graph
 from finecast.frontends.torch.fold import fold_batch_norms
 from finecast.frontends.torch.layout import read_whole_memory
@@ -22,6 +23,7 @@ from finecast.frontends.torch.products import state_linear_layers
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.frontends.torch.regions import told_apart
 from finecast.graph import Graph
+from finecast.rules.override import names_biases
 
 _OWN_WEIGHTS: Final = (
     r"The tensor attributes? (self\.(\w+\.)*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
@@ -64,7 +66,8 @@ def capture(
         kwargs: Example keyword inputs.
         dynamic_shapes: As ``torch.export.export`` takes them.
         fold: Fold batch norms into the convolutions before them, and state products with
-            constant matrices as linear layers.
+            constant matrices as linear layers. Where an override is for additions of biases,
+            products leave these to ops of their own.
 
     Raises:
         ModelError: If ``torch.export`` cannot capture the module; says why.
@@ -84,6 +87,8 @@ def capture(
     if fold:
         fold_batch_norms(unlifted)
         state_linear_layers(unlifted)
+        if names_biases():
+            expand(unlifted, BIASES)
     read_whole_memory(unlifted)
     graph, binding = read(unlifted)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)

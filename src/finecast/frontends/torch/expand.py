@@ -132,8 +132,43 @@ def _layer_norm(given: dict[str, Any]) -> Proxy:
     return out
 
 
+def _matrix_product(given: dict[str, Any]) -> Proxy | None:
+    """The steps of ``aten::addmm`` with a bias."""
+    bias, scaled = given["self"], any(given.get(n, 1) != 1 for n in ("alpha", "beta"))
+    if scaled or bias.node.meta["val"].ndim != 1:
+        return None
+    return _aten.add.Tensor(_aten.mm.default(given["mat1"], given["mat2"]), bias)
+
+
+def _biased(product: Any) -> Steps:
+    """The steps of a linear layer or a convolution."""
+
+    def steps(given: dict[str, Any]) -> Proxy | None:
+        bias = given.get("bias")
+        if bias is None:
+            return None
+        positions = given["weight"].node.meta["val"].ndim - 2
+        if positions > 0:
+            bias = _aten.view.default(bias, [-1, *[1] * positions])
+        named = isinstance(given.get("padding"), str)  # "same" or "valid"
+        alone = product.padding if named else product.default
+        return _aten.add.Tensor(alone(*{**given, "bias": None}.values()), bias)
+
+    return steps
+
+
 ATTENTION: Final[Mapping[str, Steps]] = {"aten::scaled_dot_product_attention": _attention}
 """Attention as products and a softmax, for devices that round the operands of each product."""
+
+BIASES: Final[Mapping[str, Steps]] = {
+    "aten::addmm": _matrix_product,
+    "aten::linear": _biased(_aten.linear),
+    "aten::convolution": _biased(_aten.convolution),
+    "aten::conv1d": _biased(_aten.conv1d),
+    "aten::conv2d": _biased(_aten.conv2d),
+    "aten::conv3d": _biased(_aten.conv3d),
+}
+"""Products without their biases, which are added behind them: RAF has no other products."""
 
 ACCUMULATIONS: Final[Mapping[str, Steps]] = {
     "aten::softmax": _softmax,

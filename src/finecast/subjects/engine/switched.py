@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Feeds, Session, each_call, outputs_on
 from finecast.engines.loading import exact_session
+from finecast.errors import EngineError
 from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import SWITCH, Switch
 from finecast.subjects.engine.native import PreparedModel
@@ -59,7 +60,8 @@ class SwitchedProbe:
 
     Law: the difference from the outputs with nothing on is that of one session with every
     switch. One session is held at a time; switches of different parts that are on together
-    take the session of all.
+    take the session of all. So does a part that the engine refuses: engines fuse other ops
+    where other roundings are left out, and may fail at what they make of it.
     """
 
     def __init__(self, load: Load, switches: Sequence[Switch], feeds: Sequence[Feeds]) -> None:
@@ -68,6 +70,7 @@ class SwitchedProbe:
         self.feeds = feeds
         self.size = len(switches)
         self.span: range | None = None  # of the switches that the session has
+        self.refused: set[range] = set()  # parts that the engine does not load or run
         self.session: Session | None = None
         self.exact: list[Array] = []  # of the session with nothing on
         self.reference: list[Array] = []  # of the session of all switches with nothing on
@@ -81,7 +84,13 @@ class SwitchedProbe:
             return self.reference
         span = self._span(on)
         if span != self.span:
-            self._open(span)
+            try:
+                self._open(span)
+            except EngineError:
+                if len(span) == len(self.switches):
+                    raise
+                self.refused.add(span)
+                self._open(range(len(self.switches)))
         outputs = self._run(switch)
         if self.exact is self.reference:
             return outputs
@@ -100,7 +109,8 @@ class SwitchedProbe:
         """The switches of the smallest session that has all that are on."""
         start = int(on[0]) // self.size * self.size
         part = range(start, min(start + self.size, len(self.switches)))
-        return part if int(on[-1]) < part.stop else range(len(self.switches))
+        alone = int(on[-1]) < part.stop and part not in self.refused
+        return part if alone else range(len(self.switches))
 
     def _open(self, span: range) -> tuple[float, float]:
         """Load the session of these switches and run it with none on; seconds of either."""
