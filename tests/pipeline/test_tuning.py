@@ -148,6 +148,7 @@ class Bench:
         min_speedup: float = MIN_SPEEDUP,
         start_s: float | None = None,
         objective: Objective = Objective.LATENCY,
+        compiles: bool = False,
     ) -> Outcome:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -160,7 +161,9 @@ class Bench:
             higher_is_better=workload.higher_is_better,
         )
         model = OnnxSource(file=frontend.load(self.model))
-        subject = EngineSubject(model=model, engine=chosen, reference=chosen.load(self.model))
+        subject = EngineSubject(
+            model=model, engine=chosen, reference=chosen.load(self.model), compiles=compiles
+        )
         goal = Goal(
             criterion=criterion,
             objective=objective,
@@ -299,6 +302,89 @@ def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
     assert outcome.baseline == outcome.tuned
     assert outcome.speedup == 1.0
     assert set(outcome.plan.formats.values()) == {Format.FP32}
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Digests of the plans whose models were timed, which may take a compilation each."""
+    found: set[str] = set()
+    times = EngineSubject.times
+
+    def recorded(
+        self: EngineSubject, built: Mapping[str, Any], workload: Any, effort: Any
+    ) -> Race:
+        found.update(built)
+        return times(self, built, workload, effort)
+
+    monkeypatch.setattr(EngineSubject, "times", recorded)
+    return found
+
+
+def test_only_what_may_be_chosen_is_compiled(bench: Bench, timed: set[str]) -> None:
+    """A plan that misses, or is predicted to be slower, costs no compilation."""
+
+    def score() -> EvalFunction:
+        calls: list[float] = []
+
+        def fastest_misses(run: Run) -> float:
+            run({"x": np.ones((2, 3, 8, 8), np.float32)})
+            calls.append(0.0)
+            return 0.0 if len(calls) == BASELINE + 1 else 1.0
+
+        return fastest_misses
+
+    every = bench.tune(evaluate=score())
+    raced = set(timed)
+    timed.clear()
+    found = bench.tune(evaluate=score(), compiles=True)
+    assert every.improved
+    assert found.improved
+    assert found.speedup == pytest.approx(every.speedup, rel=0.05)
+    missed = {t.key.plan for t in found.trials if not t.passed}
+    assert missed
+    assert found.plan.digest in timed
+    assert not missed & timed
+    assert len(timed) < len(raced)
+    assert [t.latency_s for t in found.trials] == [None] * len(found.trials)
+    assert found.next_faster is not None
+    assert found.next_faster.passed is False
+    assert found.next_faster.cost is None  # it was never timed
+
+
+def test_nothing_is_compiled_where_nothing_keeps_the_criterion(
+    bench: Bench, timed: set[str]
+) -> None:
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        calls.append(0.0)
+        return 1.0 if len(calls) <= BASELINE else 0.0
+
+    outcome = bench.tune(evaluate=score, compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "keeps the criterion" in outcome.why
+    assert outcome.findings.fp32_cost is None
+    assert not timed
+
+
+def test_all_plans_race_where_those_predicted_gain_nothing(
+    bench: Bench, timed: set[str]
+) -> None:
+    """Predictions are profiles of the first seconds; then low ops are slow."""
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run({"x": np.ones((2, 3, 8, 8), np.float32)})
+        calls.append(0.0)
+        if len(calls) > BASELINE:
+            bench.engine.gain = 0.9
+        return 1.0
+
+    outcome = bench.tune(evaluate=score, compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why
+    assert {c.plan.digest for c in outcome.findings.candidates} <= timed
 
 
 def test_an_engine_that_gains_nothing(bench: Bench) -> None:

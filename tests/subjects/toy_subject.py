@@ -86,6 +86,7 @@ class ToySubject:
     runner: str = "toy"
     target: str = ""
     max_steps: int = MAX_STEPS
+    compiles: bool = False
     formats: tuple[Format, ...] = (Format.BF16,)
 
     def check_formats(self, policy: Policy) -> None:

@@ -74,7 +74,7 @@ class Findings:
         fp32_cost: Measured cost of the fp32 model in the first races; None before any.
         frontier: Steps of the frontier of predicted cost and error, the most accurate first.
         sensitivities: The units that may be low, the most sensitive first.
-        candidates: Plans that were raced, the fastest first.
+        candidates: Plans that were raced or predicted to be fast, the fastest first.
     """
 
     priced: Priced = Priced.TIME
@@ -86,13 +86,16 @@ class Findings:
     def next_faster(self, plan: Plan) -> Found | None:
         """The candidate of the next smaller cost that missed the criterion, else any such.
 
-        ``plan`` is the result's; that of the fp32 model is no candidate, and has its cost.
+        ``plan`` is the result's; that of the fp32 model is no candidate, and has its cost. A
+        plan that missed before it was timed is faster by its predicted cost.
         """
-        own = next((c for c in self.candidates if c.plan.digest == plan.digest), None)
-        cost = self.fp32_cost if own is None else own.cost
-        if cost is None:
-            return None
-        faster = [c for c in self.candidates if c.cost is not None and c.cost < cost]
+        digests = [c.plan.digest for c in self.candidates]
+        faster: Sequence[Found] = self.candidates[
+            : digests.index(plan.digest) if plan.digest in digests else None
+        ]
+        if plan.digest not in digests:
+            fp32 = math.inf if self.fp32_cost is None else self.fp32_cost
+            faster = [c for c in faster if c.cost is None or c.cost < fp32]
         missed = [c for c in faster if c.passed is False]
         return (missed or faster or [None])[-1]
 
@@ -112,7 +115,7 @@ def findings(
         planner: Made the plans.
         analysis: What they were chosen by; None if there is none.
         proposals: The steps of the frontier.
-        candidates: Plans that were raced.
+        candidates: Plans that were raced or predicted to be fast.
         fp32_cost: The fp32 model's cost in the first races.
         trials: Evaluations by the plan's digest.
         errors: Measured relative errors by the plan's digest.
@@ -139,8 +142,8 @@ def findings(
                 plan=c.plan,
                 predicted_cost=c.predicted_cost,
                 predicted_error=math.sqrt(c.error),
-                cost=c.cost,
-                latency_s=c.latency_s,
+                cost=c.cost if c.timed else None,
+                latency_s=c.latency_s if c.timed else None,
                 casts=c.casts,
                 error=errors.get(digest),
                 metric=trials[digest].metric if digest in trials else None,

@@ -26,7 +26,7 @@ _SPARE: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan that was raced.
+    """A plan that may be chosen.
 
     Attributes:
         name: Its name in reports.
@@ -37,6 +37,7 @@ class Candidate:
         casts: Casts in its model.
         spread: Relative uncertainty of ``cost``.
         predicted_cost: The cost by the analysis; infinite if none was predicted.
+        timed: Whether ``cost`` and ``latency_s`` were measured; else they are predicted.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Candidate:
     casts: int
     spread: float = 0.0
     predicted_cost: float = math.inf
+    timed: bool = True
 
     @property
     def least(self) -> float:

@@ -161,6 +161,14 @@ class Subject(Protocol):
         ...
 
     @property
+    def compiles(self) -> bool:
+        """Whether a plan's model is compiled to be timed, and runs without that.
+
+        Compiling takes far longer than running: plans are then evaluated before it.
+        """
+        ...
+
+    @property
     def reference(self) -> Session:
         """The fp32 model, loaded."""
         ...

@@ -211,7 +211,7 @@ class Trials:
             name=candidate.name,
             metric=metric,
             passed=self.passing(metric),
-            latency_s=candidate.latency_s,
+            latency_s=candidate.latency_s if candidate.timed else None,
             plan_json=candidate.plan.to_json(),
         )
         if self.study is not None:

@@ -9,7 +9,7 @@ that of its emulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -26,6 +26,7 @@ from finecast.pipeline.hint import hinted_proposals, with_hinted_errors, with_hi
 from finecast.pipeline.last_race import last_race
 from finecast.pipeline.measuring import Measurements, Measuring, ranking
 from finecast.pipeline.narrowing import drop_slow_formats
+from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.search import SAME_TIME, Candidate, chain, undecided, worth_timing
 from finecast.pipeline.study import Study
@@ -47,6 +48,9 @@ _NEARLY: Final = 0.8
 # Most further steps of the frontier that become candidates where the first ones do not settle
 # the search. Bisection evaluates three or four of them.
 _MORE_STEPS: Final = 7
+# Uncertainty of predicted costs that the search reckons with: plans within about 14% of the
+# one found race with it. If that one gains nothing, all plans race.
+_PREDICTED: Final = 0.05
 
 
 def tune(
@@ -121,8 +125,11 @@ class _Tuning:
     Attributes:
         left_out: Formats that are not tried, and why.
         built: Models of plans by the plan's digest, as long as they may still be chosen.
-        candidates: Every plan that was raced.
-        fp32: The cost of the fp32 model in the first race, by the objective.
+        candidates: Every plan that was raced or predicted to be fast.
+        fp32: The cost of the fp32 model in the first race, by the objective; predicted
+            before any race.
+        predicting: Whether plans are ranked by predicted costs. Where each costs a
+            compilation, only plans that keep the criterion are then compiled.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         frontier: The first steps of the frontier, those too slow to be raced among them.
         exact: The fp32 model's outputs on the timed feeds, once a plan was evaluated.
@@ -141,6 +148,7 @@ class _Tuning:
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     analysis: Analysis | None = None
     fp32: float | None = None
+    predicting: bool = False
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
     exact: Exact | None = None
@@ -153,9 +161,27 @@ class _Tuning:
             proposals = self._proposals()
         except EngineError as error:
             return self._unchanged(f"no plan can be judged: {error.what}")
+        if self.subject.compiles and self.measuring.objective is Objective.LATENCY:
+            self.predicting = True
+            outcome = self._searched(proposals)
+            if outcome is not None:
+                return outcome
+            self.predicting, self.fp32, self.candidates = False, None, []
+            self._keep()
+        outcome = self._searched(proposals)
+        assert outcome is not None
+        return outcome
+
+    def _searched(self, proposals: Sequence[Proposal]) -> Outcome | None:
+        """The outcome of one search among ``proposals`` and what follows from them.
+
+        None where costs were predicted and no plan so found gains enough: then all must race.
+        """
         candidates, fp32 = self._rank(proposals)
         chained = chain(candidates, fp32, self._min_speedup)
         if not chained:
+            if self.predicting:
+                return None
             return self._unchanged(self._conclusion.none_better(candidates, fp32))
         if self.trials.misses(chained[0], self._evaluate):
             candidates += self._near()
@@ -173,13 +199,16 @@ class _Tuning:
         singles, found = self._one_by_one(candidates, found)
         if found is None:
             why = self.trials.none_passes(len(candidates) + singles)
-            if self.trials.budget.goal.is_unlimited:
+            if self._goal.is_unlimited:
                 why += "; with --max-trials or --timeout single ops are tried, too"
             return self._unchanged(why)
         return self._settled(found)
 
-    def _settled(self, found: Candidate) -> Outcome:
-        """The outcome of the last race, between ``found`` and plans that may be better."""
+    def _settled(self, found: Candidate) -> Outcome | None:
+        """The outcome of the last race, between ``found`` and plans that may be better.
+
+        None if costs were predicted and the best plan of that race gains too little.
+        """
         assert self.fp32 is not None
 
         def race(racing: Sequence[Candidate]) -> Measurements:
@@ -187,6 +216,8 @@ class _Tuning:
             return self._conclusion.race({d: self.built[d] for d in errors}, errors)
 
         loaded = [c for c in self.candidates if c.plan.digest in self.built]
+        if self.predicting:  # of those predicted to be equally fast one is compiled
+            loaded = chain(loaded, self.fp32, self._min_speedup)
         self.progress("last race", 0, 1)
         best, measurements = last_race(
             found,
@@ -197,6 +228,10 @@ class _Tuning:
             race=race,
             error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
         )
+        if self.predicting:
+            if measurements.costs.speed(best.plan.digest).median < self._goal.min_speedup:
+                return None
+            self._time(measurements)
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
         return self._conclusion.improved(best, built, measurements, gains)
@@ -227,15 +262,21 @@ class _Tuning:
                 self.analysis,
                 self.frontier,
                 self.candidates,
-                self.fp32,
+                None if self.predicting else self.fp32,
                 self.trials.tried,
                 self.errors,
             ),
         )
 
     @property
+    def _goal(self) -> Goal:
+        return self.trials.budget.goal
+
+    @property
     def _min_speedup(self) -> float:
-        return self.trials.budget.goal.min_speedup
+        """The speedup that a candidate has to have; if predicted, half of the gain."""
+        least = self._goal.min_speedup
+        return (1 + least) / 2 if self.predicting else least
 
     def _search(
         self, chained: Sequence[Candidate], found: Candidate | None = None
@@ -308,7 +349,7 @@ class _Tuning:
         tried = [c for c in chained if found is None or c.error > found.error]
         if not tried or self.analysis is None or not self.trials.may_go_on():
             return []
-        if found is not None and not self.trials.budget.goal.goes_on:
+        if found is not None and not self._goal.goes_on:
             return []
         errors = (0.0 if found is None else found.error, tried[-1].error)
         proposals = between(self.examined.planner, self.analysis, errors, most=_MORE_STEPS)
@@ -329,7 +370,7 @@ class _Tuning:
         """
         made, at = 0, found
         tried = {c.plan.digest for c in candidates}
-        while self.trials.budget.goal.goes_on and self.trials.may_go_on():
+        while self._goal.goes_on and self.trials.may_go_on():
             at = at or self.trials.nearest(candidates)
             fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
             if not fresh:
@@ -374,16 +415,18 @@ class _Tuning:
         return [p for p in found if p.plan.lowers]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
-        """Candidates from the measured cost of every proposal, and the cost of fp32.
+        """Candidates from the cost of every proposal, and the cost of fp32.
 
-        As the machine's load changes between races, costs are relative to the fp32 model of
-        the same race, times its cost in the first race.
+        As the machine's load changes between races, measured costs are relative to the fp32
+        model of the same race, times its cost in the first race.
         """
         stated = with_hints(self.subject, proposals)
         unique = {p.plan.digest: p for p in reversed(stated)}
         for done, (digest, proposal) in enumerate(unique.items()):
             self.progress("convert", done, len(unique))
             self.built[digest] = self.subject.model.build(proposal.plan)
+        if self.predicting:
+            return self._predicted(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
         effort = replace(ranking(len(models)), limit=1 / self._min_speedup, errors=errors)
@@ -411,6 +454,48 @@ class _Tuning:
         self.candidates += candidates
         self.progress("timing", 1, 1)
         return candidates, self.fp32
+
+    def _predicted(self, unique: Mapping[str, Proposal]) -> tuple[list[Candidate], float]:
+        """Candidates with predicted costs, and that of fp32.
+
+        A plan without a predicted cost counts as the fastest: all is low in it.
+        """
+        fastest = min(p.time_s for p in (*self.frontier, *unique.values()))
+        self.fp32 = max(p.time_s for p in self.frontier)
+        candidates = [
+            Candidate(
+                name=p.name,
+                plan=p.plan,
+                error=p.error,
+                cost=(time_s := p.time_s if math.isfinite(p.time_s) else fastest),
+                latency_s=time_s,
+                casts=self.built[digest].casts,
+                spread=_PREDICTED,
+                predicted_cost=p.time_s,
+                timed=False,
+            )
+            for digest, p in unique.items()
+        ]
+        self.candidates += candidates
+        return candidates, self.fp32
+
+    def _time(self, found: Measurements) -> None:
+        """Give predicted candidates the costs of a race; scale those that were not in it."""
+        assert self.fp32 is not None
+        fp32 = found.costs.latency_s(ANCHOR)
+        scale = fp32 / self.fp32
+        self.candidates = [
+            replace(
+                c,
+                cost=fp32 * found.costs.slowdown(c.plan.digest).median,
+                latency_s=found.times.latency_s(c.plan.digest),
+                timed=True,
+            )
+            if c.plan.digest in found.costs.names
+            else replace(c, cost=scale * c.cost)
+            for c in self.candidates
+        ]
+        self.fp32, self.predicting = fp32, False
 
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""

@@ -36,6 +36,7 @@ class EmulatedSubject:
     truth: Session | None = None
     told: tuple[str, ...] = ()
     max_steps: int = MAX_STEPS
+    compiles: bool = False
     reference: Session = field(init=False)
     _search: PlanSearch | None = field(default=None, init=False)
 

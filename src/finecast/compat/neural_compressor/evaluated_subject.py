@@ -123,6 +123,11 @@ class EvaluatedSubject:
         return self.inner.max_steps
 
     @property
+    def compiles(self) -> bool:
+        """As the engine's."""
+        return self.inner.compiles
+
+    @property
     def reference(self) -> ModelSession:
         """The fp32 model."""
         return ModelSession(inner=self.inner.reference, model=self.model.model)

@@ -83,6 +83,7 @@ class EngineSubject:
     told: tuple[str, ...] = ()
     target: str = ""
     max_steps: int = MAX_STEPS
+    compiles: bool = False
 
     @property
     def formats(self) -> tuple[Format, ...]:

@@ -219,6 +219,15 @@ class TorchSubject:
         return self.options.steps
 
     @property
+    def compiles(self) -> bool:
+        """Whether ``torch.compile`` is what modules are timed under.
+
+        Not for modules with codes: whether their products run on integers is seen compiled.
+        """
+        given = self.options.prepare
+        return not self._frozen and (deployed() if given is None else given) is torch.compile
+
+    @property
     def device(self) -> str:
         """The device that the module runs on."""
         return device_of(self.model.model, self.examples[0] if self.examples else ())
