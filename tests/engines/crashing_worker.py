@@ -10,7 +10,7 @@ from typing import Any
 
 from finecast.frontends import dry_run_worker
 
-STAGE = sys.argv[1]
+STAGE = sys.argv[1] if len(sys.argv) > 1 else ""  # without: read by a test
 
 
 def _load(tell_stage: Callable[[str], None]) -> Any:

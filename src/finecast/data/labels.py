@@ -63,7 +63,7 @@ def decided_labels(labels: Array | None, decisions: Array, *, metric: str) -> Ar
 
 
 def _text(labels: Array, metric: str) -> UsageError:
-    if labels.dtype.kind not in "OSU":
+    if labels.dtype.kind in "mMV":  # dates and durations
         return UsageError(
             f"{metric} needs numbers or text, the labels are {labels.dtype}",
             where="labels",
