@@ -100,6 +100,11 @@ def convert(net: Path, data: DataOptions | None = None) -> Conversion:
     return finecast.convert(net, low, "all:bf16", engine="openvino", data=data, force=True)
 
 
+def doubts(done: Conversion) -> list[str]:
+    """The warnings on what the inputs show; another says where bf16 is no faster."""
+    return [said for said in done.warnings if "the model is smaller, not faster" not in said]
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("kind", EXPLAINED)
 def test_errors_that_low_products_explain_are_written_with_a_warning(
@@ -108,7 +113,7 @@ def test_errors_that_low_products_explain_are_written_with_a_warning(
     done = convert(saved(EXPLAINED[kind], tmp_path, suffix))
     error = done.verified.relative_error or 0.0
     assert error > 0.5
-    (said,) = done.warnings
+    (said,) = doubts(done)
     assert f"{error:.3g} on random inputs" in said
     assert "The formats explain it" in said
     assert "--data" in said
@@ -139,12 +144,12 @@ def test_inputs_that_show_no_error_are_said_to_be_so(
     kind: str, suffix: str, tmp_path: Path
 ) -> None:
     net = saved(BLIND[kind], tmp_path, suffix)
-    (said,) = convert(net).warnings
+    (said,) = doubts(convert(net))
     assert "cannot tell a right model from a wrong one: output 'y'" in said
-    (said,) = convert(net, data=DATA).warnings
+    (said,) = doubts(convert(net, data=DATA))
     assert "cannot tell" in said
 
 
 def test_inputs_that_show_errors_are_not_doubted(tmp_path: Path) -> None:
     text = f"{HEAD} {{ [in] z = MatMul(x, w)\n y = Softmax(z) }}"
-    assert convert(saved(text, tmp_path, "onnx")).warnings == ()
+    assert doubts(convert(saved(text, tmp_path, "onnx"))) == []

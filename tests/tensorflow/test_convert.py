@@ -305,7 +305,7 @@ def test_errors_that_low_products_explain_are_written_with_a_warning(tmp_path: P
     done = finecast.convert(tmp_path / "offset", tmp_path / "low", "all:bf16")
     error = done.verified.relative_error or 0.0
     assert error > 0.5
-    (said,) = done.warnings
+    (said,) = (w for w in done.warnings if "not faster" not in w)
     assert f"{error:.3g} on random inputs" in said
     assert "The formats explain it" in said
 
@@ -324,5 +324,6 @@ def test_a_logit_of_a_probability_near_1_is_refused(tmp_path: Path) -> None:
 def test_inputs_that_show_no_error_are_said_to_be_so(tmp_path: Path) -> None:
     weight = tf.constant(np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32))
     of_function(tmp_path / "m", lambda x: {"y": tf.nn.softmax(x @ weight * 1e4) + 0.0}, [ROWS])
-    (said,) = finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16").warnings
+    done = finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
+    (said,) = (w for w in done.warnings if "not faster" not in w)
     assert "cannot tell a right model" in said
