@@ -28,7 +28,7 @@ _ASIDE: Final = "finecast.aside"
 @contextmanager
 def set_aside(model: ir.Model, opset: int) -> Generator[None]:
     """Hide such ops of ``model``, which is at ``opset``, from the converter for a while."""
-    nodes = [*_over_last_axis(model, opset), *_training(model, opset)]
+    nodes = [*over_last_axis(model, opset), *_training(model, opset)]
     domains = [n.domain for n in nodes]
     for node in nodes:
         node.domain = _ASIDE
@@ -62,7 +62,8 @@ def _training(model: ir.Model, opset: int) -> list[ir.Node]:
     return [n for n in every_node(model.graph) if trains(n)]
 
 
-def _over_last_axis(model: ir.Model, opset: int) -> list[ir.Node]:
+def over_last_axis(model: ir.Model, opset: int) -> list[ir.Node]:
+    """Softmax and its like, before opset 13, over the last axis: by both definitions."""
     if opset >= SOFTMAX_FLATTENS_BELOW:
         return []
     nodes = every_node(model.graph)

@@ -54,13 +54,27 @@ _MISREAD: Final[Sequence[_Misread]] = (
 )
 
 
+def misread(model: ir.Model, version: int) -> tuple[list[ir.Node], int]:
+    """The ops of ``model`` that an engine misreads at opset ``version``.
+
+    Returns:
+        These ops, and the first opset from ``version`` on at which there are none.
+    """
+    found: list[ir.Node] = []
+    for row in _MISREAD:
+        if version in row.at:
+            wrong = [
+                n for n in every_node(model.graph) if not n.domain and n.op_type in row.ops
+            ]
+            wrong = [n for n in wrong if row.when(n)]
+            found += wrong
+            version = row.at.stop if wrong else version
+    return found, version
+
+
 def read_by_engines(model: ir.Model, version: int) -> int:
     """The first opset from ``version`` on at which each engine reads all ops of ``model``."""
-    nodes = [n for n in every_node(model.graph) if not n.domain]
-    for row in _MISREAD:
-        if version in row.at and any(n.op_type in row.ops and row.when(n) for n in nodes):
-            version = row.at.stop
-    return version
+    return misread(model, version)[1]
 
 
 def trains(node: ir.Node) -> bool:

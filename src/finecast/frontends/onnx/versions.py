@@ -1,7 +1,8 @@
-"""States a model by versions of ONNX that engines read, where newer ones add nothing to it.
+"""States a model by versions of ONNX that engines read, and read right.
 
 ``onnx.helper.make_model`` writes the newest versions that onnx knows, whatever a model needs
-of them, and ONNX Runtime reads those of some releases before.
+of them, and ONNX Runtime reads those of some releases before. And some ops OpenVINO misreads
+at some opsets, without a word: its fp32 would be another model.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import Final
 
 import onnx_ir as ir
 
+from finecast.errors import ModelError
 from finecast.frontends.onnx import native
+from finecast.frontends.onnx.aside import over_last_axis
 from finecast.frontends.onnx.model import OnnxFile, staged
-from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.opset import opset_of, raise_opset
+from finecast.frontends.onnx.redefined import misread
 from finecast.frontends.onnx.skeleton import restored, run_without_weights
 from finecast.frontends.onnx.widen import every_value
 
@@ -31,10 +35,23 @@ def stated_for_engines(file: OnnxFile) -> OnnxFile:
     It is itself, too, where a newer version is needed. The result has the digest of ``file``.
     """
     stated = _stated(file.model)
-    if stated is None:
+    if stated is not None:
+        notes = (*file.notes, _note(file.model, stated))
+        return replace(staged(file, stated, file.name), notes=notes)
+    opset = opset_of(file.model)
+    wrong, version = misread(file.model, opset)
+    over_last = over_last_axis(file.model, opset) if wrong else []
+    kinds = sorted({node.op_type for node in wrong if node not in over_last})
+    if not kinds:
         return file
-    notes = (*file.notes, _note(file.model, stated))
-    return replace(staged(file, stated, file.name), notes=notes)
+    text = f"OpenVINO misreads {' and '.join(kinds)} at opset {opset}"
+    try:
+        raised = raise_opset(file.model.clone(), version)
+    except ModelError:
+        said = f"{text}: its numbers are not the model's; use --engine onnxruntime"
+        return replace(file, notes=(*file.notes, said))
+    notes = (*file.notes, f"{text}: the model is taken at opset {version}")
+    return replace(staged(file, raised, file.name), notes=notes)
 
 
 def _stated(model: ir.Model) -> ir.Model | None:
