@@ -167,6 +167,19 @@ def _computed_padding(graph: Graph, low: Format) -> Mapping[int, str]:
     }
 
 
+def _computed_axes(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Reductions over axes that the model computes or is given, which OpenVINO has in fp32.
+
+    2026.4: "Cannot fallback on ngraph reference implementation", and the model does not load.
+    """
+    return {
+        node.id: f"openvino has no {low.label} kernel for a reduction over computed axes"
+        for node in graph.nodes
+        if by_name(node.op).kind is OpKind.REDUCTION and len(node.inputs) > 1
+        if (axes := node.inputs[1]) is not None and graph.values[axes].constant is None
+    }
+
+
 def _pad_value(node: Node) -> int | None:
     """The id of the number that a Pad pads by; None if it is no operand."""
     index = _PADS[node.native]
@@ -186,6 +199,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(engine="openvino", device="CPU", formats=_BF16, find=sums_behind_products),
     Fault(engine="openvino", device="CPU", formats=_BF16, find=_small_group_norms),
     Fault(engine="openvino", device="CPU", formats=_FP16 | _BF16, find=_computed_padding),
+    Fault(engine="openvino", device="CPU", formats=_BF16, find=_computed_axes),
     Fault(engine="openvino", device="CPU", formats=_INT8, find=scaled_twice),
     Fault(engine="openvino", device="CPU", formats=_INT8, find=sums_of_codes),
     # OpenVINO's reader gives these ops of ONNX Runtime a constant in fp32 beside low operands,
