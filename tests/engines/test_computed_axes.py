@@ -11,7 +11,6 @@ from finecast import api
 from tests.frontends.openvino_graphs import model_of
 from tests.frontends.tools import parse
 
-
 HEAD = "net (float[2,3,4] x, int64[1] a) => (float[u,v,w] y) {"
 SQUARE = "[m] s = Mul(x, x)"
 
