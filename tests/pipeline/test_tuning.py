@@ -90,6 +90,7 @@ class ToyEngine:
     name: str = "toy"
     device: str = "CPU"
     refuses_mixes: bool = False
+    refuses_low: str = ""
     noise: Callable[[], float] = lambda: 1.0
     slow: frozenset[str] = frozenset()
 
@@ -102,6 +103,9 @@ class ToyEngine:
         formats = {k.format for k in self.kernels(proto) if k.kind != "Cast"}
         if self.refuses_mixes and len(formats) > 1:
             raise EngineError("no kernel for this mix")
+        low = {k.ops[0] for k in self.kernels(proto) if k.format == "fp16"}
+        if self.refuses_low in low or (low and self.refuses_low == "any"):
+            raise EngineError(f"no kernel for node '{self.refuses_low}': fp16")
         return ToySession(get_engine(self.inner).load(model), self, proto)
 
     def kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
@@ -772,3 +776,22 @@ def test_one_unit_more_is_lowered_where_there_is_budget(
     assert more.speedup > 1.03 * first.speedup
     low = [sum(f is Format.FP16 for f in o.plan.formats.values()) for o in (first, more)]
     assert low[0] < low[1]
+
+
+def test_an_op_that_the_engine_refuses_low_keeps_fp32_and_the_search_goes_on(
+    bench: Bench,
+) -> None:
+    outcome = bench.tune(engine=replace(bench.engine, refuses_low="middle"))
+    assert outcome.improved
+    formats = outcome.plan.formats
+    assert formats["middle"] is Format.FP32
+    assert Format.FP16 in formats.values()
+    assert outcome.plan.keep_ops
+    assert "'middle' keep fp32" in outcome.why
+    assert "no kernel for node 'middle'" in outcome.why
+
+
+def test_where_the_engine_refuses_all_plans_its_first_words_are_told(bench: Bench) -> None:
+    outcome = bench.tune(engine=replace(bench.engine, refuses_low="any"))
+    assert not outcome.improved
+    assert "no plan can be judged: no kernel for node 'any'" in outcome.why

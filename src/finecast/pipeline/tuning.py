@@ -9,7 +9,9 @@ that of its emulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -17,6 +19,7 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.engines.exact import Exact
 from finecast.errors import EngineError
+from finecast.graph import Node
 from finecast.measure.racing import ANCHOR
 from finecast.pipeline.adjusting import Adjustments, gaining_kinds, share_left
 from finecast.pipeline.conclusion import Conclusion
@@ -51,6 +54,8 @@ _MORE_STEPS: Final = 7
 # Uncertainty of predicted costs that the search reckons with: plans within about 14% of the
 # one found race with it. If that one gains nothing, all plans race.
 _PREDICTED: Final = 0.05
+# Ops that are named in a note.
+_MOST_NAMED: Final = 3
 
 
 def tune(
@@ -87,9 +92,14 @@ def tune(
         progress("format speeds", 0, 1)
         narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
     progress("rules", 0, 1)
-    examined = subject.examine(narrowed, user_rules, workload, progress)
+
+    def examine(policy: Policy) -> Examined:
+        return subject.examine(policy, user_rules, workload, progress)
+
+    examined = examine(narrowed)
     tuning = _Tuning(
         subject=subject,
+        examine=examine,
         workload=workload,
         left_out=left_out,
         progress=progress,
@@ -110,6 +120,16 @@ def tune(
     return replace(outcome, phases=progress.seconds())
 
 
+def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
+    """The nodes that an engine's message names, or whose native kind it names.
+
+    Engines give ops that they made themselves the kind and a number: ``Swish_12``.
+    """
+    words = {word.strip(".,:;'\"()[]") for word in text.split()}
+    kinds = {re.sub(r"_\d+$", "", word) for word in words}
+    return [n for n in nodes if n.name in words or n.native.rpartition("::")[2] in kinds]
+
+
 def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
     value = baseline_of(workload, criterion, subject.reference, subject.truth)
     if math.isnan(value):
@@ -123,7 +143,8 @@ class _Tuning:
     """The state of one search.
 
     Attributes:
-        left_out: Formats that are not tried, and why.
+        examine: Lets the rules judge the subject's ops under a policy.
+        left_out: Formats and rewritings that are not tried, and why.
         built: Models of plans by the plan's digest, as long as they may still be chosen.
         candidates: Every plan that was raced or predicted to be fast.
         fp32: The cost of the fp32 model in the first race, by the objective; predicted
@@ -138,6 +159,7 @@ class _Tuning:
 
     subject: Subject
     workload: Workload
+    examine: Callable[[Policy], Examined]
     left_out: tuple[str, ...]
     examined: Examined
     adjustments: Adjustments
@@ -158,7 +180,7 @@ class _Tuning:
         if not self.examined.planner.is_free:
             return self._unchanged("the rules leave no op a lower format")
         try:
-            proposals = self._proposals()
+            proposals = self._accepted_proposals()
         except EngineError as error:
             return self._unchanged(f"no plan can be judged: {error.what}")
         if self.subject.compiles and self.measuring.objective is Objective.LATENCY:
@@ -401,6 +423,42 @@ class _Tuning:
 
     def _first_passing(self, candidates: Sequence[Candidate]) -> Candidate | None:
         return next((c for c in candidates if self.trials.search([c], self._evaluate)), None)
+
+    def _accepted_proposals(self) -> list[Proposal]:
+        """The first plans, under the first policy whose lowest plans the engine runs.
+
+        Where it refuses those of the user's policy, all ops are stated as the model has them;
+        and then the ops that its message names keep fp32, too.
+
+        Raises:
+            EngineError: If it refuses them all; the first error.
+        """
+        try:
+            return self._proposals()
+        except EngineError as error:
+            refused = error
+        policy = self.examined.planner.policy
+        named = _named_in(refused.what, self.examined.planner.graph.float_nodes)
+        kept = tuple(re.compile(f"^{re.escape(node.name)}$") for node in named)
+        plain = replace(policy, keep_ops=True)
+        tries = {"no op is replaced by another": plain}
+        if kept:
+            names = ", ".join(repr(node.name) for node in named[:_MOST_NAMED])
+            fp32 = replace(plain, exclude=(*policy.exclude, *kept))
+            tries[f"no op is replaced by another, and {names} keep fp32"] = fp32
+        for how, other in tries.items():
+            if other == policy:
+                continue
+            self.examined = self.examine(other)
+            self.adjustments = Adjustments.of(
+                self.subject, self.workload, self.examined, other
+            )
+            with suppress(EngineError):
+                found = self._proposals()
+                text = f"the engine refuses plans as they are usually stated ({refused.what})"
+                self.left_out += (f"{text}: {how}",)
+                return found
+        raise refused
 
     def _proposals(self) -> list[Proposal]:
         planner = self.examined.planner
