@@ -116,7 +116,9 @@ def labels(plan: Plan) -> dict[str, str]:
 
 def _cost(cost: float | None, findings: Findings) -> dict[str, float | None]:
     """A cost with its unit."""
-    timed = findings.priced.name == "TIME"
+    from finecast.planning.problem import Priced
+
+    timed = findings.priced is Priced.TIME
     value = cost if cost is None or not timed else cost * 1e3
     return {"ms" if timed else "bytes": value}
 

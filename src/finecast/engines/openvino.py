@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -251,15 +252,9 @@ class OpenVinoSession:
 
 @final
 class OpenVinoEngine:
-    """OpenVINO on one device.
+    """OpenVINO on one device, under its hint for latency, on as many threads as it chooses."""
 
-    ``serving`` is its performance hint: ``LATENCY`` or ``THROUGHPUT``. On CPUs a model runs on
-    ``threads``; 0 for as many as OpenVINO chooses.
-    """
-
-    def __init__(
-        self, device: str = "CPU", *, serving: str = "LATENCY", threads: int = 0
-    ) -> None:
+    def __init__(self, device: str = "CPU") -> None:
         try:
             import openvino
         except ImportError as error:
@@ -269,8 +264,7 @@ class OpenVinoEngine:
         warm_up(self.name)
         self._core = openvino.Core()
         self._device = device.upper()
-        self._serving = serving
-        self._threads = threads
+        self._serving, self._threads = "LATENCY", 0
         present = self._core.available_devices
         if self._device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
@@ -337,11 +331,17 @@ class OpenVinoEngine:
 
     def as_one_stream(self) -> OpenVinoEngine:
         """The same device under the hint for throughput."""
-        return OpenVinoEngine(self._device, serving="THROUGHPUT")
+        return self._configured(serving="THROUGHPUT")
 
     def on_one_thread(self) -> OpenVinoEngine:
         """The same device; on CPUs its sessions run on one thread."""
-        return OpenVinoEngine(self._device, threads=1)
+        return self._configured(threads=1)
+
+    def _configured(self, *, serving: str = "LATENCY", threads: int = 0) -> OpenVinoEngine:
+        """The same device and library, in another configuration."""
+        engine = copy(self)
+        engine._serving, engine._threads = serving, threads
+        return engine
 
     def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
         return config(

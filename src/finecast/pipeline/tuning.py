@@ -437,6 +437,7 @@ class _Tuning:
             return self._proposals()
         except EngineError as error:
             refused = error
+        first = self.examined, self.adjustments
         policy = self.examined.planner.policy
         named = _named_in(refused.what, self.examined.planner.graph.float_nodes)
         kept = tuple(re.compile(f"^{re.escape(node.name)}$") for node in named)
@@ -458,6 +459,7 @@ class _Tuning:
                 text = f"the engine refuses plans as they are usually stated ({refused.what})"
                 self.left_out += (f"{text}: {how}",)
                 return found
+        self.examined, self.adjustments = first
         raise refused
 
     def _proposals(self) -> list[Proposal]:
