@@ -136,6 +136,17 @@ def keeps_state(session: Session) -> bool:
     return isinstance(session, StatefulSession) and session.keeps_state
 
 
+def reset_state(session: Session) -> None:
+    """Empty the state of the session's model, if it may keep one."""
+    if isinstance(session, StatefulSession):
+        session.reset()
+
+
+def next_step(session: Session, feeds: Feeds) -> dict[str, Array]:
+    """Run once on the state that the step before left; alone where no state is kept."""
+    return session.step(feeds) if isinstance(session, StatefulSession) else session.run(feeds)
+
+
 def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:
     """The outputs of each call of a sequence, which starts with an empty state.
 
@@ -143,10 +154,8 @@ def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:
     """
     if not isinstance(feeds, Steps):
         return [session.run(feeds)]
-    if not isinstance(session, StatefulSession):
-        return [session.run(one) for one in feeds.calls]
-    session.reset()
-    return [session.step(one) for one in feeds.calls]
+    reset_state(session)
+    return [next_step(session, one) for one in feeds.calls]
 
 
 def joined(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

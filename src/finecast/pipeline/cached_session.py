@@ -14,10 +14,11 @@ from finecast.engines.base import (
     Feeds,
     KernelTime,
     Session,
-    StatefulSession,
     TensorSpec,
     calls_of,
     keeps_state,
+    next_step,
+    reset_state,
 )
 
 _KEPT_BYTES: Final = 256 << 20
@@ -61,14 +62,11 @@ class CachedSession:
 
     def reset(self) -> None:
         """Empty the state of the session, if its model has one."""
-        if isinstance(self.session, StatefulSession):
-            self.session.reset()
+        reset_state(self.session)
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
-        """The session's, never cached: it depends on the steps before."""
-        if isinstance(self.session, StatefulSession):
-            return self.session.step(feeds)
-        return self.run(feeds)
+        """The session's, never cached: it may depend on the steps before."""
+        return next_step(self.session, feeds) if self.keeps_state else self.run(feeds)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """The session's."""

@@ -24,9 +24,10 @@ from finecast.engines.base import (
     Feeds,
     KernelTime,
     Session,
-    StatefulSession,
     TensorSpec,
     keeps_state,
+    next_step,
+    reset_state,
 )
 from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.views import RoundedViews
@@ -117,14 +118,11 @@ class NativeEmulatorSession:
 
     def reset(self) -> None:
         """Empty the state, if the model has one."""
-        if isinstance(self._session, StatefulSession):
-            self._session.reset()
+        reset_state(self._session)
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch on the state that the step before left."""
-        if isinstance(self._session, StatefulSession):
-            return self._session.step(feeds)
-        return self._session.run(feeds)
+        return next_step(self._session, feeds)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """An empty list: the time that emulation takes says nothing of the device."""
