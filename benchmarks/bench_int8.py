@@ -31,7 +31,7 @@ from benchmarks.common import count_processor_time, report, shared_case, skip
 from benchmarks.int8_nets import resnet50
 from finecast import api
 from finecast.engines.base import Array, Feeds
-from finecast.engines.openvino_config import config
+from finecast.engines.openvino import config
 from finecast.measure.racing import Effort, Race
 from finecast.pipeline.outcome import Outcome
 

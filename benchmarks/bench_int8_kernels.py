@@ -28,7 +28,7 @@ from benchmarks.common import report, shared_case, skip
 from finecast import api
 from finecast.engines.base import Array, Feeds
 from finecast.engines.numerics import DYNAMIC_QUANTIZATION
-from finecast.engines.openvino_config import config
+from finecast.engines.openvino import config
 from finecast.numbers.formats import Format
 
 _TURNS: Final = 40

@@ -10,7 +10,7 @@ from typing import Any, Final
 import openvino
 
 from finecast.engines.base import Array, Feeds, KernelFormats
-from finecast.engines.openvino_config import config
+from finecast.engines.openvino import config
 
 _FIXED: Final = "Const"
 _REORDER: Final = "Reorder"

@@ -9,8 +9,7 @@ import onnxruntime
 import pytest
 from onnx import parser
 
-from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain
-from finecast.engines.onnxruntime_profile import kernel_times
+from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain, kernel_times
 from finecast.engines.source import ModelSource, ModelStep
 from finecast.errors import EngineError
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, numpy_helper, parser
 
-from finecast.engines.source import read_source
-from finecast.engines.wire import without_weights
+from finecast.engines.source import read_source, without_weights
 from finecast.errors import EngineError
 
 NET = """<ir_version: 10, opset_import: ["" : 22]>

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 
@@ -34,17 +34,13 @@ from finecast.engines.base import (
     outputs_of_calls,
 )
 from finecast.engines.numerics import HINT, HINTS, openvino_settings
-from finecast.engines.openvino_config import config
-from finecast.engines.openvino_model import model_source, op_names
 from finecast.engines.openvino_names import (
     constants_of,
     kernels_of,
     nodes_by_friendly_name,
     stored_in,
 )
-from finecast.engines.openvino_ports import specs_of
-from finecast.engines.openvino_sizes import SizeCheck
-from finecast.engines.openvino_streams import OpenVinoStreams, shareable, tensor_of
+from finecast.engines.openvino_ports import SizeCheck, model_source, op_names, specs_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
@@ -63,6 +59,7 @@ if TYPE_CHECKING:
     _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names], DryRun]
     _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck, DryRun]
     _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
+
 
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
@@ -496,3 +493,101 @@ def _read(tensor: openvino.Tensor, spec: TensorSpec) -> Array:
     wanted = DTYPES.get(spec.dtype, data.dtype)
     # Types that numpy lacks come back as another type of the same width.
     return data if data.dtype == wanted else data.view(wanted)
+
+
+# Settings under which OpenVINO computes in the types that a model states.
+
+_THREADS: Final = "INFERENCE_NUM_THREADS"
+
+
+def config(
+    core: openvino.Core,
+    device: str,
+    hint: str,
+    *,
+    profiling: bool = False,
+    serving: str = "LATENCY",
+    threads: int = 0,
+) -> dict[str, Any]:
+    """Settings of ``compile_model``.
+
+    Args:
+        core: The core that compiles.
+        device: The device to compile for; settings that it does not know are left out.
+        hint: OpenVINO's name of a precision.
+        profiling: Whether times of kernels are recorded.
+        serving: The performance hint: ``LATENCY`` or ``THROUGHPUT``.
+        threads: Threads of a CPU; 0 for as many as OpenVINO chooses.
+    """
+    known = core.get_property(device, "SUPPORTED_PROPERTIES")
+    stated = openvino_settings(hint) | ({_THREADS: threads} if threads else {})
+    return {
+        "PERFORMANCE_HINT": serving,
+        "PERF_COUNT": profiling,
+        **{name: value for name, value in stated.items() if name in known},
+    }
+
+
+# OpenVINO with several requests at a time, and tensors that share memory with arrays.
+
+
+def shareable(array: Array) -> Array:
+    """The array, or a copy that OpenVINO can share: contiguous and writable."""
+    return np.require(array, requirements=("C", "W")).reshape(array.shape)
+
+
+def tensor_of(data: Array, kind: Any) -> openvino.Tensor:
+    """A tensor of type ``kind`` in the memory of ``data``, which has to outlive it."""
+    import openvino
+
+    if data.dtype.kind == "V" or data.dtype.name.startswith(("bfloat", "float8")):
+        raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
+        return openvino.Tensor(raw, list(data.shape), kind)
+    return openvino.Tensor(data, shared_memory=data.dtype.kind != "O")
+
+
+@final
+class OpenVinoStreams:
+    """A model compiled for throughput, with as many requests as OpenVINO calls optimal."""
+
+    def __init__(
+        self, compiled: openvino.CompiledModel, inputs: Sequence[TensorSpec], where: str
+    ) -> None:
+        import openvino
+
+        if compiled.create_infer_request().query_state():
+            raise EngineError(
+                "the model keeps a state from one request to the next",
+                where=where,
+                fix="use --objective latency",
+            )
+        self._inputs = inputs
+        self._types = [port.get_element_type() for port in compiled.inputs]
+        self._where = where
+        self._queue = openvino.AsyncInferQueue(compiled)
+
+    @property
+    def requests(self) -> int:
+        """How many requests run at a time, by OpenVINO's choice."""
+        return len(self._queue)
+
+    def serve(self, feeds: Sequence[Feeds]) -> None:
+        """Run the model on each of ``feeds``, as soon as a request is free.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If OpenVINO fails.
+        """
+        shared: list[list[Array]] = []  # requests read them until they are done
+        try:
+            for arrays in [ordered_feeds(one, self._inputs) for one in feeds]:
+                shared.append([shareable(array) for array in arrays])
+                tensors = map(tensor_of, shared[-1], self._types)
+                self._queue.start_async(dict(enumerate(tensors)), share_inputs=True)
+            self._queue.wait_all()
+        except RuntimeError as error:
+            raise EngineError(
+                f"OpenVINO cannot run the model: {explain(error)}",
+                where=self._where,
+                fix="check the feeds' sizes, or use --objective latency",
+            ) from error

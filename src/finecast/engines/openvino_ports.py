@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 from finecast.engines.base import TensorSpec
+from finecast.engines.source import ModelSource, ModelStep
+from finecast.frontends.openvino.bodies import bodies
+from finecast.frontends.openvino.reader import port_name, shape_of
 from finecast.frontends.openvino.types import label_of
 
 if TYPE_CHECKING:
     import openvino
+
 
 _SINK: Final = "/sink_port_"
 
@@ -54,3 +59,107 @@ def _port_names(
         name if name is not None else next(rest, own)
         for name, own in zip(found, friendly, strict=True)
     ]
+
+
+# Ports and ops of an ``ov.Model`` as a ``ModelSource``, as ONNX files have one.
+
+_NO_STEPS = frozenset({"Parameter", "Result", "Constant"})
+
+
+def model_source(model: openvino.Model) -> ModelSource:
+    """Ports and steps of a model whose ops have names: each op is a step of that name."""
+    ops = [op for op in model.get_ordered_ops() if op.get_type_name() not in _NO_STEPS]
+    return ModelSource(
+        inputs=tuple(_spec(port) for port in model.inputs),
+        outputs=tuple(_spec(port) for port in model.outputs),
+        steps=tuple(_step(op) for op in ops),
+        depth=_depth(model),
+    )
+
+
+def op_names(model: openvino.Model) -> dict[str, tuple[str, ...]]:
+    """The step of each op, by the op's name: both have the same."""
+    return {s.name: (s.name,) for s in model_source(model).steps}
+
+
+def _spec(port: openvino.Output) -> TensorSpec:
+    label = label_of(port.get_element_type())
+    return TensorSpec(name=port_name(port), dtype=label, shape=shape_of(port))
+
+
+def _step(op: openvino.Node) -> ModelStep:
+    return ModelStep(
+        name=op.get_friendly_name(),
+        op=op.get_type_name(),
+        inputs=tuple(_tensor(value) for value in op.input_values()),
+        outputs=tuple(_tensor(port) for port in op.outputs()),
+    )
+
+
+def _tensor(port: openvino.Output) -> str:
+    return f"{port.get_node().get_friendly_name()}:{port.get_index()}"
+
+
+def _depth(model: openvino.Model) -> int:
+    inner = (body for op in model.get_ops() for body in bodies(op))
+    return max((1 + _depth(body) for body in inner), default=0)
+
+
+# Whether inputs of some sizes fit an OpenVINO model, asked of its shape inference.
+#
+# OpenVINO's kernels for open shapes do not check this. A window that is larger than what it
+# moves over, or a concatenation of parts that do not match, reads beyond the end of its
+# memory: that gives numbers of nothing, or ends the process.
+
+_READ_MOST: Final = 64
+"""Constants of more elements are no axes, pads or shapes, and their numbers are not kept."""
+
+_BODIES: Final = frozenset({"If", "Loop", "TensorIterator"})
+"""Ops with bodies. A branch that is not taken may refuse sizes that the model takes."""
+
+
+@final
+class SizeCheck:
+    """Asks a copy of a model, without its weights and bodies, if sizes fit.
+
+    Where all inputs have fixed shapes there is nothing to ask, and no copy.
+    """
+
+    def __init__(self, model: openvino.Model) -> None:
+        self._model = _without_weights(model) if model.is_dynamic() else None
+        self._count = len(model.inputs)
+        self._fit: set[tuple[tuple[int, ...], ...]] = set()
+
+    def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Refuse inputs of ``shapes``, in order, that an op cannot take.
+
+        Raises:
+            RuntimeError: As OpenVINO states it.
+        """
+        if self._model is None or (key := tuple(shapes)) in self._fit:
+            return
+        import openvino
+
+        ports = self._model.inputs[: self._count]
+        sizes = zip(ports, shapes, strict=True)
+        self._model.reshape({port: openvino.PartialShape(list(dims)) for port, dims in sizes})
+        self._fit.add(key)
+
+
+def _without_weights(model: openvino.Model) -> openvino.Model:
+    """A copy whose large constants and ops with bodies are further inputs."""
+    from openvino import PartialShape
+    from openvino import opset13 as opset
+
+    copy = model.clone()
+    added: list[openvino.Node] = []
+    for node in copy.get_ordered_ops():
+        kind = node.get_type_name()
+        large = kind == "Constant" and math.prod(node.get_output_shape(0)) > _READ_MOST
+        for output in node.outputs() if large or kind in _BODIES else ():
+            shape = output.get_partial_shape() if large else PartialShape.dynamic()
+            stand_in = opset.parameter(shape, output.get_element_type())
+            output.replace(stand_in.output(0))
+            added.append(stand_in)
+    copy.add_parameters(added)
+    return copy
