@@ -35,8 +35,7 @@ from finecast.pipeline.workload import MOST_PROBED_ROWS, FunctionWorkload, probe
 from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Plan
-from finecast.planning.predicting import predicted_error
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import Analysis, predicted_error
 from finecast.planning.proposing import propose
 from finecast.progress import silent
 from finecast.rules.policy import Policy

@@ -13,10 +13,9 @@ from finecast.graph import Graph
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.choices import choices
-from finecast.planning.filling import within
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
-from finecast.planning.proposing import near
+from finecast.planning.proposing import near, within
 from finecast.planning.sensitivity import Saturation
 from finecast.planning.units import make_units
 from finecast.rules import Permission

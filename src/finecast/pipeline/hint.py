@@ -18,8 +18,7 @@ from finecast.planning.alternatives import explained
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.predicting import predicted_error
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import Analysis, predicted_error
 
 
 class Hinted(Built, Protocol):

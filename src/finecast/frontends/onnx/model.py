@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -22,9 +22,8 @@ from finecast.files.staging import staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import MadeTensor
-from finecast.frontends.onnx.external import bring_in
 from finecast.frontends.onnx.shapeless import checkable
-from finecast.frontends.onnx.sizes import free_negative_sizes
+from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES, size_bytes
 from finecast.frontends.onnx.verify import (
     check_dense,
     check_names,
@@ -333,3 +332,43 @@ def _tensor_bytes(model: ir.Model) -> int:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200]
+
+
+# External data: which of a model's tensors stay on disk, and reading the others.
+
+
+def bring_in(model: onnx.ModelProto, folder: Path) -> None:
+    """Read external tensors into the message, all but large initializers of the main graph.
+
+    Those alone are left out of messages to onnx's passes, and written anew when a model is
+    saved. Any other reference would then be read relative to another folder.
+
+    Args:
+        model: A message that ``check_tensors`` passed; changed in place.
+        folder: The folder of its file.
+    """
+    for tensor in chain(_small(model), inner_tensors(model)):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {e.key: e.value for e in tensor.external_data}
+        with (folder / entries["location"]).open("rb") as file:
+            file.seek(max(int(entries.get("offset") or 0), 0))
+            tensor.raw_data = file.read(size_bytes(tensor))
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+
+
+def _small(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    return (t for t in model.graph.initializer if size_bytes(t) <= KEEP_BELOW_BYTES)
+
+
+# Declared sizes that are negative, as exports of PaddlePaddle write free dimensions.
+
+
+def free_negative_sizes(proto: onnx.ModelProto) -> None:
+    """Leave out sizes below 0 of the model's values, in place: engines take such for free."""
+    graph = proto.graph
+    for value in chain(graph.input, graph.output, graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
@@ -15,7 +18,13 @@ from finecast.frontends.saved_notes import notes_in
 from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node, reference
-from finecast.frontends.tensorflow.library import dtype_label, freezing, tf, without_warnings
+from finecast.frontends.tensorflow.library import (
+    dtype_label,
+    freezing,
+    saved_model_pb2,
+    tf,
+    without_warnings,
+)
 from finecast.frontends.tensorflow.model import (
     FrozenModel,
     SignaturePort,
@@ -24,7 +33,6 @@ from finecast.frontends.tensorflow.model import (
     imported_graph,
     unreadable,
 )
-from finecast.frontends.tensorflow.optimizer_slots import without_slots
 
 GRAPH_FILE: Final = "saved_model.pb"
 _LISTED: Final = "output_"
@@ -347,3 +355,45 @@ def _content(model: FrozenModel) -> tuple[Any, ...]:
         if n.op != "Placeholder" and not bodies(n)
     )
     return ports, tuple(sorted(hashlib.sha256(repr(n).encode()).hexdigest() for n in nodes))
+
+
+# The state of an optimizer in a SavedModel, left out as it is read: no output depends on it.
+#
+# Keras 2 saves compiled models with the slots of their optimizer (momentum and the like),
+# one for each variable. TensorFlow with Keras 3 has no class to load them into, and fails.
+
+
+@contextmanager
+def without_slots(folder: Path, graph_file: str) -> Generator[Path]:
+    """The folder of the same SavedModel without slots; ``folder`` itself if it has none.
+
+    The copy has links to the files of ``folder``, and lives as long as the context.
+    """
+    found = _with_slots_cleared(folder / graph_file)
+    if found is None:
+        yield folder
+        return
+    with TemporaryDirectory(prefix="finecast-") as made:
+        copy = Path(made)
+        (copy / graph_file).write_bytes(found)
+        for entry in folder.resolve().iterdir():
+            if entry.name != graph_file:
+                os.symlink(entry, copy / entry.name)
+        yield copy
+
+
+def _with_slots_cleared(file: Path) -> bytes | None:
+    """The file's content without slots; None if it has none, or is not readable."""
+    from google.protobuf.message import DecodeError
+
+    saved = saved_model_pb2.SavedModel()
+    try:
+        saved.ParseFromString(file.read_bytes())
+    except (OSError, DecodeError):
+        return None  # TensorFlow says what is wrong with it
+    nodes: list[Any] = [n for meta in saved.meta_graphs for n in meta.object_graph_def.nodes]
+    owners = [node for node in nodes if node.slot_variables]
+    for node in owners:
+        node.ClearField("slot_variables")
+    content: bytes = saved.SerializeToString()
+    return content if owners else None
