@@ -8,7 +8,8 @@ import pytest
 
 from finecast.engines.loading import exact_session
 from finecast.frontends.onnx.mean_errors import with_mean_errors
-from finecast.frontends.onnx.reader import name_nodes, read
+from finecast.frontends.onnx.names import name_nodes
+from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.types import infer
 from finecast.numbers.encodings import SCALED, Encodings
 from finecast.numbers.formats import Format

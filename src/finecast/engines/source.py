@@ -12,7 +12,7 @@ from finecast.engines.base import TensorSpec
 from finecast.engines.ports import ONNX_LABELS
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH
-from finecast.frontends.wire import Field, fields
+from finecast.frontends.wire import Field, fields, prefix
 
 if TYPE_CHECKING:
     import onnx
@@ -153,7 +153,6 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 _GRAPH_SPARSE_INITIALIZER = 15
 _TENSOR_NAME = 8
-_BYTES = 2
 
 
 def without_weights(data: memoryview) -> tuple[bytes, frozenset[str]]:
@@ -175,7 +174,7 @@ def without_weights(data: memoryview) -> tuple[bytes, frozenset[str]]:
             elif part.number != _GRAPH_SPARSE_INITIALIZER:
                 graph.append(data[part.start : part.end])
         body = b"".join(graph)
-        kept.append(bytes([MODEL_GRAPH << 3 | _BYTES]) + _encoded(len(body)) + body)
+        kept.append(prefix(MODEL_GRAPH, len(body)) + body)
     return b"".join(kept), frozenset(names)
 
 
@@ -183,12 +182,3 @@ def _tensor_name(data: memoryview, tensor: Field) -> Iterator[str]:
     for field in fields(data, tensor.content, tensor.end):
         if field.number == _TENSOR_NAME:
             yield bytes(data[field.content : field.end]).decode("utf-8", "replace")
-
-
-def _encoded(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

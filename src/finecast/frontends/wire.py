@@ -1,4 +1,4 @@
-"""Protobuf's wire format read field by field, to read parts of a file without parsing it."""
+"""Protobuf's wire format, to read and write parts of a file without parsing all of it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ def fields(data: memoryview, position: int, end: int) -> Iterator[Field]:
         if position > end or number == 0:
             raise ValueError(f"field {number} at byte {start} runs past the end")
         yield Field(number, start, content, position)
+
+
+def prefix(number: int, size: int) -> bytes:
+    """What precedes ``size`` bytes of content: the tag of field ``number``, and the size."""
+    out = bytearray([number << 3 | _BYTES])
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)
 
 
 def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:

@@ -28,9 +28,10 @@ from finecast.frontends.onnx.model import (
     save,
     to_bytes,
 )
+from finecast.frontends.onnx.names import name_nodes
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
-from finecast.frontends.onnx.reader import OnnxBinding, name_nodes, read
+from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.schema import signature
 from finecast.frontends.onnx.shapeless import shapeless_ports

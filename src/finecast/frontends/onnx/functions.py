@@ -2,11 +2,16 @@
 
 Engines inline functions when they load a model, so one body for all calls saves nothing at
 run time, while one decision for all calls would cost accuracy or speed at some of them.
+
+onnx's inliner does it and not onnx_ir's ``InlinePass``, which refuses bodies of another opset
+than the model's; and saved plans name nodes as onnx's inliner does
+(``tests/frontends/test_functions.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Final, TypeAlias
 
 import onnx
@@ -88,25 +93,16 @@ def _check_expansion(model: ir.Model) -> None:
         calls[name], own[name] = _count(function, model.functions)
     sizes: dict[_Id, int] = {}
     depths: dict[_Id, int] = {}
-    open_now: set[_Id] = set()
-    for root in calls:
-        stack = [root]
-        while stack:
-            name = stack[-1]
-            waiting = [c for c in calls[name] if c not in sizes]
-            if name in sizes or not waiting:
-                stack.pop()
-                open_now.discard(name)
-                sizes[name] = own[name] + sum(n * sizes[c] for c, n in calls[name].items())
-                depths[name] = 1 + max((depths[c] for c in calls[name]), default=0)
-                continue
-            open_now.add(name)
-            if any(c in open_now for c in waiting):
-                raise ModelError(
-                    f"local function {'::'.join(name[:2])} calls itself",
-                    fix="export the model again; ONNX functions may not be recursive",
-                )
-            stack.extend(waiting)
+    try:
+        for name in TopologicalSorter(calls).static_order():  # what is called comes first
+            sizes[name] = own[name] + sum(n * sizes[c] for c, n in calls[name].items())
+            depths[name] = 1 + max((depths[c] for c in calls[name]), default=0)
+    except CycleError as error:
+        domain, name, _ = error.args[1][0]
+        raise ModelError(
+            f"local function {domain}::{name} calls itself",
+            fix="export the model again; ONNX functions may not be recursive",
+        ) from error
     used, _ = _count(model.graph, model.functions)
     total = sum(n * sizes[c] for c, n in used.items())
     if total > _MOST_NODES or max(depths.values(), default=0) > _MOST_DEPTH:

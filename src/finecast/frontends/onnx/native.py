@@ -1,7 +1,8 @@
 """Runs onnx's C++ passes in a process of their own.
 
 Hostile models make them crash, never end, or take all memory (onnx 1.23). Then only that
-process dies, and here one clear error is raised.
+process dies, and here one clear error is raised. onnx_ir's passes for shapes and the checker
+call the same C++ code in the caller's process.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -72,26 +71,6 @@ class OnnxBinding:
     ports: list[tuple[Port | None, ...]] = field(default_factory=list[tuple[Port | None, ...]])
     values: list[ir.Value] = field(default_factory=list[ir.Value])
     owners: dict[int, ir.Node] = field(default_factory=dict[int, ir.Node])
-
-
-def name_nodes(model: ir.Model) -> None:
-    """Give every node a unique, non-empty name; names that already are unique stay."""
-    nodes = list(every_node(model.graph))
-    kept: set[str] = set()
-    renamed: list[tuple[int, ir.Node]] = []
-    for number, node in enumerate(nodes):
-        if node.name and node.name not in kept:
-            kept.add(node.name)
-        else:
-            renamed.append((number, node))
-    for number, node in renamed:
-        name = base = f"{node.name or node.op_type}_{number}"
-        for attempt in itertools.count():
-            if name not in kept:
-                break
-            name = f"{base}_{attempt}"
-        kept.add(name)
-        node.name = name
 
 
 def read(

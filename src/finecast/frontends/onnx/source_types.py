@@ -27,9 +27,8 @@ from finecast.frontends.onnx.definitions import (
 from finecast.frontends.onnx.dequantizing import ON_CODES, Dequantizing
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, staged
-from finecast.frontends.onnx.names import FreshNames
+from finecast.frontends.onnx.names import FreshNames, name_nodes
 from finecast.frontends.onnx.placing import place_after
-from finecast.frontends.onnx.reader import name_nodes
 from finecast.frontends.onnx.types import bodies, check_inferable, every_node, infer
 from finecast.frontends.onnx.widen import every_value
 from finecast.naming import look_up

@@ -18,12 +18,12 @@ from google.protobuf.message import Message
 from finecast.frontends.onnx.constants import pieces, shape_of
 from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
 from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH
+from finecast.frontends.wire import prefix
 
 # Offsets of tensors in data files, so that engines can map a tensor without copying it.
 _ALIGNMENT: Final = 4096
-# TensorProto's field raw_data, and protobuf's wire type of content whose length precedes it.
+# TensorProto's field raw_data.
 _TENSOR_RAW: Final = 9
-_LENGTH: Final = 2
 
 
 def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> int:
@@ -117,7 +117,7 @@ def _stream(model: ir.Model, file: BinaryIO) -> None:
     first, last = _split(proto, MODEL_GRAPH)
     size = len(graph_first) + len(graph_last) + sum(map(len, heads))
     size += sum(s.nbytes for s in sources if s is not None)
-    file.write(first + _prefix(MODEL_GRAPH, size) + graph_first)
+    file.write(first + prefix(MODEL_GRAPH, size) + graph_first)
     for head, source in zip(heads, sources, strict=True):
         file.write(head)
         for piece in pieces(source) if source is not None else ():
@@ -141,20 +141,10 @@ def _head(content: bytes, source: ir.TensorProtocol | None) -> bytes:
     ``content`` is the serialized tensor, without elements if ``source`` has them.
     """
     if source is None:
-        return _prefix(GRAPH_INITIALIZER, len(content)) + content
-    raw = _prefix(_TENSOR_RAW, source.nbytes)
+        return prefix(GRAPH_INITIALIZER, len(content)) + content
+    raw = prefix(_TENSOR_RAW, source.nbytes)
     size = len(content) + len(raw) + source.nbytes
-    return _prefix(GRAPH_INITIALIZER, size) + content + raw
-
-
-def _prefix(field: int, size: int) -> bytes:
-    """Protobuf's tag of a field whose content has ``size`` bytes, and that size."""
-    out = bytearray([field << 3 | _LENGTH])
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
-    return bytes(out)
+    return prefix(GRAPH_INITIALIZER, size) + content + raw
 
 
 def _write(value: ir.Value, file: BinaryIO, folder: Path, data_name: str) -> ir.ExternalTensor:

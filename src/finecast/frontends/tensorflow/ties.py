@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from finecast.frontends.tensorflow.functions import LOOPS, bodies
 from finecast.frontends.tensorflow.library import Operation, Tensor, tf
 from finecast.frontends.tensorflow.op_types import port_attributes
@@ -150,18 +152,14 @@ class _Lists:
     """The lists of a model: groups of handles that stand for one list, and their ops."""
 
     def __init__(self) -> None:
-        self._group: dict[Place, list[Place]] = {}
+        self._groups = DisjointSet()
         self._ops: dict[Place, list[tuple[int, Operation]]] = {}
 
     def join(self, *handles: Place) -> None:
         """Merge the groups of ``handles``: they stand for one list, or states of it."""
-        kept = self._group.setdefault(handles[0], [handles[0]])
-        for other in handles[1:]:
-            taken = self._group.setdefault(other, [other])
-            if kept is not taken:
-                kept += taken
-                for place in taken:
-                    self._group[place] = kept
+        for handle in handles:
+            self._groups.add(handle)
+            self._groups.merge(handles[0], handle)
 
     def visit(self, region: int, op: Operation) -> None:
         """Add an op to the list whose handles it reads or gives, if it does."""
@@ -174,9 +172,9 @@ class _Lists:
 
     def ties(self) -> Iterator[TypeTie]:
         """One tie for the elements of each list."""
-        members: dict[int, list[tuple[int, Operation]]] = {}
+        members: dict[Place, list[tuple[int, Operation]]] = {}
         for handle, ops in self._ops.items():
-            members.setdefault(id(self._group[handle]), []).extend(ops)
+            members.setdefault(self._groups[handle], []).extend(ops)
         yield from map(_list_tie, members.values())
 
 
