@@ -241,11 +241,10 @@ def test_the_tuner_predicts_what_int8_does(net: Path, openvino: OpenVinoEngine) 
         metric="cosine",
         policy="auto:int8",
         engine="openvino",
+        objective="size",
         tolerance=0.5,
     )
-    if not found.improved:  # times decide that
-        assert "faster" in found.why
-        return
+    assert found.improved
     assert coded(found.plan)
     # Of one sample that was probed, and of those that were timed.
     assert 0.25 < found.predicted_error / found.measured_error < 4

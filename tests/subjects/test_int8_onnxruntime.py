@@ -187,11 +187,9 @@ def test_an_encoded_result_is_one_that_there_is(net: Path, engine: OnnxRuntimeEn
 def test_tune_mixes_it_in(net: Path, engine: OnnxRuntimeEngine) -> None:
     found = api.tune(
         net, None, data=DATA, metric="cosine", policy="auto:int8", engine="onnxruntime",
-        tolerance=0.5,
+        objective="size", tolerance=0.5,
     )  # fmt: skip
-    if not found.improved:  # times decide that
-        assert "faster" in found.why
-        return
+    assert found.improved
     assert coded(found.plan)
     # Of one sample that was probed, and of those that were timed.
     assert 0.25 < found.predicted_error / found.measured_error < 4

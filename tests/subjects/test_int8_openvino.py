@@ -180,11 +180,9 @@ def test_a_product_that_does_not_run_on_integers_is_refused(
 def test_the_tuner_predicts_what_int8_does(net: Path, engine: OpenVinoEngine) -> None:
     found = api.tune(
         net, None, data=DATA, metric="cosine", policy="auto:int8", engine="openvino",
-        tolerance=0.5,
+        objective="size", tolerance=0.5,
     )  # fmt: skip
-    if not found.improved:  # times decide that
-        assert "faster" in found.why
-        return
+    assert found.improved
     assert coded(found.plan)
     assert 0.25 < found.predicted_error / found.measured_error < 4
 

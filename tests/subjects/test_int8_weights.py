@@ -209,11 +209,9 @@ def test_the_rest_may_be_low(net: Path, engine: OpenVinoEngine) -> None:
 def test_it_is_mixed_in_by_auto(net: Path, engine: OpenVinoEngine) -> None:
     found = api.tune(
         net, None, data={"ids": IDS}, metric="cosine", policy="auto:int8_weights",
-        engine="openvino", tolerance=0.5, batch=1,
+        engine="openvino", objective="size", tolerance=0.5, batch=1,
     )  # fmt: skip
-    if not found.improved:  # times decide that
-        assert "faster" in found.why
-        return
+    assert found.improved
     assert coded(found.plan)
     assert found.measured_error < 0.05
 
