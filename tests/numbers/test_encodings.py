@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finecast.numbers.encodings import SCALED, Encoding, Encodings, encoded
+from finecast.numbers.encodings import Encoding, Encodings, encoded
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.scaled import Scaled
 from tests import toy_encoding
@@ -22,7 +22,7 @@ def test_a_float_format_is_an_encoding_without_parameters(fmt: Format) -> None:
     x = np.array([1.0001, -1e-9, 1e9, np.inf, np.nan], np.float32)
     assert fmt.format is fmt
     assert np.array_equal(fmt.round(x), fmt.encode(x).astype(np.float32), equal_nan=True)
-    assert fmt not in SCALED
+    assert not fmt.has_scales
     assert Encodings.from_dict(fmt, {}) == Encodings()
 
 
@@ -42,8 +42,8 @@ def test_one_number_is_a_piece() -> None:
     assert part.tolist() == [2]
 
 
-ROW = SCALED[Format.INT8]
-VALUE = Scaled(format=Format.INT8, grid=ROW.values, scale=(0.5,), zero_point=3)
+INT8 = Format.INT8
+VALUE = Scaled(format=INT8, grid=INT8.grid(constant=False), scale=(0.5,), zero_point=3)
 
 
 def test_a_result_may_be_stored_as_codes() -> None:
@@ -54,7 +54,7 @@ def test_a_result_may_be_stored_as_codes() -> None:
 
 def test_constants_alone_have_no_codes_of_values() -> None:
     weights = Format.INT8_WEIGHTS
-    one = Scaled(format=weights, grid=ROW.constants, scale=(0.5, 1.0), axis=1)
+    one = Scaled(format=weights, grid=INT8.grid(constant=True), scale=(0.5, 1.0), axis=1)
     found = Encodings(constants={1: one})
     assert Encodings.from_dict(weights, found.to_dict()) == found
     stored = Encodings()  # by an earlier conversion

@@ -344,9 +344,7 @@ def _check_scaled(policy: Policy, option: str, lack: str) -> None:
     """
     from finecast.errors import UsageError
 
-    if not (
-        policy.open_formats or any(f.scaled and not f.constants_only for f in policy.formats)
-    ):
+    if not (policy.open_formats or any(f.needs_ranges for f in policy.formats)):
         named = ",".join(f.label for f in policy.formats)
         raise UsageError(
             f"{named} has {lack}",

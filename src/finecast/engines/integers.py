@@ -68,4 +68,4 @@ def reads_codes(kernel: KernelTime) -> bool:
 
 
 def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
-    return reads_codes(kernel) if fmt.constants_only else kernel.format in _INTEGERS
+    return kernel.format in _INTEGERS if fmt.encodes_values else reads_codes(kernel)

@@ -135,7 +135,7 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
         return Capability(
             runs=not failed, speed=None if failed else 1.0, reason="; ".join(failed)
         )
-    if fmt.scaled and not fuses(engine.name, fmt):
+    if fmt.has_scales and not fuses(engine.name, fmt):
         reason = f"plans in {fmt.label} are made for {engines_for(fmt)} alone"
         return Capability(runs=False, reason=reason)
     speeds: list[float] = []
@@ -157,7 +157,7 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
 
 def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
     own = isinstance(engine, ProbingEngine)
-    if not own and not fmt.scaled and not admitted(model.op, fmt):
+    if not own and not fmt.has_scales and not admitted(model.op, fmt):
         return _Attempt(run=None, reason=f"ONNX has no {model.op} in {fmt.label}")
     try:
         session = engine.load_probe(model, fmt) if own else engine.load(build(model, fmt))

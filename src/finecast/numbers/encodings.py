@@ -1,47 +1,23 @@
 """Encodings: how numbers are stored and read back, and which formats have parameters.
 
 A float format is an encoding without parameters. A new encoding is a row of
-``formats.Format``, one of ``SCALED`` if it has parameters, one in each frontend that states
-it, and one in each engine that computes with it.
+``formats.Format``, one in each frontend that states it, and one in each engine that computes
+with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Grid, Scaled
+from finecast.numbers.scaled import Scaled
 
 Encoding: TypeAlias = Format | Scaled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledFormat:
-    """The codes of a scaled format, for values and for constants.
-
-    A format for constants alone does not use ``values``.
-    """
-
-    values: Grid
-    constants: Grid
-
-
-# What x86's integer products take: unsigned values, and signed weights symmetric around 0.
-_INTEGERS: Final = ScaledFormat(
-    values=Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255),
-    constants=Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True),
-)
-
-SCALED: Final[Mapping[Format, ScaledFormat]] = {
-    Format.INT8: _INTEGERS,
-    Format.INT8_WEIGHTS: _INTEGERS,
-}
-"""Formats whose encodings have parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,32 +54,36 @@ class Encodings:
         Raises:
             ValueError, TypeError, KeyError, AttributeError: If ``content`` has another form.
         """
-        row = SCALED.get(fmt)
-        if row is None:
+        if not fmt.has_scales:
             stray = {f.name for f in fields(cls)} & content.keys()
             if stray:
                 raise ValueError(f"{fmt.label} has no parameters for {min(stray)}")
             return cls()
 
-        def read(role: str, grid: Grid) -> dict[int, Scaled]:
+        def read(role: str, *, constant: bool) -> dict[int, Scaled]:
             named: dict[str, dict[str, Any]] = content[role]
-            return {int(i): Scaled.from_dict(fmt, grid, e) for i, e in named.items()}
+            if named and not (constant or fmt.encodes_values):
+                raise ValueError(f"{fmt.label} encodes constants alone, not {role}")
+            return {
+                int(i): Scaled.from_dict(fmt, fmt.grid(constant=constant), e)
+                for i, e in named.items()
+            }
 
         stated: object = content["result"]
         result: Encoding = Format.FP32
-        if isinstance(stated, dict) and not fmt.constants_only:
-            result = Scaled.from_dict(fmt, row.values, cast("dict[str, Any]", stated))
+        if isinstance(stated, dict) and fmt.encodes_values:
+            result = Scaled.from_dict(
+                fmt, fmt.grid(constant=False), cast("dict[str, Any]", stated)
+            )
         elif stated != result.label:
             raise ValueError(f"{fmt.label} ops give {result.label}, not {stated!r}")
         found = cls(
-            operands=read("operands", row.values),
-            constants=read("constants", row.constants),
+            operands=read("operands", constant=False),
+            constants=read("constants", constant=True),
             result=result,
         )
-        if fmt.constants_only:  # no constants either where a conversion stored them before
-            if found.operands:
-                raise ValueError(f"{fmt.label} encodes constants alone, not operands")
-        elif not (found.operands or found.constants):
+        # A format for constants alone has none where a conversion stored the constants before.
+        if fmt.encodes_values and not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found
 

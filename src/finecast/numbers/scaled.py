@@ -13,40 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The codes of an encoding: all integers from ``lowest`` to ``highest``.
-
-    In a ``symmetric`` grid the zero point is 0.
-    """
-
-    dtype: np.dtype[np.generic]
-    lowest: int
-    highest: int
-    symmetric: bool = False
-
-    def fit(
-        self, lows: NDArray[np.float64], highs: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float32], int]:
-        """The scales, and the zero point, whose codes cover each range from low to high.
-
-        Law: 0 is stored exactly, and what is within a range is read back within half a step;
-        a range of nothing but 0 has the scale 1. A grid that is not symmetric takes one range.
-        """
-        lows, highs = np.minimum(lows, 0.0), np.maximum(highs, 0.0)
-        if self.symmetric:
-            scales = np.maximum(-lows, highs) / min(-self.lowest, self.highest)
-        else:
-            scales = (highs - lows) / (self.highest - self.lowest)
-        scales = np.where(scales > 0, np.maximum(scales, Format.FP32.smallest_normal), 1.0)
-        scales = scales.astype(np.float32)
-        if self.symmetric:
-            return scales, 0
-        zero = np.rint(self.lowest - lows / scales)
-        return scales, int(zero.item())
+from finecast.numbers.formats import Format, Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +71,37 @@ class Scaled:
         scales, zero = grid.fit(*ends)
         scale = tuple(float(s) for s in scales)
         return cls(format=fmt, grid=grid, scale=scale, zero_point=zero, axis=axis)
+
+    @classmethod
+    def of_value(cls, fmt: Format, low: float, high: float) -> Scaled:
+        """The encoding in ``fmt`` of a value whose numbers go from ``low`` to ``high``.
+
+        Raises:
+            ValueError: As ``fitted``, or if ``fmt`` does not encode values.
+        """
+        return cls.fitted(fmt, fmt.grid(constant=False), np.asarray(low), np.asarray(high))
+
+    @classmethod
+    def of_constant(
+        cls, fmt: Format, array: NDArray[np.generic], channels: tuple[int, ...] = ()
+    ) -> Scaled:
+        """The encoding in ``fmt`` that covers all numbers of a constant.
+
+        Args:
+            fmt: A format with scales.
+            array: The constant.
+            channels: The axes of its channels, each of which has a scale; empty for one scale.
+
+        Raises:
+            ValueError: As ``fitted``, or if the constant is empty.
+        """
+        array = array.astype(np.float32, copy=False)
+        if not array.size:
+            raise ValueError("it is empty")
+        others = tuple(i for i in range(array.ndim) if i not in channels)
+        ends = array.min(axis=others), array.max(axis=others)
+        axis = min(channels, default=None)
+        return cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis)
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from finecast.errors import RuleConflictError
 from finecast.graph import Node
-from finecast.numbers.encodings import SCALED, Encodings
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.base import ANY, KEEP, Context, NodeView, Rule, Ruling, UserRule
 from finecast.rules.calibration import CALIBRATION, encodings_in
@@ -132,8 +132,8 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
         reasons=tuple(_reason(r, v, waived=waived) for r, v in found),
         encodings={
             fmt: encodings_in(context, node)
-            for fmt in formats & SCALED.keys()
-            if node.format is Format.FP32
+            for fmt in formats
+            if fmt.has_scales and node.format is Format.FP32
         },
     )
 

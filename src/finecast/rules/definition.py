@@ -15,16 +15,16 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     if own is not Format.FP32:
         return Ruling(permits=only(own), text=f"already {own.label} in the model; kept")
     permits = (node.admits | only(own)) & frozenset({own, context.low})
-    if context.low.operands_only:
+    if not context.low.encodes_results:
         # An op that only moves numbers gains nothing from rounded operands, unless they are
         # constants, which are stored smaller.
-        rounds = context.low.constants_only or not by_name(node.op).exact
+        rounds = not context.low.encodes_values or not by_name(node.op).exact
         around = context.low in context.casts_around and rounds
         permits = frozenset({own, context.low}) if around else only(own)
     if context.low in permits:
         return None
     text = f"{node.native} has no {context.low.label} in its definition"
-    if context.low.operands_only and context.low not in context.casts_around:
+    if not context.low.encodes_results and context.low not in context.casts_around:
         text += ", and the model's opset has no op that rounds to it"
     return Ruling(permits=permits, text=text)
 

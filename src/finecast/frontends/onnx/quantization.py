@@ -11,7 +11,7 @@ import onnx_ir as ir
 from finecast.frontends.onnx.constants import constant_tensor, constant_value
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Grid, Scaled
+from finecast.numbers.scaled import Scaled
 
 if TYPE_CHECKING:
     from finecast.frontends.onnx.statements import Maker
@@ -40,7 +40,7 @@ def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
     return [maker.node("DequantizeLinear", inputs, _axis(to), label=label, dtype=dtype)]
 
 
-def reader(fmt: Format, grid: Grid) -> Callable[[Sequence[ir.Node]], Scaled]:
+def reader(fmt: Format) -> Callable[[Sequence[ir.Node]], Scaled]:
     """A function that reads the encoding in ``fmt`` off the node that ``dequantize`` made."""
 
     def read(nodes: Sequence[ir.Node]) -> Scaled:
@@ -50,7 +50,7 @@ def reader(fmt: Format, grid: Grid) -> Callable[[Sequence[ir.Node]], Scaled]:
         axis = nodes[0].attributes.get("axis")
         return Scaled(
             format=fmt,
-            grid=grid,
+            grid=fmt.grid(constant=True),
             scale=tuple(float(s) for s in scale.numpy().reshape(-1)),
             zero_point=int(zero.numpy().reshape(-1)[0]),
             axis=axis.as_int() if axis is not None else None,

@@ -75,7 +75,7 @@ def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
     import openvino
 
     tensor = openvino.Tensor(element_type(fmt), openvino.Shape(array.shape))
-    bits = f"u{fmt.storage_bytes}"
+    bits = f"u{fmt.dtype.itemsize}"
     tensor.data.view(bits)[...] = np.require(array, requirements="C").view(bits)
     return openvino.op.Constant(tensor)
 

@@ -176,7 +176,7 @@ def coded_sensitivities(
     """
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
-    points = points_of(planner, units, {f: () for f in formats if f.scaled})
+    points = points_of(planner, units, {f: () for f in formats if f.has_scales})
     found = probe_sensitivity(
         planner,
         points,
