@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Capability, Engine, Session
-from finecast.engines.integers import engines_for, fuses
+from finecast.engines.integers import FUSIONS, engines_for, fuses
 from finecast.engines.probe_models import Probe, admitted, build, probes_of
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
@@ -31,8 +31,7 @@ PROBED = (
     Format.FP16,
     Format.FP8_E4M3,
     Format.FP8_E5M2,
-    Format.INT8,
-    Format.INT8_WEIGHTS,
+    *FUSIONS,
 )
 _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")})
 """Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""

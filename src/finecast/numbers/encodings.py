@@ -88,16 +88,35 @@ class Encodings:
         return found
 
 
-def encoded(
-    x: NDArray[np.generic], encoding: Encoding, *, piece: int
-) -> Iterator[NDArray[np.generic]]:
-    """The stored elements of the constant ``x``, in order, at most ``piece`` at a time."""
+def stored_bytes(x: NDArray[np.generic], encoding: Encoding, *, piece: int) -> Iterator[bytes]:
+    """The bytes that store the constant ``x``, in order, of at most ``piece`` elements each.
+
+    Elements of 4 bits are packed in pairs, the first of them in the lower half of a byte, as
+    ONNX and OpenVINO do; ``piece`` is even then.
+    """
     flat = x.reshape(-1)
     scale = None if isinstance(encoding, Format) else encoding.along(x.shape).flat
     for start in range(0, flat.size, piece):
         part = slice(start, start + piece)
         if isinstance(encoding, Format):
-            yield encoding.encode(flat[part])
+            codes = encoding.encode(flat[part])
         else:
             assert scale is not None
-            yield encoding.codes(flat[part], scale[part])
+            codes = encoding.codes(flat[part], scale[part])
+        yield packed(codes, encoding.format.bits).tobytes()
+
+
+def packed(codes: NDArray[np.generic], bits: int) -> NDArray[np.generic]:
+    """``codes`` of ``bits`` each as an array of whole bytes; an odd one is padded by 0."""
+    if bits >= 8:
+        return codes
+    halves = codes.astype(np.int8).view(np.uint8).reshape(-1) & 0xF
+    halves = np.pad(halves, (0, halves.size % 2))
+    return halves[0::2] | (halves[1::2] << 4)
+
+
+def unpacked(stored: NDArray[np.generic], count: int) -> NDArray[np.int8]:
+    """``count`` signed codes of 4 bits from the bytes that ``packed`` gave."""
+    halves = stored.view(np.uint8).reshape(-1)
+    both = np.stack([halves & 0xF, halves >> 4], axis=-1).reshape(-1)[:count]
+    return ((both ^ 8).astype(np.int8) - 8).astype(np.int8)

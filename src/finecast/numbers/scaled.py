@@ -43,9 +43,12 @@ class Scaled:
             raise ValueError(f"{self.label} has no zero point {zero}")
         widest = max(grid.highest - zero, zero - grid.lowest)
         least, most = Format.FP32.smallest_normal, Format.FP32.max / widest
-        for scale in self.scale:
-            if not least <= scale <= most or float(np.float32(scale)) != scale:
-                raise ValueError(f"{scale!r} is no scale of {self.label}")
+        scales = np.asarray(self.scale, np.float64)
+        with np.errstate(over="ignore"):
+            exact = scales.astype(np.float32) == scales
+        wrong = scales[~((least <= scales) & (scales <= most) & exact)]
+        if wrong.size:
+            raise ValueError(f"{float(wrong[0])!r} is no scale of {self.label}")
         if not self.scale or (self.axis is None and len(self.scale) > 1):
             raise ValueError(f"{len(self.scale)} scales of one tensor")
         if self.axis is not None and self.axis < 0:

@@ -392,7 +392,7 @@ def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
                 return index
             if value.constant is not None:
                 try:
-                    encoding.along(value.constant.read().shape)
+                    encoding.spread(value.constant.read().shape)
                 except ValueError:
                     return index
     return None

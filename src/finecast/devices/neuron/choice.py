@@ -25,12 +25,12 @@ from finecast.rules.policy import Policy, Scope, low_formats
 
 DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in.
-
-_HERE: Final = (Format.BF16, Format.FP16, Format.INT8, Format.INT8_WEIGHTS)
+_CODED: Final = tuple(f for f in Format if f.has_scales)
+_HERE: Final = (Format.BF16, Format.FP16, *_CODED)
 # Formats that a model can state: by ONNX's types, or in the case of tf32 by arithmetic.
 _STATED: Final = (
     *(Format.BF16, Format.FP16, Format.TF32),
-    *(Format.FP8_E4M3, Format.FP8_E5M2, Format.INT8, Format.INT8_WEIGHTS),
+    *(Format.FP8_E4M3, Format.FP8_E5M2, *_CODED),
 )
 _NO_TARGET: Final = "TARGET"
 TF32_NOTE: Final = (

@@ -156,7 +156,7 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
     Format.FP8_E5M2: _CASTS,
     # No type of ONNX: its numbers are stored in fp32. The arithmetic begins with a Clip.
     Format.TF32: Statement(into=_arithmetic, back=_stay, since=CLIP_BOUNDS_ARE_INPUTS),
-    **{fmt: _codes(fmt) for fmt in (Format.INT8, Format.INT8_WEIGHTS)},
+    **{fmt: _codes(fmt) for fmt in Format if fmt.has_scales},
 }
 
 

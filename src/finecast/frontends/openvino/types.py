@@ -39,7 +39,7 @@ TYPES: Final = {
 HINTED: Final = (Format.BF16, Format.FP16)
 """Formats that OpenVINO has a precision hint for, by the name of its type."""
 
-STATED: Final = (*TYPES, Format.INT8, Format.INT8_WEIGHTS)
+STATED: Final = (*TYPES, *(f for f in Format if f.has_scales))
 """Formats that models can state: element types, and codes with scales."""
 
 FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}
