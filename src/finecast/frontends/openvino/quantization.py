@@ -7,11 +7,12 @@ writes too, into kernels on integers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.frontends.openvino.types import numbers_of
 from finecast.numbers.scaled import Scaled
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def fake_quantized(port: openvino.Output, encoding: Scaled) -> openvino.Node:
     return opset13.fake_quantize(port, low, high, low, high, levels)
 
 
-def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node, ...]:
-    """The ops that store ``array`` as codes and decode them: codes, scale, Convert, Multiply.
+def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> dict[str, openvino.Node]:
+    """The ops that store ``array`` as codes and decode them, by suffixes for their names.
 
-    OpenVINO recognises this form as compressed weights, which its kernels read as codes. The
-    zero point must be 0.
+    ``_back`` is the last one. OpenVINO recognises this form as compressed weights, which
+    its kernels read as codes. The zero point must be 0.
     """
     from openvino import opset13
 
@@ -41,4 +42,15 @@ def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino
     codes = opset13.constant(encoding.encode(array))
     scale = opset13.constant(encoding.spread(array.shape))
     wide = opset13.convert(codes, "f32")
-    return codes, scale, wide, opset13.multiply(wide, scale)
+    return {"": codes, "_scale": scale, "_wide": wide, "_back": opset13.multiply(wide, scale)}
+
+
+def decoded_numbers(op: Any) -> NDArray[np.float32] | None:
+    """The numbers that ``op`` decodes if it is the last of ``stored_codes``; else None."""
+    if op.get_type_name() != "Multiply":
+        return None
+    wide, scale = (value.get_node() for value in op.input_values())
+    codes = wide.input_value(0).get_node() if wide.get_type_name() == "Convert" else None
+    if codes is None or {codes.get_type_name(), scale.get_type_name()} != {"Constant"}:
+        return None
+    return numbers_of(codes).astype(np.float32) * numbers_of(scale).astype(np.float32)

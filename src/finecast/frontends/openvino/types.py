@@ -22,7 +22,7 @@ LABELS: Final = {
     **{
         f"{k}{n}": f"{name}{n}"
         for k, name in (("i", "int"), ("u", "uint"))
-        for n in (8, 16, 32, 64)
+        for n in (4, 8, 16, 32, 64)
     },
 }
 """finecast's labels of the element types that OpenVINO names otherwise."""
