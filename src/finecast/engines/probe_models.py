@@ -128,9 +128,11 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     constants: list[Any] = []
 
     def parameters(name: str, encoding: Scaled) -> list[str]:
-        scale = np.float32(encoding.scale[0])
-        zero = np.array(encoding.zero_point, encoding.dtype)
-        constants.append(numpy_helper.from_array(np.asarray(scale), f"{name}_scale"))
+        scale = np.asarray(encoding.scale[0], np.float32)
+        if encoding.group is not None:
+            scale = encoding.spread(weights.shape).squeeze((encoding.axis or 0) + 1)
+        zero = np.full(scale.shape, encoding.zero_point, encoding.dtype)
+        constants.append(numpy_helper.from_array(scale, f"{name}_scale"))
         constants.append(numpy_helper.from_array(zero, f"{name}_zero"))
         return [f"{name}_scale", f"{name}_zero"]
 
@@ -139,9 +141,11 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         nodes.append(made)
 
     weights = probe.w.astype(np.float32)
-    of_weights = Scaled.of_constant(fmt, weights)
+    of_weights = Scaled.of_constant(fmt, weights, (1,) if fmt.group_sizes else ())
     constants.append(numpy_helper.from_array(of_weights.encode(weights), "w"))
-    node("DequantizeLinear", ["w", *parameters("w", of_weights)], "w_read")
+    stated = {"axis": of_weights.axis, "block_size": of_weights.group}
+    grouping = stated if of_weights.group is not None else {}
+    node("DequantizeLinear", ["w", *parameters("w", of_weights)], "w_read", **grouping)
     pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
     value = "x"
     for i, stage in enumerate(probe.stages[:-1]):

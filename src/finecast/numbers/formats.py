@@ -60,11 +60,13 @@ class _Codes:
     """What a format with scales stores as integer codes, and by which codes.
 
     Without a grid for ``values`` the format is for constants alone: ops read values as they
-    are, and compute in fp32 on decoded constants.
+    are, and compute in fp32 on decoded constants. With ``groups``, sizes in order of
+    preference, the numbers of a channel have a scale for each group of so many.
     """
 
     values: Grid | None
     constants: Grid
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class _Layout:
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
 _UINT8: Final = Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255)
 _INT8: Final = Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True)
+_INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmetric=True)
 
 
 class Format(Enum):
@@ -102,6 +105,13 @@ class Format(Enum):
     )
     INT8_WEIGHTS = _Layout(
         exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=None, constants=_INT8)
+    )
+    # Large groups take the fewest scales; 128 is what other tools take by default, too.
+    INT4_WEIGHTS = _Layout(
+        exponent_bits=8,
+        mantissa_bits=3,
+        bits=4,
+        codes=_Codes(values=None, constants=_INT4, groups=(128, 64, 32)),
     )
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
@@ -166,6 +176,11 @@ class Format(Enum):
     def runs_on_codes(self) -> bool:
         """Whether kernels in it compute on integer codes, and not on decoded numbers."""
         return self.has_scales and self.encodes_values
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """How many numbers of a constant may share a scale; empty for a whole channel."""
+        return self.value.codes.groups if self.has_scales else ()
 
     def grid(self, *, constant: bool) -> Grid:
         """The codes of values, or of constants.
@@ -277,6 +292,7 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.FP8_E3M4: np.dtype(ml_dtypes.float8_e3m4),
     Format.INT8: np.dtype(np.int8),
     Format.INT8_WEIGHTS: np.dtype(np.int8),
+    Format.INT4_WEIGHTS: np.dtype(ml_dtypes.int4),
 }
 FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 """Floating-point formats: each rounds a number by itself, without parameters."""
@@ -296,4 +312,6 @@ _BY_ALIAS = {
     "int8-weights": Format.INT8_WEIGHTS,
     "int8_weight_only": Format.INT8_WEIGHTS,
     "w8": Format.INT8_WEIGHTS,
+    "int4-weights": Format.INT4_WEIGHTS,
+    "w4": Format.INT4_WEIGHTS,
 }

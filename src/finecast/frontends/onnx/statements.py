@@ -17,7 +17,7 @@ from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ROUNDING
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS
-from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
+from finecast.frontends.onnx.quantization import dequantize, quantize, reader, since
 from finecast.frontends.onnx.schema import signature
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
@@ -144,7 +144,7 @@ def _stay(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
 
 
 def _codes(fmt: Format) -> Statement:
-    return Statement(into=quantize, back=dequantize, since=SINCE, read=reader(fmt))
+    return Statement(into=quantize, back=dequantize, since=since(fmt), read=reader(fmt))
 
 
 _CASTS: Final = Statement(into=_cast, back=_cast_back, by_casts=True)
