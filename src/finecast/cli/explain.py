@@ -17,7 +17,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.naming import number_of, unknown_name
 from finecast.numbers.formats import Format
 from finecast.rules import RULES
-from finecast.rules.reason import DECIDED_BY, DECISION
+from finecast.rules.base import DECIDED_BY, DECISION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from finecast.graph import Graph, Node
     from finecast.pipeline.model import OpenedModel
     from finecast.planning.plan import Decision, Plan
-    from finecast.rules.reason import Reason
+    from finecast.rules.base import Reason
 
 _FP32_TIME: Final = "fp32 us"
 _TIMES: Final = (

@@ -16,8 +16,8 @@ from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
+from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
-from finecast.rules.reason import DECISION, Reason
 from finecast.rules.scaled_operands import coded_result
 
 PLAN_VERSION: Final = 6

@@ -18,10 +18,10 @@ from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, constant_at
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.scalable import Channels, Reader, Site
+from finecast.rules.base import Reason
 from finecast.rules.calibration import calibrated
 from finecast.rules.facts import Facts
 from finecast.rules.ranges import Calibration
-from finecast.rules.reason import Reason
 
 Exponents = NDArray[np.int32]
 

@@ -21,8 +21,8 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.rescaling import Exponents, Rescaling, rescaling, weights_read
 from finecast.planning.scalable import Reader, Site, sites, sites_in_front
-from finecast.rules.channels import ChannelFacts
-from finecast.rules.reason import Reason
+from finecast.rules.base import Reason
+from finecast.rules.facts import ChannelFacts
 
 RULE: Final = "smoothing"
 

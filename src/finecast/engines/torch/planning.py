@@ -38,11 +38,11 @@ from finecast.planning.sensitivity import Sensitivity, joined
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
 from finecast.rules import Context, UserRule
+from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.raf import raf_rules
-from finecast.rules.reason import Reason
 from finecast.rules.training import TRAINING_RULES
 
 ENGINE: Final = "torch"

@@ -52,8 +52,8 @@ from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 
 __all__ = [
     "CODES",

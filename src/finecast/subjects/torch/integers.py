@@ -24,9 +24,9 @@ from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
-from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 from finecast.subjects.torch.judging import judged
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
