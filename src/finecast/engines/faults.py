@@ -141,7 +141,7 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
         groups = node.attributes.get("num_groups")
         if not fixed or not isinstance(groups, int):
             continue
-        if math.prod(fixed[1:]) // groups * low.storage_bytes <= _FIRST_CACHE_BYTES:
+        if low.bytes_for(math.prod(fixed[1:]) // groups) <= _FIRST_CACHE_BYTES:
             found[node.id] = f"openvino has no {low.label} kernel for it at this shape"
     return found
 
