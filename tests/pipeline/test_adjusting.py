@@ -33,7 +33,9 @@ EQUALISE, SMOOTH, BIAS = Adjust
 class Adjusted(Examined):
     """Adjusts one constant for each kind, but for those of ``lacking``."""
 
-    adjusts = True
+    @property
+    def adjusts(self) -> bool:
+        return True
 
     def analysis(self) -> Any:
         raise NotImplementedError
@@ -73,7 +75,9 @@ def test_each_is_tried_beside_those_that_gain(
 ) -> None:
     by_kind = dict(zip(Adjust, shares, strict=True))
     examined = Adjusted(*lacking)
-    found = measure_gains(PLAN, tuple(Adjust), examined.adjusted, lambda plan: error(by_kind, plan))
+    found = measure_gains(
+        PLAN, tuple(Adjust), examined.adjusted, lambda plan: error(by_kind, plan)
+    )
     assert tuple(g.kind for g in found) == tried
     assert gaining_kinds(found) == stay
     at = 0.1
