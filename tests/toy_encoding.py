@@ -12,8 +12,14 @@ from typing import Final, TypeVar
 import numpy as np
 import pytest
 
-from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
-from finecast.frontends.onnx.statements import STATEMENTS, Statement
+from finecast.frontends.onnx.statements import (
+    SINCE,
+    STATEMENTS,
+    Statement,
+    dequantize,
+    quantize,
+    reader,
+)
 from finecast.numbers import formats
 from finecast.numbers.encodings import SCALED, ScaledFormat
 from finecast.numbers.formats import Format

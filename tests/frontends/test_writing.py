@@ -14,8 +14,8 @@ from onnx import helper
 
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
+from finecast.frontends.onnx.definitions import following
 from finecast.frontends.onnx.instrument import SWITCH, with_switches
-from finecast.frontends.onnx.port_formats import following
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.switches import Switch

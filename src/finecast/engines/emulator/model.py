@@ -25,10 +25,10 @@ from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews
 from finecast.frontends.onnx.constants import constant_tensor
-from finecast.frontends.onnx.placing import place_after
+from finecast.frontends.onnx.editor import place_after
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.roundops import RoundOps
-from finecast.frontends.onnx.widen import stored_format
+from finecast.frontends.onnx.source_types import stored_format
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import convert

@@ -20,7 +20,6 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
-from finecast.frontends.onnx.skeleton import restored, run_without_weights
 
 # A limit, as a few functions that call one another twice would expand without end.
 _MOST_NODES: Final = 2_000_000
@@ -40,14 +39,13 @@ def inline_functions(model: ir.Model) -> ir.Model:
         return model
     _check_expansion(model)
     try:
-        proto = run_without_weights(model, _inlined)
+        return native.rewritten(model, _inlined)
     except (native.PassError, ValueError) as error:
         first = str(error)[:200]
         raise ModelError(
             f"the model's local functions cannot be inlined: {first}",
             fix="export the model without local functions",
         ) from error
-    return restored(proto, model)
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import base64
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import onnx_ir as ir
@@ -11,22 +13,27 @@ from finecast.frontends.exact_casts import in_blocks
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
-    MARK,
-    ROUNDING,
+    ComputedTensor,
     ConvertedTensor,
     constant_tensor,
+    set_constant,
     shape_of,
 )
-from finecast.frontends.onnx.names import FreshNames
-from finecast.frontends.onnx.opset import FREE_INITIALIZERS
-from finecast.frontends.onnx.placing import home_of, place_after
-from finecast.frontends.onnx.port_formats import dtype_label
+from finecast.frontends.onnx.definitions import dtype_label
+from finecast.frontends.onnx.editor import (
+    MARK,
+    ROUNDING,
+    Editor,
+    Port,
+    drop_unread,
+    home_of,
+)
 from finecast.frontends.onnx.reader import OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
-from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment, AdjustOperand
 from finecast.planning.edits import (
     ConvertConstant,
     Edit,
@@ -37,8 +44,19 @@ from finecast.planning.edits import (
     Use,
 )
 
+# Metadata of a node, with the index of its input as suffix: the bytes, in base64, of the
+# constant there before numbers were added to it. An addition is not exact.
+WAS: Final = f"{MARK}.constant."
+# Metadata of a node, with ``INPUT.AXIS`` as suffix, the axis counted from the end: the
+# exponents of two that the constant there was multiplied by.
+TIMES: Final = f"{MARK}.exponents."
+# Metadata of a multiplication that was inserted in front of an op: that op's name.
+SCALES: Final = f"{MARK}.scales"
+# The type of the numbers in these notes.
+STORED: Final = np.dtype("<f4")
+
 # Attributes that state the float type of an op's result, by op type.
-_TYPE_ATTRIBUTES = {
+_TYPE_ATTRIBUTES: Final = {
     "Cast": "to",
     "EyeLike": "dtype",
     "RandomNormal": "dtype",
@@ -49,6 +67,48 @@ _TYPE_ATTRIBUTES = {
     "Bernoulli": "dtype",
     "SequenceEmpty": "dtype",
 }
+
+
+def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
+    """Adjust operands in the model behind ``binding``, which has to be read again then.
+
+    A constant gets other numbers. A value is multiplied by a node in front of the op, one for
+    all ops that read the same product.
+    """
+    editor = Editor(binding.model)
+    products: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
+    for edit in edits:
+        what, value = edit.what, binding.values[edit.value]
+        port, tensor = binding.ports[edit.node][what.port], constant_tensor(value)
+        assert port is not None
+        assert isinstance(port.owner, ir.Node)
+        if tensor is None:
+            key = value, what.axis, what.exponents
+            if key not in products:
+                products[key] = _multiplied(editor, value, what)
+            port.read(products[key])
+            continue
+        notes = port.owner.metadata_props
+        if what.add:
+            before = tensor.numpy().astype(STORED).tobytes()
+            notes[f"{WAS}{port.index}"] = base64.b64encode(before).decode()
+        else:
+            exponents = " ".join(map(str, what.exponents))
+            notes[f"{TIMES}{port.index}.{-what.axis}"] = exponents
+        set_constant(value, ComputedTensor(tensor, what.of))
+
+
+def _multiplied(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:
+    name = editor.fresh(f"finecast_scale_{value.name}")
+    ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
+    factors = editor.constant(f"{name}_by", what.of(ones))
+    notes = {MARK: "", SCALES: what.node}
+    inputs = [value, factors]
+    out = editor.op(
+        "Mul", inputs, name=name, dtype=value.dtype, shape=value.shape, notes=notes
+    )
+    editor.place_after(value)
+    return out
 
 
 def apply_edits(
@@ -83,105 +143,99 @@ def apply_edits(
     for edit in edits:  # last: they round what a reader reads after the other edits
         if isinstance(edit, RoundTrip):
             writer.round_trip(edit)
-    writer.drop_dead_constants()
-    merge_casts((binding.model.graph, *binding.model.graph.subgraphs()))
+    drop_unread(dict.fromkeys(writer.replaced))
+    merge_casts(binding.model.graphs())
 
 
 class _Writer:
+    """Makes edits one by one; ``replaced`` are constants that some ops no longer read."""
+
     def __init__(self, graph: Graph, binding: OnnxBinding, rounded: Collection[int]) -> None:
         self.graph = graph
         self.rounded = rounded
         self.binding = binding
         self.main = binding.model.graph
-        self.fresh = FreshNames(binding.model)
+        self.editor = Editor(binding.model)
+        self.maker = Maker(self.editor)
         self.replaced: list[ir.Value] = []
-        self.list_initializers = (binding.model.ir_version or 0) < FREE_INITIALIZERS
-        self.maker = Maker(self.fresh, self._register)
 
     def set_format(self, edit: SetFormat) -> None:
         node = self.graph.nodes[edit.node]
+        dtype = DATA_TYPES[edit.to]
         for value in self.graph.following_outputs(node):
-            _set_type(self.binding.values[value.id], edit.to)
+            self.binding.values[value.id].type = ir.TensorType(dtype)
         native = self.binding.nodes[edit.node]
         if native is None:
             owner = self.binding.owners[edit.node]
             _mark(owner, phi_mark(node), node.format, edit.to)
             return
         _mark(native, MARK, node.format, edit.to)
-        data_type = DATA_TYPES[edit.to]
         attribute = _TYPE_ATTRIBUTES.get(native.op_type)
         if attribute is not None:
-            native.attributes[attribute] = ir.AttrInt64(attribute, int(data_type))
+            native.attributes[attribute] = ir.AttrInt64(attribute, int(dtype))
         elif native.op_type == "ConstantOfShape":
             given = native.attributes.get("value")
             fill = given.as_tensor().numpy() if given else np.zeros(1, np.float32)
-            native.attributes["value"] = ir.AttrTensor(
-                "value", _tensor(fill, edit.to, "value")
-            )
+            tensor = ir.tensor(edit.to.encode(fill), dtype=dtype, name="value")
+            native.attributes["value"] = ir.AttrTensor("value", tensor)
 
     def set_port(self, edit: SetPort) -> None:
         """Set an input's type; an output's comes with its producer or an inserted cast."""
         value = self.binding.values[edit.value]
         if value.is_graph_input():
-            _set_type(value, edit.to)
+            value.type = ir.TensorType(DATA_TYPES[edit.to])
 
     def cast(self, edit: InsertCast) -> None:
         value = self.binding.values[edit.value]
         home = home_of(value, self.main)
         at_source: list[Use] = []
-        ends: list[tuple[ir.Graph, int]] = []  # outputs of bodies, of values from outside
+        ends: list[Port] = []  # outputs of bodies, of values from outside
         for use in edit.uses:
             port = self._port(use)
             if port and isinstance(port.owner, ir.Graph) and port.owner is not home:
-                ends.append((port.owner, port.index))
+                ends.append(port)
             else:
                 at_source.append(use)
         if at_source:
             self._cast_at_source(edit, value, at_source)
-        casts: dict[ir.Graph, ir.Value] = {}
-        for body, index in ends:
-            if body not in casts:
-                node = self.maker.cast(value, edit.to)
-                body.append(node)
-                casts[body] = node.outputs[0]
-            body.outputs[index] = casts[body]
+        casts: dict[ir.Node | ir.Graph, ir.Value] = {}
+        for port in ends:
+            if port.owner not in casts:
+                casts[port.owner] = self.maker.cast(value, edit.to)
+                port.owner.append(self.editor.made.pop())
+            port.read(casts[port.owner])
 
     def _port(self, use: Use) -> Port | None:
         return None if use.node is None else self.binding.ports[use.node][use.index]
 
     def _cast_at_source(self, edit: InsertCast, value: ir.Value, uses: Sequence[Use]) -> None:
         """Cast ``value`` where it is defined, for all ``uses``; first round it if asked to."""
-        first: list[ir.Node] = []
+        read = value
         if edit.value in self.rounded and edit.to is Format.BF16:
             blocks = in_blocks(self.graph, edit.value)
-            first = self.maker.rounded(value, edit.to, blocks=blocks)
-        read = first[-1].outputs[0] if first else value
-        node = self.maker.cast(read, edit.to, value.name)
-        place_after(value, [*first, node], self.main)
+            read = self.maker.rounded(value, edit.to, blocks=blocks)
+        low = self.maker.cast(read, edit.to, value.name)
+        self.editor.place_after(value)
         for use in uses:
-            self._give(use, value, node.outputs[0])
+            self._give(use, value, low)
 
     def _give(self, use: Use, old: ir.Value, new: ir.Value) -> None:
-        port = self._port(use)
-        if port is None:
-            self._give_output(old, new)
-        elif isinstance(port.owner, ir.Graph):
-            port.owner.outputs[port.index] = new
-        else:
-            port.owner.replace_input_with(port.index, new)
+        """Let ``use`` read ``new``.
 
-    def _give_output(self, old: ir.Value, new: ir.Value) -> None:
-        """Make ``new`` the model's output under the name of ``old``, which is renamed.
-
-        Its new name ends in its type. An input that is an output as well keeps its name.
+        The model's output gets it under the name of ``old``, which is renamed: its new name
+        ends in its type. An input that is an output as well keeps its name.
         """
+        port = self._port(use)
+        if port is not None:
+            port.read(new)
+            return
         outputs = self.main.outputs
         for index, value in enumerate(outputs):
             if value is old:
                 outputs[index] = new
-        if old in self.main.inputs:
-            return
-        new.name, old.name = old.name, self.fresh(f"{old.name}_{dtype_label(old.type)}")
+        if old not in self.main.inputs:
+            label = dtype_label(old.type)
+            new.name, old.name = old.name, self.editor.fresh(f"{old.name}_{label}")
 
     def convert(self, edit: ConvertConstant) -> None:
         """Convert a constant for its uses; one in a body becomes one of the main graph.
@@ -189,108 +243,68 @@ class _Writer:
         Only where it is an output of a body it has to stay in it.
         """
         value = self.binding.values[edit.value]
-        tensor = constant_tensor(value)
-        assert tensor is not None
         shared: ir.Value | None = None
         for use in edit.uses:
             port = self._port(use)
             if port is not None and isinstance(port.owner, ir.Graph):
-                port.owner.outputs[port.index] = self._constant(
-                    value, tensor, edit.to, port.owner
-                )
+                port.read(self._constant(value, edit.to, port.owner))
                 continue
             if shared is None:
-                shared = self._initializer(value, tensor, edit.to)
+                shared = self._initializer(value, edit.to)
             self._give(use, value, shared)
         self.replaced.append(value)
 
-    def _initializer(
-        self, value: ir.Value, tensor: ir.TensorProtocol, to: Encoding
-    ) -> ir.Value:
-        """A constant of the main graph: ``tensor``, that of ``value``, stored in ``to``."""
-        name = self.fresh(f"{value.name}_{to.label}")
-        new = ir.val(name, const_value=ConvertedTensor(tensor, to, name))
-        self._register(new)
-        return new
+    def _initializer(self, value: ir.Value, to: Encoding) -> ir.Value:
+        """A constant of the main graph: the numbers of ``value``, stored in ``to``."""
+        tensor = constant_tensor(value)
+        assert tensor is not None
+        return self.editor.constant(f"{value.name}_{to.label}", ConvertedTensor(tensor, to))
 
-    def _register(self, value: ir.Value) -> None:
-        self.main.register_initializer(value)
-        if self.list_initializers:
-            self.main.inputs.append(value)
-
-    def _constant(
-        self, value: ir.Value, tensor: ir.TensorProtocol, to: Format, home: ir.Graph
-    ) -> ir.Value:
+    def _constant(self, value: ir.Value, to: Format, home: ir.Graph) -> ir.Value:
         """A Constant node in the body ``home``: a body's outputs must be made in it."""
-        name = self.fresh(f"{value.name}_{to.label}")
-        new = ir.val(name, DATA_TYPES[to], shape_of(tensor))
-        attributes = {"value": ConvertedTensor(tensor, to, name)}
-        label = self.fresh(f"constant_{name}")
-        home.append(ir.node("Constant", [], attributes, name=label, outputs=[new]))
+        tensor = constant_tensor(value)
+        assert tensor is not None
+        name = self.editor.fresh(f"{value.name}_{to.label}")
+        new = self.editor.op(
+            "Constant",
+            [],
+            {"value": ConvertedTensor(tensor, to, name)},
+            name=name,
+            node=self.editor.fresh(f"constant_{name}"),
+            dtype=DATA_TYPES[to],
+            shape=shape_of(tensor),
+        )
+        home.extend(self.editor.take())
         return new
 
     def round_trip(self, edit: RoundTrip) -> None:
         """Put nodes that round after the value; a constant is rounded when it is written."""
         value = self.binding.values[edit.value]
-        made: dict[int, ir.Value] = {}
+        constant = self.graph.values[edit.value].constant is not None
+        made: dict[ir.Value, ir.Value] = {}
         for use in edit.uses:
             port = self._port(use)
             if port is None or isinstance(port.owner, ir.Graph):
                 continue
-            seen = port.owner.inputs[port.index]
-            assert seen is not None
-            if id(seen) not in made:
-                constant = self.graph.values[edit.value].constant is not None
-                made[id(seen)] = (
-                    self._stored_in(value, edit.to) if constant else self._round(seen, edit.to)
-                )
-            port.owner.replace_input_with(port.index, made[id(seen)])
+            seen = port.value()
+            if seen not in made:
+                made[seen] = self._rounded(value if constant else seen, edit.to, constant)
+            port.read(made[seen])
 
-    def _stored_in(self, value: ir.Value, to: Encoding) -> ir.Value:
-        """The constant ``value`` stored in ``to``, and converted back to fp32 by nodes."""
-        tensor = constant_tensor(value)
-        assert tensor is not None
-        self.replaced.append(value)
-        low = self._initializer(value, tensor, to)
-        nodes = STATEMENTS[to.format].back(self.maker, low, to)
-        place_after(low, nodes, self.main)
-        return self._rounding(nodes, to) if nodes else low
-
-    def _round(self, value: ir.Value, to: Encoding) -> ir.Value:
-        """``value`` rounded to ``to``, in fp32."""
-        nodes = rounding(self.maker, value, to)
-        place_after(value, nodes, self.main)
-        return self._rounding(nodes, to)
-
-    def _rounding(self, nodes: Sequence[ir.Node], to: Encoding) -> ir.Value:
-        """The result of the ``nodes`` of one rounding; marks them unless they are casts."""
-        out = nodes[-1].outputs[0]
-        if not STATEMENTS[to.format].by_casts:
-            for node in nodes:
+    def _rounded(self, value: ir.Value, to: Encoding, constant: bool) -> ir.Value:
+        """``value`` rounded to ``to``, in fp32; a constant is stored in ``to``."""
+        row = STATEMENTS[to.format]
+        if constant:
+            self.replaced.append(value)
+            value = self._initializer(value, to)
+            out = row.back(self.maker, value, to)
+        else:
+            out = rounding(self.maker, value, to)
+        if not row.by_casts:
+            for node in self.editor.made:
                 node.metadata_props[ROUNDING] = f"{to.label} {out.name}"
+        self.editor.place_after(value)
         return out
-
-    def drop_dead_constants(self) -> None:
-        """Remove the constants that were converted and that nothing reads any more."""
-        for value in dict.fromkeys(self.replaced):
-            if value.uses() or value.is_graph_output():
-                continue
-            home = home_of(value, self.main)
-            producer = value.producer()
-            if producer is not None:
-                home.remove(producer, safe=True)
-            elif value.name in home.initializers:
-                if value in home.inputs:
-                    home.inputs.remove(value)
-                home.initializers.pop(value.name or "")
-
-
-def _set_type(value: ir.Value, fmt: Format) -> None:
-    value.type = ir.TensorType(DATA_TYPES[fmt])
-
-
-def _tensor(array: np.ndarray, fmt: Format, name: str) -> ir.TensorProtocol:
-    return ir.tensor(fmt.encode(array), dtype=DATA_TYPES[fmt], name=name)
 
 
 def phi_mark(phi: Node) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from finecast.engines.base import Engine, Session
 from finecast.engines.probe import ProbingEngine
-from finecast.frontends.onnx.probes import cast_model
+from finecast.frontends.onnx.statements import cast_model
 from finecast.numbers.formats import Format
 from finecast.pipeline import casting
 from finecast.pipeline.casting import CastRate

@@ -9,7 +9,7 @@ from typing import Any
 from finecast.devices.emulation import Emulation
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile, from_model
-from finecast.frontends.onnx.versions import stated_for_engines
+from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.pipeline.program import Program
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.model import EngineModel
