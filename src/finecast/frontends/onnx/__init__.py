@@ -147,7 +147,7 @@ class Prepared:
             return stated
         native = self.binding.nodes[node.id] or self.binding.owners[node.id]
         found = signature(native.op_type, native.domain, own)
-        return max(dict(found.since).get(fmt, raised) if found else raised, stated)
+        return max(found.since.get(fmt, raised) if found else raised, stated)
 
     def can_cast(self, fmt: Format) -> bool:
         """Whether the opset that the model was raised to has nodes that round to ``fmt``."""
@@ -250,9 +250,8 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     model = file.model if own else file.model.clone()
     name_nodes(model)
     undo(model, policy)
-    if policy.partition(":")[0] != Scope.NONE.value and model.functions:
+    if policy.partition(":")[0] != Scope.NONE.value:
         model = inline_functions(model)
-        name_nodes(model)
     check_inferable(model)
     return model
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -55,9 +54,18 @@ def constant_reader(tensor: ir.TensorProtocol) -> Callable[[], NDArray[np.generi
     onnx_ir keeps a file mapped once it was read, and pages that were read stay in memory. So
     arrays in files get a mapping of their own here, which is closed with the array.
     """
-    if isinstance(tensor, ir.ExternalTensor):
-        return lambda: _mapped(tensor)
-    return tensor.numpy
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor.numpy
+
+    def mapped() -> NDArray[np.generic]:
+        # Without a folder, in which onnx_ir refuses links that ``verify`` allows.
+        location, name = tensor.path, tensor.name or ""
+        again = ir.ExternalTensor(
+            location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=name
+        )
+        return again.numpy()
+
+    return mapped
 
 
 def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
@@ -79,18 +87,6 @@ def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
                 yield piece
     else:
         yield tensor.tobytes()
-
-
-def _mapped(tensor: ir.ExternalTensor) -> NDArray[np.generic]:
-    dtype = tensor.dtype.numpy()
-    shape = tensor.shape.numpy()
-    if not int(np.prod(shape, dtype=np.int64)):
-        return np.empty(shape, dtype)
-    if tensor.dtype.bitwidth < 8:  # several elements in a byte
-        raw = b"".join(pieces(tensor))
-        proto = onnx.TensorProto(data_type=tensor.dtype, dims=shape, raw_data=raw)
-        return ir.from_proto(proto).numpy()
-    return np.memmap(tensor.path, dtype, "r", tensor.offset or 0, shape)
 
 
 @final

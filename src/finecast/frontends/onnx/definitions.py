@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Final
@@ -21,7 +21,6 @@ from typing import Any, Final
 import onnx
 import onnx_ir as ir
 
-from finecast import ops
 from finecast.numbers.formats import Format
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
@@ -106,12 +105,22 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """The types in an op's schema; ``constraints`` has the types that each variable admits."""
+    """The types in an op's schema.
+
+    Attributes:
+        name: The op's type.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        constraints: The types that each type variable admits.
+        attributes: Kinds of its attributes by name, as AttributeProto numbers them.
+        deprecated: Whether this version of the op set no longer has it.
+    """
 
     name: str
     inputs: Ports
     outputs: Ports
     constraints: Mapping[str, frozenset[str]]
+    attributes: Mapping[str, int] = field(default_factory=dict[str, int])
     deprecated: bool = False
 
 
@@ -126,12 +135,14 @@ class OpSignature:
             float (an integer power with an fp32 exponent). None if no port has a float type.
         following: All type variables that follow.
         since: The first opset that admits each format.
+        admits: The formats that it admits at its own opset.
     """
 
     definition: Definition
     main: str | None
     following: frozenset[str]
-    since: tuple[tuple[Format, int], ...]
+    since: Mapping[Format, int]
+    admits: frozenset[Format]
 
     def follows(self, index: int, *, output: bool = False) -> bool:
         """Whether port ``index`` follows the op."""
@@ -149,16 +160,6 @@ class OpSignature:
             ports, labels = self.definition.inputs, inputs
         anchor = ports.types.index(self.main)
         return anchor >= len(labels) or labels[anchor] in {*FORMATS, _ABSENT, _UNKNOWN}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """A kind of op: its canonical and native names, its signature, and formats it admits."""
-
-    op: str
-    native: str
-    signature: OpSignature | None
-    admits: frozenset[Format]
 
 
 def opset_of(model: ir.Model) -> int:
@@ -180,6 +181,7 @@ def definition(op_type: str, domain: str, version: int) -> Definition | None:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return _contrib().get(f"{domain}::{op_type}")
+    number = onnx.AttributeProto.AttributeType.Value
     return Definition(
         name=op_type,
         inputs=_ports(schema.inputs, schema.min_input),
@@ -187,19 +189,12 @@ def definition(op_type: str, domain: str, version: int) -> Definition | None:
         constraints={
             c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints
         },
+        attributes={
+            name: number(str(attribute.type).rpartition(".")[2])
+            for name, attribute in schema.attributes.items()
+        },
         deprecated=schema.deprecated,
     )
-
-
-@lru_cache(maxsize=8192)
-def attribute_types(op_type: str, domain: str, version: int) -> Mapping[str, int]:
-    """Kinds of the op's attributes by name, as AttributeProto numbers them."""
-    try:
-        schema = onnx.defs.get_schema(op_type, version, normal_domain(domain))
-    except onnx.defs.SchemaError:
-        return {}
-    number = onnx.AttributeProto.AttributeType.Value
-    return {n: number(str(a.type).rpartition(".")[2]) for n, a in schema.attributes.items()}
 
 
 def _ports(formal: Sequence[onnx.defs.OpSchema.FormalParameter], least: int) -> Ports:
@@ -239,20 +234,6 @@ def _contrib_ports(row: Mapping[str, Any], side: int) -> Ports:
     )
 
 
-@lru_cache(maxsize=8192)
-def described(op_type: str, domain: str, opset: int) -> Described:
-    """What is known of an op at ``opset``; only the names of an op without definition."""
-    native = f"{domain or 'onnx'}::{op_type}"
-    found = signature(op_type, domain, opset)
-    since = found.since if found else ()
-    return Described(
-        op=ops.lookup(native).name,
-        native=native,
-        signature=found,
-        admits=frozenset(fmt for fmt, first in since if first <= opset),
-    )
-
-
 @lru_cache(maxsize=4096)
 def signature(op_type: str, domain: str, opset: int) -> OpSignature | None:
     """The op's signature at ``opset``; None if no definition is known.
@@ -264,11 +245,13 @@ def signature(op_type: str, domain: str, opset: int) -> OpSignature | None:
     found = definition(op_type, domain, opset) if domain in ("", CONTRIB_DOMAIN) else None
     if found is None:
         return None
+    since = _admitted_since(op_type, domain, opset)
     return OpSignature(
         definition=found,
         main=_main_variable(found),
         following=_following_variables(found),
-        since=_admitted_since(op_type, domain, opset),
+        since=since,
+        admits=frozenset(fmt for fmt, first in since.items() if first <= opset),
     )
 
 
@@ -296,7 +279,7 @@ def _following_variables(found: Definition) -> frozenset[str]:
     return frozenset({main}) | (also & _float_variables(found).keys())
 
 
-def _admitted_since(op_type: str, domain: str, opset: int) -> tuple[tuple[Format, int], ...]:
+def _admitted_since(op_type: str, domain: str, opset: int) -> dict[Format, int]:
     first: dict[Format, int] = {}
     last = max(opset, _MAX_OPSET) if domain == "" else opset
     for version in range(opset, last + 1):
@@ -310,11 +293,11 @@ def _admitted_since(op_type: str, domain: str, opset: int) -> tuple[tuple[Format
             admitted &= {Format.FP32}
         other, formats = _WRITTEN_AS.get(op_type, ("", frozenset[Format]()))
         if other:
-            since = dict(_admitted_since(other, domain, version))
+            since = _admitted_since(other, domain, version)
             admitted |= {f for f in formats if since.get(f, last + 1) <= version}
         for fmt in admitted:
             first.setdefault(fmt, version)
-    return tuple(sorted(first.items(), key=lambda item: item[0].label))
+    return first
 
 
 def dtype_label(kind: ir.TypeProtocol | None) -> str:
@@ -344,7 +327,7 @@ def following(
 
     None follows if one that could has an unknown type. There is no format if they differ.
     """
-    found = described(op_type, domain, opset).signature
+    found = signature(op_type, domain, opset)
     assert found is not None
     could = {
         output: [found.follows(i, output=output) for i in range(len(labels))]

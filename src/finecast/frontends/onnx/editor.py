@@ -69,7 +69,8 @@ class Editor:
     def fresh(self, name: str) -> str:
         """``name``, with underscores appended while the model or this editor used it."""
         if self._taken is None:
-            self._taken = _names(self.model)
+            values, nodes = every_value(self.model), self.main.all_nodes()
+            self._taken = {found.name or "" for found in (*values, *nodes)}
         while name in self._taken:
             name += "_"
         self._taken.add(name)
@@ -143,18 +144,6 @@ class Editor:
         result.shape, value.shape = value.shape, None
 
 
-def _names(model: ir.Model) -> set[str]:
-    """All names of nodes and values in a model and its bodies."""
-    found: set[str] = set()
-    for graph in model.graphs():
-        found.update(v.name or "" for v in graph.inputs)
-        found.update(graph.initializers)
-        for node in graph:
-            found.add(node.name or "")
-            found.update(v.name or "" for v in node.outputs)
-    return found
-
-
 def name_nodes(model: ir.Model) -> None:
     """Give every node a unique, non-empty name; names that already are unique stay."""
     kept: set[str] = set()
@@ -208,6 +197,14 @@ def place_after(
         home.insert_before(home[0], nodes)
     else:
         home.extend(nodes)
+
+
+def place_first(nodes: Sequence[ir.Node], main: ir.Graph) -> None:
+    """Make ``nodes`` the first of the main graph."""
+    if len(main):
+        main.insert_before(main[0], nodes)
+    else:
+        main.extend(nodes)
 
 
 def is_read(value: ir.Value) -> bool:

@@ -8,19 +8,18 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.constants import constant_tensor
+from finecast.frontends import roundable
 from finecast.frontends.onnx.definitions import AXES_ARE_INPUTS_SINCE, opset_of
-from finecast.frontends.onnx.editor import Editor, every_value, place_after
+from finecast.frontends.onnx.editor import Editor, every_value
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.source_types import widen
-from finecast.frontends.onnx.statements import Maker, rounding
-from finecast.frontends.onnx.writer import apply_edits
+from finecast.frontends.onnx.writer import OnnxModel, apply_edits
 from finecast.graph import Graph
-from finecast.numbers.encodings import Encoding, Encodings
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.biases import Bias
 from finecast.planning.edits import edits
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.switches import Switch
 
 _EXACT: Final = "finecast_exact/"
 """Prefix of the names that the fp32 model's nodes and values get beside a rounded one."""
@@ -55,96 +54,7 @@ def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
     outputs that ``switches[k]`` lists are rounded, each to its encoding and back to fp32. Law:
     with all elements false it computes what ``model`` computes.
     """
-    copy = model.clone()
-    graph, binding = read(copy)
-    inserter = _Inserter(graph, binding, len(switches))
-    for k, switch in enumerate(switches):
-        for (node_id, index), encoding in switch.ports.items():
-            inserter.round_port(node_id, index, encoding, k)
-        for index, encoding in switch.outputs.items():
-            inserter.round_output(index, encoding, k)
-    inserter.finish()
-    return copy
-
-
-class _Inserter:
-    """Inserts roundings into the model behind ``binding``."""
-
-    def __init__(self, graph: Graph, binding: OnnxBinding, switches: int) -> None:
-        self.graph = graph
-        self.binding = binding
-        self.main = binding.model.graph
-        self.input = ir.val(SWITCH, ir.DataType.BOOL, ir.Shape([switches]))
-        self.editor = Editor(binding.model)
-        self.maker = Maker(self.editor)
-        self.prologue: list[ir.Node] = []
-        self.scalars: dict[int, ir.Value] = {}
-        self.at_ports: dict[tuple[int, Encoding, int], ir.Value] = {}
-
-    def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
-        """Round what the node reads at one input; a constant is rounded here, in advance."""
-        value_id = self.graph.nodes[node_id].inputs[index]
-        port = self.binding.ports[node_id][index]
-        if value_id is None or port is None:
-            return
-        key = (value_id, encoding, k)
-        if key not in self.at_ports:
-            constant = self.graph.values[value_id].constant is not None
-            make = self._rounded_constant if constant else self._rounded
-            self.at_ports[key] = make(self.binding.values[value_id], encoding, k)
-        port.read(self.at_ports[key])
-
-    def round_output(self, index: int, encoding: Encoding, k: int) -> None:
-        """Round the model's output, which keeps its name."""
-        value = self.binding.values[self.graph.outputs[index].id]
-        out = self._rounded(value, encoding, k)
-        for number, end in enumerate(self.main.outputs):
-            if end is value:
-                self.main.outputs[number] = out
-        if not value.is_graph_input():
-            value.name, out.name = f"{value.name}_exact", value.name
-
-    def _rounded(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
-        """``value``, rounded if element ``k`` of the switch is true."""
-        out = self._chosen(k, rounding(self.maker, value, encoding), value, "rounded")
-        place_after(value, self.editor.take(), self.main, self.prologue)
-        return out
-
-    def _rounded_constant(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
-        """The constant ``value``: rounded in advance if element ``k`` is true, else exact."""
-        tensor = constant_tensor(value)
-        assert tensor is not None
-        array = tensor.numpy().astype(np.float32)
-        numbers = encoding.decode(encoding.encode(array))
-        rounded = self.editor.constant(f"{value.name}_rounded", numbers)
-        exact = value
-        if value.producer() is not None or value.graph is not self.main:
-            # Defined in a body or by a Constant node: the prologue can only read a copy.
-            exact = self.editor.constant(f"{value.name}_exact", array)
-        out = self._chosen(k, rounded, exact, "switched")
-        self.prologue += self.editor.take()
-        return out
-
-    def _chosen(self, k: int, on: ir.Value, off: ir.Value, label: str) -> ir.Value:
-        if k not in self.scalars:
-            index = self.editor.constant(f"{SWITCH}_index_{k}", np.array(k, np.int64))
-            out = ir.val(f"{SWITCH}_{k}", ir.DataType.BOOL)
-            self.prologue.append(ir.node("Gather", [self.input, index], outputs=[out]))
-            self.scalars[k] = out
-        name = self.editor.fresh(f"{off.name}_{label}")
-        choice = [self.scalars[k], on, off]
-        return self.editor.op("Where", choice, name=name, shape=off.shape)
-
-    def finish(self) -> None:
-        """Add the switch input and the nodes that come first."""
-        self.main.inputs.append(self.input)
-        # Elements of the switch first: values rounded at the start of the graph read them.
-        order = sorted(self.prologue, key=lambda n: n.op_type != "Gather")
-        first = next(iter(self.main), None)
-        if first is None:
-            self.main.extend(order)
-        else:
-            first.prepend(order)
+    return roundable.with_switches(OnnxModel(*read(model.clone())), switches)
 
 
 # Mean errors of products on codes.

@@ -13,11 +13,11 @@ from finecast.frontends.onnx.constants import constant_reader, constant_tensor
 from finecast.frontends.onnx.definitions import (
     FORMATS,
     Definition,
-    described,
     dtype_label,
     following,
     labels_of,
     opset_of,
+    signature,
 )
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS, MARK, ROUNDING, Port
 from finecast.frontends.onnx.types import bodies
@@ -35,6 +35,7 @@ from finecast.graph import (
 from finecast.graph.builder import GraphBuilder
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
+from finecast.ops import lookup
 
 _CONTROL: Final = frozenset({"If", "Loop", "Scan"})
 # Scan-8's first input was the lengths of the sequences.
@@ -130,15 +131,17 @@ class _Reader:
         for body in inner:
             self.regions += 1
             self.graph(body, self.regions, fixed=fixed or opaque)
-        found = described(node.op_type, node.domain, self.opset)
-        if found.signature is not None:
-            _check_ports(node, found.signature.definition)
+        native = f"{node.domain or 'onnx'}::{node.op_type}"
+        found = signature(node.op_type, node.domain, self.opset)
+        admits = found.admits if found else frozenset[Format]()
+        if found is not None:
+            _check_ports(node, found.definition)
         merges = list(_merges_of(node, inner, self.opset)) if inner and not opaque else []
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
         outputs = list(node.outputs) if not merges else []
         fixed |= node.metadata_props.get(MARK) == "" and not self.own_casts
-        if fixed or inner or found.signature is None:
+        if fixed or inner or found is None:
             flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
             fmt = None
         else:
@@ -155,21 +158,21 @@ class _Reader:
             Node(
                 id=len(self.builder.nodes),
                 name=node.name or "",
-                op=found.op,
-                native=found.native,
+                op=lookup(native).name,
+                native=native,
                 inputs=tuple(map(self.value, inputs)),
                 outputs=tuple(map(self.value, outputs)),
                 follows_in=flags_in,
                 follows_out=flags_out,
                 format=fmt,
-                admits=found.admits if fmt else frozenset(),
+                admits=admits if fmt else frozenset(),
                 attributes=dict(_attributes(node)),
                 scope=scope_of(node.name or ""),
                 region=region,
             )
         )
         for merge in merges:
-            self.phi(node, merge, region, found.admits, fixed=fixed)
+            self.phi(node, merge, region, admits, fixed=fixed)
 
     def phi(
         self,

@@ -81,15 +81,6 @@ def trains(node: ir.Node) -> bool:
     return len(node.outputs) > 1 if stated is None else bool(stated.as_int())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Redefined:
-    """An op type, the first opset of its new definition, and how an old node is restated."""
-
-    op: str
-    since: int
-    restate: Callable[[ir.Node, Editor], None]
-
-
 def restate(model: ir.Model, before: int, version: int) -> None:
     """State the ops of ``model`` by the definitions of ``version``, in place.
 
@@ -102,11 +93,11 @@ def restate(model: ir.Model, before: int, version: int) -> None:
         ModelError: If the later definition cannot state an op.
     """
     editor = Editor(model)
-    for row in _REDEFINED:
-        if before < row.since <= version:
+    for since, op, change in _REDEFINED:
+        if before < since <= version:
             for node in list(model.graph.all_nodes()):
-                if not node.domain and node.op_type == row.op:
-                    row.restate(node, editor)
+                if not node.domain and node.op_type == op:
+                    change(node, editor)
 
 
 def _resize(node: ir.Node, editor: Editor) -> None:
@@ -196,13 +187,12 @@ def _cannot(node: ir.Node, why: str) -> ModelError:
     )
 
 
-_REDEFINED: Final[Sequence[_Redefined]] = (
-    _Redefined(op="Dropout", since=10, restate=_dropout),
-    _Redefined(op="Resize", since=11, restate=_resize),
-    _Redefined(op="Dropout", since=12, restate=_dropout),
-    _Redefined(op="Hardmax", since=13, restate=_hardmax),
-    _Redefined(
-        op="BatchNormalization", since=TRAINING_STATED_FROM, restate=_batch_normalization
-    ),
-    _Redefined(op="GroupNormalization", since=21, restate=_group_normalization),
+# The first opset of a new definition, the op, and what restates a node of the old one.
+_REDEFINED: Final[Sequence[tuple[int, str, Callable[[ir.Node, Editor], None]]]] = (
+    (10, "Dropout", _dropout),
+    (11, "Resize", _resize),
+    (12, "Dropout", _dropout),
+    (13, "Hardmax", _hardmax),
+    (TRAINING_STATED_FROM, "BatchNormalization", _batch_normalization),
+    (21, "GroupNormalization", _group_normalization),
 )

@@ -124,9 +124,7 @@ def _typed(model: ir.Model) -> ir.Model:
     """A copy without local functions, with the types of its values inferred."""
     copy = model.clone()
     name_nodes(copy)
-    if copy.functions:
-        copy = inline_functions(copy)
-        name_nodes(copy)
+    copy = inline_functions(copy)
     check_inferable(copy)
     infer(copy, shapes=False)
     return copy

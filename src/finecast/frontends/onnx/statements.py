@@ -240,7 +240,7 @@ def stated_since(fmt: Format, opset: int) -> int:
     if row is not None and row.since is not None:
         return max(opset, row.since)
     found = signature("Cast", "", opset)
-    return dict(found.since).get(fmt, opset) if found else opset
+    return found.since.get(fmt, opset) if found else opset
 
 
 # A small model that measures what a cast takes.

@@ -19,7 +19,6 @@ from finecast.frontends.onnx import native
 from finecast.frontends.onnx.constants import shape_of
 from finecast.frontends.onnx.definitions import (
     Definition,
-    attribute_types,
     definition,
     normal_domain,
 )
@@ -255,7 +254,8 @@ _EQUATION: Final = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 def _check_attributes(node: ir.Node, version: int | None) -> None:
     if version is None:
         return
-    kinds = attribute_types(node.op_type, node.domain, version)
+    found = definition(node.op_type, node.domain, version)
+    kinds = found.attributes if found else {}
     for name, attribute in node.attributes.items():
         if kinds.get(name, attribute.type.value) != attribute.type.value:
             wanted = ir.AttributeType(kinds[name]).name.lower()

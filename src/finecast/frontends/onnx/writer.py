@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import in_blocks
 from finecast.frontends.onnx.casts import merge_casts
@@ -27,12 +28,15 @@ from finecast.frontends.onnx.editor import (
     Port,
     drop_unread,
     home_of,
+    place_after,
+    place_first,
 )
 from finecast.frontends.onnx.reader import OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Rounder
 from finecast.planning.adjustments import Adjustment, AdjustOperand
 from finecast.planning.edits import (
     ConvertConstant,
@@ -43,6 +47,7 @@ from finecast.planning.edits import (
     SetPort,
     Use,
 )
+from finecast.planning.switches import SWITCH
 
 # Metadata of a node, with the index of its input as suffix: the bytes, in base64, of the
 # constant there before numbers were added to it. An addition is not exact.
@@ -129,120 +134,197 @@ def apply_edits(
     """
     if not edits:
         return
-    writer = _Writer(graph, binding, rounded)
+    model = OnnxModel(graph, binding)
     for edit in edits:
         if isinstance(edit, SetFormat):
-            writer.set_format(edit)
+            model.retype(edit.node, edit.to)
         elif isinstance(edit, SetPort):
-            writer.set_port(edit)
+            model.declare(edit.value, edit.to)
     for edit in edits:
         if isinstance(edit, InsertCast):
-            writer.cast(edit)
+            model.cast(edit, exact=edit.value in rounded)
         elif isinstance(edit, ConvertConstant):
-            writer.convert(edit)
+            model.convert(edit)
     for edit in edits:  # last: they round what a reader reads after the other edits
         if isinstance(edit, RoundTrip):
-            writer.round_trip(edit)
-    drop_unread(dict.fromkeys(writer.replaced))
+            model.round_trip(edit)
+    drop_unread(dict.fromkeys(model.replaced))
     merge_casts(binding.model.graphs())
 
 
-class _Writer:
-    """Makes edits one by one; ``replaced`` are constants that some ops no longer read."""
+class OnnxModel:
+    """A model that is changed by primitives: by them edits are made, and switchable roundings.
 
-    def __init__(self, graph: Graph, binding: OnnxBinding, rounded: Collection[int]) -> None:
+    ``frontends/roundable.py`` says what it shares with models of other libraries.
+
+    Attributes:
+        library: What messages call models of this kind.
+        graph: The graph of the model before anything was changed.
+        replaced: Constants that some ops no longer read.
+    """
+
+    library: str = "ONNX"
+
+    def __init__(self, graph: Graph, binding: OnnxBinding) -> None:
         self.graph = graph
-        self.rounded = rounded
-        self.binding = binding
-        self.main = binding.model.graph
-        self.editor = Editor(binding.model)
-        self.maker = Maker(self.editor)
         self.replaced: list[ir.Value] = []
+        self._binding = binding
+        self._main = binding.model.graph
+        self._editor = Editor(binding.model)
+        self._maker = Maker(self._editor)
+        self._switch = ir.val(SWITCH, ir.DataType.BOOL)
+        self._elements: dict[int, ir.Value] = {}
+        # Nodes that come first in the main graph: elements of the switch, then others.
+        self._gathers: list[ir.Node] = []
+        self._prologue: list[ir.Node] = []
 
-    def set_format(self, edit: SetFormat) -> None:
-        node = self.graph.nodes[edit.node]
-        dtype = DATA_TYPES[edit.to]
-        for value in self.graph.following_outputs(node):
-            self.binding.values[value.id].type = ir.TensorType(dtype)
-        native = self.binding.nodes[edit.node]
+    # What is read, and by whom.
+
+    def tensor(self, value: int) -> ir.Value:
+        """The ONNX value of a value."""
+        return self._binding.values[value]
+
+    def read_at(self, node: int, index: int) -> ir.Value:
+        """What input ``index`` of ``node`` reads after the changes so far."""
+        port = self._binding.ports[node][index]
+        assert port is not None
+        return port.value()
+
+    def give(self, value: int, uses: Iterable[Use], tensor: ir.Value) -> None:
+        """Have ``uses`` of the value read ``tensor``.
+
+        The model's output gets it under its own name. The value is renamed: its new name ends
+        in its type. An input that is an output as well keeps its name.
+        """
+        old = self._binding.values[value]
+        for port in map(self._port, uses):
+            if port is not None:
+                port.read(tensor)
+                continue
+            outputs = self._main.outputs
+            for index, end in enumerate(outputs):
+                if end is old:
+                    outputs[index] = tensor
+            if old not in self._main.inputs:
+                name = self._editor.fresh(f"{old.name}_{dtype_label(old.type)}")
+                tensor.name, old.name = old.name, name
+
+    def _port(self, use: Use) -> Port | None:
+        return None if use.node is None else self._binding.ports[use.node][use.index]
+
+    # Roundings that switch.
+
+    def constant(self, array: NDArray[np.float32]) -> ir.Value:
+        """A constant of these numbers."""
+        return self._editor.constant("finecast_constant", array)
+
+    def rounded(self, tensor: ir.Value, how: Rounder) -> ir.Value:
+        """``tensor`` rounded as a conversion to the format or encoding rounds, in fp32."""
+        out = rounding(self._maker, tensor, how.encoding or how.format)
+        self._place(tensor)
+        return out
+
+    def without_infinities(self, tensor: ir.Value, top: float | None) -> ir.Value:
+        """``tensor`` with each Inf replaced by ``top`` of its sign, or by NaN."""
+        label = self._editor.fresh(f"{tensor.name}_finite")
+        made, out = self._maker.rounding.without_infinities(tensor, top, label)
+        self._editor.made += made
+        self._place(tensor)
+        return out
+
+    def switched(self, k: int, on: ir.Value, off: ir.Value) -> ir.Value:
+        """``on`` where element ``k`` of the extra input ``SWITCH`` is true, else ``off``."""
+        if k not in self._elements:
+            index = self._editor.constant(f"{SWITCH}_index_{k}", np.array(k, np.int64))
+            self._elements[k] = self._editor.op(
+                "Gather", [self._switch, index], name=f"{SWITCH}_{k}", dtype=ir.DataType.BOOL
+            )
+            self._gathers += self._editor.take()
+        choice = [self._elements[k], on, off]
+        name = self._editor.fresh(f"{off.name}_switched")
+        out = self._editor.op("Where", choice, name=name, shape=off.shape)
+        self._place(off if on.producer() is None else on)
+        return out
+
+    def _place(self, value: ir.Value) -> None:
+        """Put the nodes that were made, which read ``value``, after it."""
+        producer = value.producer()
+        if producer is not None and producer.graph is None:  # itself in the prologue
+            self._prologue += self._editor.take()
+        else:
+            place_after(value, self._editor.take(), self._main, self._prologue)
+
+    def finish(self, switches: int = 0) -> ir.Model:
+        """The changed model; its extra input has as many elements as ``switches``."""
+        if switches:
+            self._switch.shape = ir.Shape([switches])
+            self._main.inputs.append(self._switch)
+        place_first([*self._gathers, *self._prologue], self._main)
+        return self._binding.model
+
+    # Edits, which are noted in the model.
+
+    def retype(self, node: int, to: Format) -> None:
+        """Have a node compute in ``to``."""
+        changed, dtype = self.graph.nodes[node], DATA_TYPES[to]
+        for value in self.graph.following_outputs(changed):
+            self._binding.values[value.id].type = ir.TensorType(dtype)
+        native = self._binding.nodes[node]
         if native is None:
-            owner = self.binding.owners[edit.node]
-            _mark(owner, phi_mark(node), node.format, edit.to)
+            _mark(self._binding.owners[node], phi_mark(changed), changed.format, to)
             return
-        _mark(native, MARK, node.format, edit.to)
+        _mark(native, MARK, changed.format, to)
         attribute = _TYPE_ATTRIBUTES.get(native.op_type)
         if attribute is not None:
             native.attributes[attribute] = ir.AttrInt64(attribute, int(dtype))
         elif native.op_type == "ConstantOfShape":
             given = native.attributes.get("value")
             fill = given.as_tensor().numpy() if given else np.zeros(1, np.float32)
-            tensor = ir.tensor(edit.to.encode(fill), dtype=dtype, name="value")
+            tensor = ir.tensor(to.encode(fill), dtype=dtype, name="value")
             native.attributes["value"] = ir.AttrTensor("value", tensor)
 
-    def set_port(self, edit: SetPort) -> None:
+    def declare(self, value: int, to: Format) -> None:
         """Set an input's type; an output's comes with its producer or an inserted cast."""
-        value = self.binding.values[edit.value]
-        if value.is_graph_input():
-            value.type = ir.TensorType(DATA_TYPES[edit.to])
+        native = self._binding.values[value]
+        if native.is_graph_input():
+            native.type = ir.TensorType(DATA_TYPES[to])
 
-    def cast(self, edit: InsertCast) -> None:
-        value = self.binding.values[edit.value]
-        home = home_of(value, self.main)
+    def cast(self, edit: InsertCast, *, exact: bool) -> None:
+        """Cast a value where it is defined; ``exact`` if it is first rounded in fp32.
+
+        An output of a body that is a value from outside is cast in the body.
+        """
+        value = self._binding.values[edit.value]
+        home = home_of(value, self._main)
         at_source: list[Use] = []
-        ends: list[Port] = []  # outputs of bodies, of values from outside
+        ends: list[tuple[ir.Graph, Port]] = []
         for use in edit.uses:
             port = self._port(use)
             if port and isinstance(port.owner, ir.Graph) and port.owner is not home:
-                ends.append(port)
+                ends.append((port.owner, port))
             else:
                 at_source.append(use)
         if at_source:
-            self._cast_at_source(edit, value, at_source)
-        casts: dict[ir.Node | ir.Graph, ir.Value] = {}
-        for port in ends:
-            if port.owner not in casts:
-                casts[port.owner] = self.maker.cast(value, edit.to)
-                port.owner.append(self.editor.made.pop())
-            port.read(casts[port.owner])
-
-    def _port(self, use: Use) -> Port | None:
-        return None if use.node is None else self.binding.ports[use.node][use.index]
-
-    def _cast_at_source(self, edit: InsertCast, value: ir.Value, uses: Sequence[Use]) -> None:
-        """Cast ``value`` where it is defined, for all ``uses``; first round it if asked to."""
-        read = value
-        if edit.value in self.rounded and edit.to is Format.BF16:
-            blocks = in_blocks(self.graph, edit.value)
-            read = self.maker.rounded(value, edit.to, blocks=blocks)
-        low = self.maker.cast(read, edit.to, value.name)
-        self.editor.place_after(value)
-        for use in uses:
-            self._give(use, value, low)
-
-    def _give(self, use: Use, old: ir.Value, new: ir.Value) -> None:
-        """Let ``use`` read ``new``.
-
-        The model's output gets it under the name of ``old``, which is renamed: its new name
-        ends in its type. An input that is an output as well keeps its name.
-        """
-        port = self._port(use)
-        if port is not None:
-            port.read(new)
-            return
-        outputs = self.main.outputs
-        for index, value in enumerate(outputs):
-            if value is old:
-                outputs[index] = new
-        if old not in self.main.inputs:
-            label = dtype_label(old.type)
-            new.name, old.name = old.name, self.editor.fresh(f"{old.name}_{label}")
+            read = value
+            if exact and edit.to is Format.BF16:
+                blocks = in_blocks(self.graph, edit.value)
+                read = self._maker.rounded(value, edit.to, blocks=blocks)
+            low = self._maker.cast(read, edit.to, value.name)
+            self._editor.place_after(value)
+            self.give(edit.value, at_source, low)
+        casts: dict[ir.Graph, ir.Value] = {}
+        for body, port in ends:
+            if body not in casts:
+                casts[body] = self._maker.cast(value, edit.to)
+                body.extend(self._editor.take())
+            port.read(casts[body])
 
     def convert(self, edit: ConvertConstant) -> None:
         """Convert a constant for its uses; one in a body becomes one of the main graph.
 
         Only where it is an output of a body it has to stay in it.
         """
-        value = self.binding.values[edit.value]
+        value = self._binding.values[edit.value]
         shared: ir.Value | None = None
         for use in edit.uses:
             port = self._port(use)
@@ -251,35 +333,35 @@ class _Writer:
                 continue
             if shared is None:
                 shared = self._initializer(value, edit.to)
-            self._give(use, value, shared)
+            self.give(edit.value, [use], shared)
         self.replaced.append(value)
 
     def _initializer(self, value: ir.Value, to: Encoding) -> ir.Value:
         """A constant of the main graph: the numbers of ``value``, stored in ``to``."""
         tensor = constant_tensor(value)
         assert tensor is not None
-        return self.editor.constant(f"{value.name}_{to.label}", ConvertedTensor(tensor, to))
+        return self._editor.constant(f"{value.name}_{to.label}", ConvertedTensor(tensor, to))
 
     def _constant(self, value: ir.Value, to: Format, home: ir.Graph) -> ir.Value:
         """A Constant node in the body ``home``: a body's outputs must be made in it."""
         tensor = constant_tensor(value)
         assert tensor is not None
-        name = self.editor.fresh(f"{value.name}_{to.label}")
-        new = self.editor.op(
+        name = self._editor.fresh(f"{value.name}_{to.label}")
+        new = self._editor.op(
             "Constant",
             [],
             {"value": ConvertedTensor(tensor, to, name)},
             name=name,
-            node=self.editor.fresh(f"constant_{name}"),
+            node=self._editor.fresh(f"constant_{name}"),
             dtype=DATA_TYPES[to],
             shape=shape_of(tensor),
         )
-        home.extend(self.editor.take())
+        home.extend(self._editor.take())
         return new
 
     def round_trip(self, edit: RoundTrip) -> None:
         """Put nodes that round after the value; a constant is rounded when it is written."""
-        value = self.binding.values[edit.value]
+        value = self._binding.values[edit.value]
         constant = self.graph.values[edit.value].constant is not None
         made: dict[ir.Value, ir.Value] = {}
         for use in edit.uses:
@@ -297,13 +379,13 @@ class _Writer:
         if constant:
             self.replaced.append(value)
             value = self._initializer(value, to)
-            out = row.back(self.maker, value, to)
+            out = row.back(self._maker, value, to)
         else:
-            out = rounding(self.maker, value, to)
+            out = rounding(self._maker, value, to)
         if not row.by_casts:
-            for node in self.editor.made:
+            for node in self._editor.made:
                 node.metadata_props[ROUNDING] = f"{to.label} {out.name}"
-        self.editor.place_after(value)
+        self._editor.place_after(value)
         return out
 
 
