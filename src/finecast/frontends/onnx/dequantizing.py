@@ -32,7 +32,6 @@ from finecast.frontends.onnx.definitions import (
     opset_of,
 )
 from finecast.frontends.onnx.editor import Editor, is_read
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
@@ -118,8 +117,7 @@ class _Codes:
 
         None if that format has no such codes. ``dtype`` is the type of the codes.
         """
-        row = SCALED[Format.INT8]
-        grid = row.values if codes is None else row.constants
+        grid = Format.INT8.grid(constant=codes is not None)
         zeros, scales = np.unique(self._zeros()), self.scale.reshape(-1)
         if dtype.itemsize != 1 or dtype.kind not in "iu" or zeros.size != 1:
             return None

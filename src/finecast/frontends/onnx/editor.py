@@ -99,7 +99,6 @@ class Editor:
         node: str = "",
         dtype: ir.DataType | None = _FLOAT,
         shape: ir.Shape | None = None,
-        notes: Mapping[str, str] | None = None,
     ) -> ir.Value:
         """The result, called ``name``, of a new node, which is added to ``made``.
 
@@ -111,13 +110,10 @@ class Editor:
             node: Its own name, that of its result if empty.
             dtype: The type of its result; None if it is to be inferred.
             shape: The shape of its result, if that is known.
-            notes: Its metadata.
         """
         kept = None if dtype is None else ir.TensorType(dtype)
         out = ir.Value(name=name, shape=shape, type=kept)
-        made = ir.node(kind, inputs, attributes, name=node or name, outputs=[out])
-        made.metadata_props.update(notes or {})
-        self.made.append(made)
+        self.made.append(ir.node(kind, inputs, attributes, name=node or name, outputs=[out]))
         return out
 
     def take(self) -> list[ir.Node]:

@@ -206,15 +206,11 @@ def _moved(editor: Editor, node: ir.Node, value: ir.Value, moves: Moves) -> ir.V
 
     def op(kind: str, inputs: list[ir.Value], **attributes: object) -> ir.Value:
         name = editor.fresh(f"{node.name}_{kind}")
-        return editor.op(
-            kind,
-            inputs,
-            attributes,
-            name=editor.fresh(f"{name}_output"),
-            node=name,
-            dtype=value.dtype if inputs else ir.DataType.INT64,
-            notes={BESIDE: node.name or ""},
-        )
+        dtype = value.dtype if inputs else ir.DataType.INT64
+        output = editor.fresh(f"{name}_output")
+        out = editor.op(kind, inputs, attributes, name=output, node=name, dtype=dtype)
+        editor.made[-1].metadata_props[BESIDE] = node.name or ""
+        return out
 
     for move, argument in moves:
         if move is Move.TRANSPOSE:

@@ -19,14 +19,14 @@ from finecast.frontends.onnx.constants import DATA_TYPES, constant_tensor
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, signature
 from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor
 from finecast.frontends.onnx.roundops import RoundOps
-from finecast.numbers.encodings import SCALED, Encoding
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
-from finecast.numbers.scaled import Grid, Scaled
+from finecast.numbers.scaled import Scaled
 
-SINCE: Final = 13
-"""The first opset with QuantizeLinear of a scale and zero point for each channel."""
-_MARKED: Final = {MARK: ""}
+# The first opsets whose QuantizeLinear takes scales by channel, and by group.
+_CHANNELS_SINCE: Final = 13
+_GROUPS_SINCE: Final = 21
 
 
 class Maker:
@@ -53,16 +53,12 @@ class Maker:
         and ``label``.
         """
         name = self.fresh(f"{named or inputs[0].name}_{label}")
-        return self.editor.op(
-            kind,
-            inputs,
-            attributes,
-            name=name,
-            node=self.fresh(f"{kind.lower()}_{name}"),
-            dtype=dtype,
-            shape=inputs[0].shape,
-            notes=_MARKED,
+        node, shape = self.fresh(f"{kind.lower()}_{name}"), inputs[0].shape
+        out = self.editor.op(
+            kind, inputs, attributes, name=name, node=node, dtype=dtype, shape=shape
         )
+        self.editor.made[-1].metadata_props[MARK] = ""
+        return out
 
     def cast(self, value: ir.Value, to: Format, named: str | None = None) -> ir.Value:
         """``value`` cast to a float type; ``named`` is as for ``node``."""
@@ -152,7 +148,7 @@ def quantize(maker: Maker, value: ir.Value, to: Encoding) -> ir.Value:
     return maker.node(
         "QuantizeLinear",
         [value, *_parameters(maker, value, to)],
-        {} if to.axis is None else {"axis": to.axis},
+        _attributes(to),
         label=to.label,
         dtype=ir.DataType.from_numpy(to.dtype),
     )
@@ -168,42 +164,52 @@ def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> ir.Value:
     return maker.node(
         "DequantizeLinear",
         [value, *parameters],
-        {} if to.axis is None else {"axis": to.axis},
+        _attributes(to),
         label=Format.FP32.label,
         dtype=ir.DataType.FLOAT,
     )
 
 
+def _attributes(to: Scaled) -> dict[str, int]:
+    stated = {"axis": to.axis, "block_size": to.group}
+    return {name: number for name, number in stated.items() if number is not None}
+
+
 def _parameters(maker: Maker, value: ir.Value, to: Scaled) -> list[ir.Value]:
-    scale = np.array(to.scale if to.axis is not None else to.scale[0], np.float32)
+    if to.group is not None:
+        shape = tuple(d for d in value.shape or () if isinstance(d, int))
+        scale = to.spread(shape).squeeze((to.axis or 0) + 1)
+    else:
+        scale = np.array(to.scale if to.axis is not None else to.scale[0], np.float32)
     zero = np.full_like(scale, to.zero_point, to.dtype)
     constant = maker.editor.constant
     return [constant(f"{value.name}_scale", scale), constant(f"{value.name}_zero", zero)]
 
 
-def reader(fmt: Format, grid: Grid) -> Callable[[Sequence[ir.Node]], Scaled]:
+def reader(fmt: Format) -> Callable[[Sequence[ir.Node]], Scaled]:
     """A function that reads the encoding in ``fmt`` off the node that ``dequantize`` made."""
 
     def read(nodes: Sequence[ir.Node]) -> Scaled:
         scale, zero = (constant_tensor(v) for v in nodes[0].inputs[1:] if v is not None)
         if scale is None or zero is None:
             raise ValueError("the scale or zero point is not a constant")
-        axis = nodes[0].attributes.get("axis")
+        stated = nodes[0].attributes
         return Scaled(
             format=fmt,
-            grid=grid,
+            grid=fmt.grid(constant=True),
             scale=tuple(float(s) for s in scale.numpy().reshape(-1)),
             zero_point=int(zero.numpy().reshape(-1)[0]),
-            axis=axis.as_int() if axis is not None else None,
+            axis=stated.get_int("axis"),
+            group=stated.get_int("block_size"),
         )
 
     return read
 
 
-def _by_codes(fmt: Format) -> Statement:
-    return Statement(
-        into=quantize, back=dequantize, since=SINCE, read=reader(fmt, SCALED[fmt].constants)
-    )
+def by_codes(fmt: Format) -> Statement:
+    """The statement of a format with scales."""
+    since = _GROUPS_SINCE if fmt.group_sizes else _CHANNELS_SINCE
+    return Statement(into=quantize, back=dequantize, since=since, read=reader(fmt))
 
 
 _CASTS: Final = Statement(
@@ -223,8 +229,7 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
         back=lambda maker, value, to: value,
         since=CLIP_BOUNDS_ARE_INPUTS,
     ),
-    Format.INT8: _by_codes(Format.INT8),
-    Format.INT8_WEIGHTS: _by_codes(Format.INT8_WEIGHTS),
+    **{fmt: by_codes(fmt) for fmt in Format if fmt.has_scales},
 }
 
 
@@ -258,8 +263,8 @@ def cast_model(low: Format, size: int) -> bytes:
     editor = Editor(ir.Model(graph, ir_version=10))
     maker = Maker(editor)
     value = editor.op("Softmax", [x], {"axis": 0}, name="a", node="before", shape=shape)
-    if low in SCALED:
-        value = rounding(maker, value, Scaled.fitted(low, SCALED[low].values, *_UNIT))
+    if low.has_scales:
+        value = rounding(maker, value, Scaled.of_value(low, 0.0, 1.0))
     else:
         value = maker.cast(value, low)
     editor.made[1].name = "cast"
@@ -276,6 +281,3 @@ def cast_model(low: Format, size: int) -> bytes:
     )
     graph.extend(editor.take())
     return ir.to_proto(editor.model).SerializeToString()
-
-
-_UNIT: Final = np.zeros(1), np.ones(1)

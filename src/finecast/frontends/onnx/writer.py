@@ -107,11 +107,9 @@ def _multiplied(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:
     name = editor.fresh(f"finecast_scale_{value.name}")
     ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
     factors = editor.constant(f"{name}_by", what.of(ones))
-    notes = {MARK: "", SCALES: what.node}
-    inputs = [value, factors]
-    out = editor.op(
-        "Mul", inputs, name=name, dtype=value.dtype, shape=value.shape, notes=notes
-    )
+    dtype, shape = value.dtype, value.shape
+    out = editor.op("Mul", [value, factors], name=name, dtype=dtype, shape=shape)
+    editor.made[0].metadata_props.update({MARK: "", SCALES: what.node})
     editor.place_after(value)
     return out
 
