@@ -22,7 +22,7 @@ from finecast.files import writing
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES
-from finecast.frontends.onnx.versions import stated_for_engines
+from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.rules.policy import Policy, Scope
