@@ -19,7 +19,7 @@ from finecast.compat.neural_compressor import (
     mix_precision,
     quantization,
 )
-from finecast.compat.neural_compressor.torch_result import TorchResult
+from finecast.compat.neural_compressor.torch_models import TorchResult
 from finecast.errors import UsageError, UserCodeError
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
