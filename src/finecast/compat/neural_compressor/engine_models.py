@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnx
 import onnx_ir as ir
@@ -41,6 +41,12 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.subject import EngineSubject
+
+
+_IN_TENSORFLOW: Final = {
+    "Convolution": "Conv2D",
+    "GroupConvolution": "DepthwiseConv2dNative",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +375,17 @@ class TensorFlowResult(EngineResult):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVinoGiven(EngineModelGiven):
-    """A model of TensorFlow's in OpenVINO, which has kernels for int8: TensorFlow has none."""
+    """A model of TensorFlow's in OpenVINO, which has kernels for int8: TensorFlow has none.
+
+    Ops have the names of OpenVINO's reading, and TensorFlow's types.
+    """
+
+    @cached_property
+    def known(self) -> Mapping[str, str]:
+        """TensorFlow's type of each op."""
+        graph = self.graph(Policy(scope=Scope.NONE))
+        types = {n.name: n.native.rpartition("::")[2] for n in graph.nodes}
+        return {name: _IN_TENSORFLOW.get(kind, kind) for name, kind in types.items()}
 
     @cached_property
     def original(self) -> Any:
