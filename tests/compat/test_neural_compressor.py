@@ -18,7 +18,7 @@ from finecast.compat.neural_compressor import (
     load,
     mix_precision,
 )
-from finecast.compat.neural_compressor.mix_precision import Scores, fallback, fallbacks
+from finecast.compat.neural_compressor.mix_precision import fallback
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import FinecastError, ModelError, UsageError, UserCodeError
 from finecast.numbers.formats import Format
@@ -158,13 +158,11 @@ def search(
     quant_level: str | int = "auto",
 ) -> frozenset[str] | None:
     """What stays in fp32 where ``evaluate`` gives the accuracy, as INC searches."""
-    scores = Scores()
     first = timeout_s is None
     goal = Goal(
         criterion=criterion, max_trials=100, timeout_s=timeout_s, first_is_enough=first
     )
-    trials = fallbacks(types, quant_level, criterion, scores)
-    return fallback(trials, lambda kept: (kept, evaluate(kept)), goal, baseline, scores)
+    return fallback(types, lambda kept: (kept, evaluate(kept)), goal, baseline, quant_level)[0]
 
 
 TENTH = Criterion(kind=CriterionKind.RELATIVE, tolerance=0.1)

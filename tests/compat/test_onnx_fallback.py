@@ -235,7 +235,7 @@ def test_external_data_is_kept_from_any_folder(
     (tmp_path / "away").rename(tmp_path / "weights")
     with pytest.raises(UsageError, match="would replace"):
         result.save(path)
-    with pytest.raises(UsageError, match="give the path of the model"):
+    with pytest.raises(ModelError, match="give the model's path"):
         mix_precision.fit(onnx.load(path, load_external_data=False))
 
 

@@ -28,7 +28,7 @@ from tests.tensorflow.models import Model, tf
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 
 FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
-NO_BF16 = {"excluded_precisions": ["bf16"]}
+NO_BF16: dict[str, Any] = {"excluded_precisions": ["bf16"]}
 X = np.random.default_rng(3).normal(size=(96, 8, 8, 1)).astype(np.float32)
 
 
@@ -143,10 +143,11 @@ def test_precisions_of_mixed_precision(net: Any) -> None:
 
 
 def test_what_cannot_be_followed_raises(net: Any) -> None:
-    for settings, says in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"device": "gpu"}, "run on the CPU here"),
         ({"inputs": "z"}, "unknown input or output 'z'"),
         ({"accuracy_criterion": AccuracyCriterion(tolerable_loss=2)}, "0.02 for 2%"),
-    ):
+    )
+    for settings, says in refused:
         with pytest.raises(UsageError, match=says):
             quantization.fit(net, PostTrainingQuantConfig(**settings), batches())

@@ -16,14 +16,15 @@ from finecast import api
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.given_model import (
     GivenModel,
+    Result,
     Rules,
     feeds_of,
     low_ops,
     products_in,
 )
-from finecast.compat.neural_compressor.op_dicts import OpRule, Permitted, names
+from finecast.compat.neural_compressor.op_dicts import OpRule, names
 from finecast.engines import get_engine
-from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.files import writing
@@ -42,80 +43,55 @@ from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.subject import EngineSubject
 
-
 _IN_TENSORFLOW: Final = {
     "Convolution": "Conv2D",
     "GroupConvolution": "DepthwiseConv2dNative",
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSession:
     """A session (``inner``) with the native ``module`` that it was loaded from."""
 
-    inner: Session
-    module: Any
+    def __init__(self, inner: Session, module: Any) -> None:
+        self.inner, self.module = inner, module
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs."""
-        return self.inner.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs."""
-        return self.inner.outputs
-
-    def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once."""
-        return self.inner.run(feeds)
-
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Time of each kernel."""
-        return self.inner.profile(feeds, repeats=repeats)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class ModelSubject(EngineSubject):
-    """A subject whose sessions tell their models.
+    """A subject whose sessions tell their models."""
 
-    What an engine lowers by its precision hint is no model that ``eval_func`` could be given.
-    """
-
-    def session(self, built: Built) -> ModelSession:
+    def session(self, built: Built) -> Session:
         """The session of a plan's model."""
-        return ModelSession(inner=EngineSubject.session(self, built), module=built.model)
+        found: Any = ModelSession(EngineSubject.session(self, built), built.model)
+        return found
 
     def hints(self, planner: Planner) -> tuple[()]:
-        """None."""
+        """None: what the engine lowers by itself is no model that could be evaluated."""
         del planner
         return ()
 
-    def by_hint(self, plan: Plan) -> None:
-        """None."""
-        del plan
 
-    def original(self, planner: Planner) -> None:
-        """None."""
-        del planner
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class EngineModelGiven(GivenModel):
-    """A model of any library that has an engine, opened."""
+    """A model of a library that has engines, opened; ``engine`` is None for the first."""
 
     opened: OpenedModel
     engine: str | None = None
 
-    @cached_property
-    def _subject(self) -> EngineSubject:
+    def __post_init__(self) -> None:
+        """Load the model, and read its ops."""
         found = self.opened.subject(self.engine, None)
         assert isinstance(found, EngineSubject)
-        return found
+        self._subject, engine = found, found.engine
+        self._options = RunOptions(engine=f"{engine.name}:{engine.device}", verify=False)
+        graph = self.graph(Policy(scope=Scope.NONE))
+        self.known = {n.name: self._kind(n.native.rpartition("::")[2]) for n in graph.nodes}
 
-    @cached_property
-    def _options(self) -> RunOptions:
-        engine = self._subject.engine
-        return RunOptions(engine=f"{engine.name}:{engine.device}", verify=False)
+    def _kind(self, native: str) -> str:
+        """The name that the user knows an op's type by."""
+        return native
 
     def check_ports(self, names: Sequence[str]) -> None:
         """Raise UsageError for a name that no input and no output has."""
@@ -127,19 +103,9 @@ class EngineModelGiven(GivenModel):
             if name not in ports:
                 raise unknown_name(name, ports, what="input or output", where="of the model")
 
-    def rule(self, permitted: Permitted) -> OpRule:
-        """By the ops' own names."""
-        return OpRule(by_name=permitted)
-
     def graph(self, policy: Policy) -> Graph:
         """The graph, prepared for the policy."""
         return self.opened.judge(policy, self._options)[0]
-
-    @cached_property
-    def known(self) -> Mapping[str, str]:
-        """The native type of each op."""
-        graph = self.graph(Policy(scope=Scope.NONE))
-        return {n.name: n.native.rpartition("::")[2] for n in graph.nodes}
 
     def convertible(self, low: Format) -> Mapping[str, str]:
         """The ops that rules permit ``low``."""
@@ -159,9 +125,9 @@ class EngineModelGiven(GivenModel):
 
         return predict
 
-    def lowered(self, low: Format, kept: frozenset[str]) -> EngineResult:
+    def lowered(self, low: Format, kept: frozenset[str]) -> Result:
         """By the lowest plan that rules permit."""
-        rule = self.rule(dict.fromkeys(kept, frozenset({Format.FP32})))
+        rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})))
         options = replace(self._options, user_rules={"conf": rule} if kept else {})
         policy = Policy(scope=Scope.ALL, formats=(low,))
         _, plan = self.opened.judge(policy, options)
@@ -171,9 +137,7 @@ class EngineModelGiven(GivenModel):
         """The inputs of one batch by name."""
         return feeds_of(inputs, [spec.name for spec in self._subject.reference.inputs])
 
-    def quantized(
-        self, policy: Policy, rules: Rules, calibration: Sequence[Any]
-    ) -> EngineResult:
+    def quantized(self, policy: Policy, rules: Rules, calibration: Sequence[Any]) -> Result:
         """By ``finecast.convert``."""
         feeds = [self.feeds(inputs) for inputs in calibration]
         done = api.convert(
@@ -232,11 +196,11 @@ class SessionFunction:
         return next(iter(found.values())) if len(found) == 1 else found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class OnnxGiven(EngineModelGiven):
     """An ONNX model."""
 
-    @cached_property
+    @property
     def original(self) -> Any:
         """The model's ModelProto; its path, if it is too large for one message."""
         model = self.opened.model
@@ -321,7 +285,7 @@ class OnnxResult(EngineResult):
         return [p.name for p in self.graph().output]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TensorFlowGiven(EngineModelGiven):
     """A model of TensorFlow's, in TensorFlow."""
 
@@ -337,7 +301,7 @@ class TensorFlowGiven(EngineModelGiven):
 
         if Path(str(model)).suffix.lower() != ".pb":
             return cls(opened=api.load(model))
-        frozen = read_frozen(Path(model), names(settings.inputs), names(settings.outputs))
+        frozen: Any = read_frozen(Path(model), names(settings.inputs), names(settings.outputs))
         return cls(opened=api.load(frozen), names_ports=True)
 
     @property
@@ -373,21 +337,17 @@ class TensorFlowResult(EngineResult):
         self.model.save(root, force=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class OpenVinoGiven(EngineModelGiven):
     """A model of TensorFlow's in OpenVINO, which has kernels for int8: TensorFlow has none.
 
     Ops have the names of OpenVINO's reading, and TensorFlow's types.
     """
 
-    @cached_property
-    def known(self) -> Mapping[str, str]:
-        """TensorFlow's type of each op."""
-        graph = self.graph(Policy(scope=Scope.NONE))
-        types = {n.name: n.native.rpartition("::")[2] for n in graph.nodes}
-        return {name: _IN_TENSORFLOW.get(kind, kind) for name, kind in types.items()}
+    def _kind(self, native: str) -> str:
+        return _IN_TENSORFLOW.get(native, native)
 
-    @cached_property
+    @property
     def original(self) -> Any:
         """The model as a function."""
         return self.result(self.opened.model, None).model

@@ -16,7 +16,6 @@ from finecast.compat.neural_compressor.config import (
     MixedPrecisionConfig,
     PostTrainingQuantConfig,
 )
-from finecast.compat.neural_compressor.op_dicts import OpRule, Permitted
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.errors import EngineError, ModelError, UsageError
@@ -117,12 +116,15 @@ def kept(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
 class Result(Protocol):
     """What ``fit`` returns; has ``save(path)``, too."""
 
-    model: Any
-    """The converted model, as an evaluation takes it."""
-    lowered: int
-    """How many ops (or modules) are not fp32 any more."""
-    products: int
-    """How many of them are matrix products or convolutions, which gain most when low."""
+    @property
+    def model(self) -> Any:
+        """The converted model, as an evaluation takes it."""
+        ...
+
+    @property
+    def products(self) -> int:
+        """How many matrix products or convolutions are low; they gain most by it."""
+        ...
 
 
 def low_ops(plan: Plan | None) -> tuple[str, ...]:
@@ -158,14 +160,19 @@ class GivenModel(ABC):
     """The model that ``fit`` is given.
 
     Attributes:
-        original: The fp32 model, as an evaluation takes it.
         known: The type of each op by its name; for modules the class of each.
+        by_modules: Whether ``known`` has modules, and ops are in these.
         names_ports: Whether the settings' ``inputs`` and ``outputs`` say what the model has.
     """
 
-    original: Any
     known: Mapping[str, str]
+    by_modules: bool = False
     names_ports: bool = False
+
+    @property
+    @abstractmethod
+    def original(self) -> Any:
+        """The fp32 model, as an evaluation takes it."""
 
     @abstractmethod
     def convertible(self, low: Format) -> Mapping[str, str]:
@@ -182,10 +189,6 @@ class GivenModel(ABC):
     @abstractmethod
     def lowered(self, low: Format, kept: frozenset[str]) -> Result:
         """The model with every op low that may be, but those of ``known`` in ``kept``."""
-
-    @abstractmethod
-    def rule(self, permitted: Permitted) -> OpRule:
-        """A rule by what those of ``known`` are permitted."""
 
     @abstractmethod
     def graph(self, policy: Policy) -> Graph:

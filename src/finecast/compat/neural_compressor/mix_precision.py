@@ -6,6 +6,7 @@ finecast's own search would give no model where the low format saves no time.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -22,7 +23,6 @@ from finecast.compat.neural_compressor.given_model import (
     warn_unused,
 )
 from finecast.compat.neural_compressor.op_dicts import permitted
-from finecast.data.criterion import Criterion
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.pipeline.goal import Budget, Goal
@@ -64,7 +64,7 @@ def fit(
         EngineError: If the device is slower in the low format than in fp32.
         ModelError: If no op could be converted.
     """
-    settings = conf or config or MixedPrecisionConfig()
+    settings: Any = conf or config or MixedPrecisionConfig()
     if not isinstance(settings, MixedPrecisionConfig):
         raise UsageError(
             f"conf is a {type(settings).__name__}", fix="give a MixedPrecisionConfig"
@@ -120,7 +120,7 @@ def _searched(
     evaluation: ModelEvaluation,
 ) -> Result | None:
     """The best model that keeps the accuracy, by reverting ops of ``types`` to fp32."""
-    low, goal, scores = settings.low(), settings.goal, Scores()
+    low, goal = settings.low(), settings.goal
     baseline = evaluation.score(taken.original, taken.predictor)
     check_finite(baseline, "the evaluation")
     goal.criterion.check(baseline)
@@ -131,13 +131,7 @@ def _searched(
             return None
         return result, evaluation.score(result.model, taken.predictor)
 
-    found = fallback(
-        fallbacks(types, settings.quant_level, goal.criterion, scores),
-        trial,
-        goal,
-        baseline,
-        scores,
-    )
+    found, scores = fallback(types, trial, goal, baseline, settings.quant_level)
     if not scores:
         raise no_product([low])
     if found is None:
@@ -151,60 +145,30 @@ def _searched(
     return found
 
 
-def fallbacks(
-    types: Mapping[str, str], quant_level: str | int, criterion: Criterion, scores: Scores
-) -> Iterator[frozenset[str]]:
-    """The ops to keep in fp32 in each trial, in INC's order.
-
-    None; those of one type; a single op; ops together, one more each time, those first that
-    had the best accuracy alone, by ``scores``. Not all of them: nothing would be low.
-
-    Args:
-        types: Type of each op that can be converted, by its name.
-        quant_level: 0 reverts types of ops only, 1 single ops only, "auto" both in turn.
-        criterion: Says which of two scores is better.
-        scores: Accuracy of the trials so far.
-    """
-    single = [frozenset({name}) for name in types]
-    trials = [frozenset[str]()]
-    if quant_level != 1:
-        kinds = sorted(set(types.values()))
-        trials += [frozenset(n for n, k in types.items() if k == kind) for kind in kinds]
-    if quant_level != 0:
-        trials += single
-    yield from (t for t in dict.fromkeys(trials) if len(t) < len(types))
-    if quant_level == 0:
-        return
-    sign = -1.0 if criterion.higher_is_better else 1.0
-    together = frozenset[str]()
-    for one in sorted(single, key=lambda s: sign * scores.get(s, float("inf") * sign)):
-        together |= one
-        if together not in scores and len(together) < len(types):
-            yield together
-
-
 def fallback(
-    trials: Iterable[frozenset[str]],
+    types: Mapping[str, str],
     trial: Callable[[frozenset[str]], tuple[Model, float] | None],
     goal: Goal,
     baseline: float,
-    scores: Scores,
-) -> Model | None:
-    """The best model that keeps the goal; None if no trial does.
+    quant_level: str | int = "auto",
+) -> tuple[Model | None, Scores]:
+    """The best model that keeps the goal, None if no trial does, and the accuracies.
 
     It is the first that passes, if that is enough. Otherwise the search goes on until the time
     is up, and of those that pass the one with the fewest ops in fp32 is taken.
 
     Args:
-        trials: The ops to keep in fp32 in each trial.
+        types: Type of each op that can be converted, by its name.
         trial: Gives a model with its accuracy; None if it is not worth a trial.
         goal: The accuracy to keep, and how long to search.
         baseline: The accuracy of the fp32 model.
-        scores: Is given the accuracy of each trial.
+        quant_level: 0 reverts types of ops only, 1 single ops only, "auto" both in turn.
     """
-    budget = Budget(goal=goal)
+    budget, scores = Budget(goal=goal), Scores()
     best: tuple[int, Model] | None = None
-    for kept in trials:
+    for kept in _fallbacks(types, goal.criterion.higher_is_better, quant_level, scores):
+        if kept in scores or len(kept) >= len(types):
+            continue
         if budget.spent(len(scores)):
             break
         found = trial(kept)
@@ -216,4 +180,27 @@ def fallback(
                 best = len(kept), model
             if goal.first_is_enough:
                 break
-    return best[1] if best is not None else None
+    return (best[1] if best is not None else None), scores
+
+
+def _fallbacks(
+    types: Mapping[str, str], higher_is_better: bool, quant_level: str | int, scores: Scores
+) -> Iterator[frozenset[str]]:
+    """The ops to keep in fp32 in each trial, in INC's order.
+
+    None; those of one type; a single op; ops together, one more each time, those first that
+    had the best accuracy alone.
+    """
+    yield frozenset()
+    if quant_level != 1:
+        for kind in sorted(set(types.values())):
+            yield frozenset(name for name, k in types.items() if k == kind)
+    if quant_level == 0:
+        return
+    single = [frozenset({name}) for name in types]
+    yield from single
+    sign = -1.0 if higher_is_better else 1.0
+    together = frozenset[str]()
+    for one in sorted(single, key=lambda s: sign * scores.get(s, math.inf * sign)):
+        together |= one
+        yield together

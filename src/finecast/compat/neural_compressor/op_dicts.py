@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from finecast.errors import UsageError
@@ -142,27 +142,21 @@ def _fitting(pattern: str, known: Sequence[str]) -> list[str]:
     return matched or [name for name in known if name == pattern]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OpRule:
-    """A rule that permits an op what it and the modules around it are permitted.
+    """A rule that permits an op what its name is, or the names of the modules that it is in.
 
-    Attributes:
-        by_name: What ops are permitted, by the node's name.
-        by_module: The same by the name of a module that the op is in; empty for ONNX's
-            models and TensorFlow's.
+    PyTorch's ops have names of their own; users know those of the modules around them.
     """
 
-    by_name: Permitted = field(default_factory=dict[str, frozenset[Format]])
-    by_module: Permitted = field(default_factory=dict[str, frozenset[Format]])
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no opinion on any op."""
-        return not self.by_name and not self.by_module
+    permitted: Permitted
+    modules: bool = False
 
     def __call__(self, view: NodeView) -> list[str] | None:
         """Labels of the formats that the op may have; None for no opinion."""
-        inside = f"{view.node.scope}."
-        found = [f for name, f in self.by_module.items() if inside.startswith(f"{name}.")]
-        found += [self.by_name[view.name]] if view.name in self.by_name else []
+        called = (view.name,)
+        if self.modules:
+            path = view.node.scope.split(".")
+            called = tuple(".".join(path[:count]) for count in range(len(path) + 1))
+        found = [self.permitted[name] for name in called if name in self.permitted]
         return sorted(f.label for f in frozenset.intersection(*found)) if found else None

@@ -113,10 +113,10 @@ def _rules(taken: GivenModel, conf: PostTrainingQuantConfig, policy: Policy) -> 
     floats = frozenset({Format.FP32, *policy.formats}) - {Format.INT8}
     outside = kept_from_int8(taken.graph(policy).nodes, conf)
     rules = {
-        "op dicts": taken.rule(found),
-        "recipes": OpRule(by_name=dict.fromkeys(outside, floats)),
+        "op dicts": OpRule(found, modules=taken.by_modules),
+        "recipes": OpRule(dict.fromkeys(outside, floats)),
     }
-    return {name: rule for name, rule in rules.items() if not rule.is_empty}
+    return {name: rule for name, rule in rules.items() if rule.permitted}
 
 
 def kept_from_int8(nodes: Sequence[Node], conf: PostTrainingQuantConfig) -> list[str]:

@@ -30,7 +30,7 @@ from finecast.compat.neural_compressor.given_model import (
     low_ops,
     products_in,
 )
-from finecast.compat.neural_compressor.op_dicts import OpRule, Permitted
+from finecast.compat.neural_compressor.op_dicts import OpRule
 from finecast.engines.base import Feeds
 from finecast.engines.probe import Speed
 from finecast.engines.torch.planning import device_of, speed_here
@@ -67,12 +67,24 @@ _DATA_ARGUMENTS: Final = 3
 _DATA_NAMES: Final = frozenset({"query", "key", "value", "input"})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TorchGiven(GivenModel):
     """A module; ``program`` is its whole graph, None if it is converted module by module."""
 
-    original: nn.Module
+    module: nn.Module
     program: ExportedProgram | None
+    by_modules: bool = True
+
+    def __post_init__(self) -> None:
+        """Name the modules; the whole has no name, and is one where it is a layer."""
+        self._types = convertible(self.module)
+        named = self.module.named_modules(remove_duplicate=False)
+        self.known = {n: type(one).__name__ for n, one in named if n or n in self._types}
+
+    @property
+    def original(self) -> nn.Module:
+        """The module as it was given."""
+        return self.module
 
     @classmethod
     def of(
@@ -88,19 +100,12 @@ class TorchGiven(GivenModel):
         if example is None and batches is not None:
             example = next(iter(batches), (None,))[0]
         program = None if example is None else _program(model, example)
-        return cls(original=model, program=program)
-
-    @cached_property
-    def known(self) -> Mapping[str, str]:
-        """The class of each module; the whole has no name, and is one where it is a layer."""
-        types = convertible(self.original)
-        modules = self.original.named_modules(remove_duplicate=False)
-        return {n: type(one).__name__ for n, one in modules if n or n in types}
+        return cls(module=model, program=program)
 
     def convertible(self, low: Format) -> Mapping[str, str]:
         """The modules that can be converted."""
         del low
-        return convertible(self.original)
+        return self._types
 
     @property
     def _arguments(self) -> Arguments:
@@ -108,7 +113,7 @@ class TorchGiven(GivenModel):
 
     def speed(self, low: Format) -> Speed:
         """By timed products."""
-        return speed_here(device_of(self.original, self._arguments[0]), low)
+        return speed_here(device_of(self.module, self._arguments[0]), low)
 
     def predictor(self, model: nn.Module) -> Callable[[Any], Any]:
         """Outputs on one batch."""
@@ -123,16 +128,11 @@ class TorchGiven(GivenModel):
     def lowered(self, low: Format, kept: frozenset[str]) -> TorchResult:
         """By a plan of the whole graph if there is one, else module by module."""
         if self.program is None:
-            types = convertible(self.original)
-            chosen = {name: kind for name, kind in types.items() if name not in kept}
-            return by_modules(self.original, chosen, low)
-        rule = self.rule(dict.fromkeys(kept, frozenset({Format.FP32})))
+            chosen = {name: kind for name, kind in self._types.items() if name not in kept}
+            return by_modules(self.module, chosen, low)
+        rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})), modules=True)
         policy = Policy(scope=Scope.ALL, formats=(low,))
         return self._converted(policy, {"conf": rule} if kept else {})
-
-    def rule(self, permitted: Permitted) -> OpRule:
-        """By the modules that ops are in."""
-        return OpRule(by_module=permitted)
 
     def graph(self, policy: Policy) -> Graph:
         """The graph of the program."""
@@ -144,7 +144,7 @@ class TorchGiven(GivenModel):
         if self.program is None:
             raise UsageError(
                 "int8 needs the graph of the module, and it could not be captured",
-                where=type(self.original).__name__,
+                where=type(self.module).__name__,
                 fix="see what torch.export.export says of it",
             )
         captured = frontend.capture(self.program, ())
@@ -152,9 +152,9 @@ class TorchGiven(GivenModel):
             path=Path(PROGRAM),
             model=self.program,
             captured=captured,
-            name=type(self.original).__name__,
+            name=type(self.module).__name__,
             digest=captured.graph.digest,
-            size_bytes=state_bytes(self.original),
+            size_bytes=state_bytes(self.module),
         )
 
     def feeds(self, inputs: Any) -> Feeds:
