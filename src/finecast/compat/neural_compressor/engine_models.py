@@ -40,7 +40,9 @@ from finecast.pipeline.sources import DataOptions
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.rules import NodeView
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.tier import TIER
 from finecast.subjects.engine.subject import EngineSubject
 
 _IN_TENSORFLOW: Final = {
@@ -109,7 +111,7 @@ class EngineModelGiven(GivenModel):
 
     def convertible(self, low: Format) -> Mapping[str, str]:
         """The ops that rules permit ``low``."""
-        _, plan = self.opened.judge(Policy(scope=Scope.ALL, formats=(low,)), self._options)
+        _, plan = self.opened.judge(Policy(formats=(low,)), self._options)
         return {n: self.known[n] for n, fmt in plan.formats.items() if fmt is low}
 
     def speed(self, low: Format) -> Speed:
@@ -129,8 +131,7 @@ class EngineModelGiven(GivenModel):
         """By the lowest plan that rules permit."""
         rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})))
         options = replace(self._options, user_rules={"conf": rule} if kept else {})
-        policy = Policy(scope=Scope.ALL, formats=(low,))
-        _, plan = self.opened.judge(policy, options)
+        _, plan = self.opened.judge(Policy(formats=(low,)), options)
         return self.result(self.opened.build(plan).model, plan)
 
     def feeds(self, inputs: Any) -> Feeds:
@@ -138,15 +139,22 @@ class EngineModelGiven(GivenModel):
         return feeds_of(inputs, [spec.name for spec in self._subject.reference.inputs])
 
     def quantized(self, policy: Policy, rules: Rules, calibration: Sequence[Any]) -> Result:
-        """By ``finecast.convert``."""
+        """By ``finecast.convert``; as nothing is measured, sensitive ops keep fp32."""
         feeds = [self.feeds(inputs) for inputs in calibration]
+
+        def sensitive(view: NodeView) -> str | None:
+            if any(rule(view) for rule in rules.values()):
+                return None
+            unmeasured = replace(view.context, policy=Policy(formats=policy.formats))
+            return "fp32" if TIER.judge(view.node, unmeasured) else None
+
         done = api.convert(
             self.opened,
             None,
             policy,
             engine=self._options.engine,
             data=DataOptions(calib=lambda: feeds),
-            user_rules=rules,
+            user_rules={**rules, "sensitive ops": sensitive},
             progress=False,
         )
         return self.result(self.opened.build(done.plan).model, done.plan)

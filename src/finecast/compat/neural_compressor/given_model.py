@@ -217,8 +217,8 @@ class GivenModel(ABC):
         """The accuracy of the model that a session runs; of the fp32 model for None."""
         if session is None:
             return evaluation.score(self.original, self.predictor)
-        result = self.result(cast("_OfModel", session).module, None)
-        return evaluation.score(result.model, self.predictor)
+        loaded: Any = session  # with the model that it was loaded from
+        return evaluation.score(self.result(loaded.module, None).model, self.predictor)
 
     def gaining(self, formats: Sequence[Format], device: str) -> tuple[Format, ...]:
         """The formats that are faster than fp32 here, measured, or forced by ``FORCE_BF16=1``.
@@ -268,10 +268,6 @@ class GivenModel(ABC):
             warnings.warn(f"no quantized model: {found.why}", stacklevel=4)
             return None
         return self.result(found.model, found.plan)
-
-
-class _OfModel(Protocol):
-    module: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

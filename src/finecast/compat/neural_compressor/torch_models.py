@@ -131,8 +131,12 @@ class TorchGiven(GivenModel):
             chosen = {name: kind for name, kind in self._types.items() if name not in kept}
             return by_modules(self.module, chosen, low)
         rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})), modules=True)
-        policy = Policy(scope=Scope.ALL, formats=(low,))
-        return self._converted(policy, {"conf": rule} if kept else {})
+        rules: Rules = {"conf": rule} if kept else {}
+        found = self._converted(Policy(formats=(low,)), rules)
+        if found.products:
+            return found
+        # No product gains on these inputs, and the user asked for a conversion.
+        return self._converted(Policy(scope=Scope.MATMULT, formats=(low,)), rules)
 
     def graph(self, policy: Policy) -> Graph:
         """The graph of the program."""
