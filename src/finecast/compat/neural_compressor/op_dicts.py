@@ -71,7 +71,7 @@ def _check_choice(
     part: str, kind: str, given: tuple[str, ...], where: str, *, quantizes: bool
 ) -> None:
     if kind == "dtype":
-        known = [name for name, fmt in DTYPES.items() if quantizes or not fmt.scaled]
+        known = [name for name, fmt in DTYPES.items() if quantizes or not fmt.has_scales]
         for dtype in given:
             if dtype not in known:
                 raise unknown_name(dtype, known, what="dtype", where=where)

@@ -47,7 +47,6 @@ from finecast.pipeline.subject import Subject
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope, low_format
 from finecast.subjects.torch.model import TorchModel
-from finecast.subjects.torch.source import state_bytes
 
 STATE: Final = "best_model.pt"
 PROGRAM: Final = "best_model.pt2"
@@ -158,7 +157,6 @@ class TorchGiven(GivenModel):
             captured=captured,
             name=type(self.module).__name__,
             digest=captured.graph.digest,
-            size_bytes=state_bytes(self.module),
         )
 
     def feeds(self, inputs: Any) -> Feeds:
