@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 
 from finecast.errors import EngineError, ModelError, UsageError
+from finecast.files.staging import staging
 
 _SYMBOL: Final = "-symbol.json"
 _OTHER_ENVIRONMENT: Final = (
@@ -49,8 +49,8 @@ def exported(model: Any, example_inputs: Any) -> onnx.ModelProto:
         )
     given = example_inputs if isinstance(example_inputs, Sequence) else [example_inputs]
     shapes = [np.asarray(one).shape for one in given]
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        target = Path(folder) / "model.onnx"
+    with staging() as folder:
+        target = folder / "model.onnx"
         try:
             mxnet.onnx.export_model(
                 str(symbol), str(parameters), shapes, np.float32, str(target)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from onnx.external_data_helper import uses_external_data
 
 from finecast.errors import FinecastError, UsageError
 from finecast.files import writing
+from finecast.files.staging import Stage, staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import OnnxFile
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES
@@ -28,20 +26,12 @@ from finecast.ops import by_name
 from finecast.rules.policy import Policy, Scope
 
 
-class Folder:
-    """A temporary folder, deleted when this object is."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="finecast-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenModel:
     """A model as a file, and the temporary folder that it was written to, if it was."""
 
     file: OnnxFile
-    folder: Folder | None = None
+    folder: Stage | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +52,13 @@ class OnnxResult:
         """The ModelProto with its tensors; over 2 GB the path of a file, deleted with this."""
         if frontend.fits_one_message(self.converted):
             return frontend.to_proto(self.converted)
-        path = self._folder.path / "model.onnx"
+        path = self._folder.folder / "model.onnx"
         frontend.save(self.converted, path)
         return str(path)
 
     @cached_property
-    def _folder(self) -> Folder:
-        return Folder()
+    def _folder(self) -> Stage:
+        return Stage()
 
     def save(self, root: str | Path) -> None:
         """Write the ONNX file ``root``; in a folder, ``best_model.onnx``.
@@ -123,8 +113,8 @@ def given_form(model: ir.Model) -> Generator[Any]:
     if frontend.fits_one_message(model):
         yield frontend.to_proto(model)
         return
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / "model.onnx"
+    with staging() as folder:
+        path = folder / "model.onnx"
         frontend.save(model, path)
         yield str(path)
 
@@ -154,8 +144,8 @@ def given_model(model: onnx.ModelProto | str | Path) -> GivenModel:
     """
     if not isinstance(model, onnx.ModelProto):
         return GivenModel(file=stated_for_engines(frontend.load(Path(model))))
-    folder = Folder()
-    path = folder.path / "model.onnx"
+    folder = Stage()
+    path = folder.folder / "model.onnx"
     try:
         if any(uses_external_data(t) for t in model.graph.initializer):
             raise UsageError(

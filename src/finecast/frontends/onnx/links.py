@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from finecast.errors import ModelError
+from finecast.files.staging import staging
 from finecast.frontends.onnx.model import load
 
 
@@ -25,12 +25,12 @@ def without_links(model: Path | bytes) -> Generator[Path | bytes]:
     if isinstance(model, bytes) or not any((model.parent / n).is_symlink() for n in names):
         yield model
         return
-    with tempfile.TemporaryDirectory(prefix="finecast-") as name:
+    with staging() as folder:
         for part in (Path(model.name), *names):
-            there = Path(name) / part
+            there = folder / part
             there.parent.mkdir(parents=True, exist_ok=True)
             _place((model.parent / part).resolve(), there)
-        yield Path(name) / model.name
+        yield folder / model.name
 
 
 def _names(model: Path) -> list[Path]:

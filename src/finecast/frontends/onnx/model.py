@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -18,7 +15,7 @@ from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError, naming
 from finecast.files import DATA_SUFFIX, check_writable, digest, writing
-from finecast.files.staging import staging
+from finecast.files.staging import Stage, staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import MadeTensor
@@ -39,14 +36,6 @@ from finecast.numbers.scaled import Scaled
 # to a second file.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
-
-
-class Stage:
-    """A temporary folder that is deleted with this object."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="finecast-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
