@@ -13,8 +13,7 @@ import pytest
 from finecast.api import judge
 from finecast.errors import ExitCode, ModelError
 from finecast.numbers.formats import Format
-from finecast.pipeline.ladder import LadderWalk
-from finecast.pipeline.per_op import PlanResult
+from finecast.pipeline.ladder import LadderWalk, PlanResult
 from finecast.rules.policy import Policy
 from tests.cli.conftest import Answer
 from tests.engines.emulator import models

@@ -10,8 +10,7 @@ import pytest
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.pipeline.casting import CastRate
-from finecast.pipeline.profiles import Profiles, measured_cost, profiled_in_turns
+from finecast.pipeline.profiles import CastRate, Profiles, measured_cost, profiled_in_turns
 
 WEIGHTS = Format.INT8_WEIGHTS
 

@@ -24,7 +24,7 @@ from finecast.compat.neural_compressor.quantization_config import PostTrainingQu
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.goal import Objective
 from finecast.rules.policy import low_format
 
 __all__ = [

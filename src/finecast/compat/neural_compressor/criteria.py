@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.goal import Objective
 
 T = TypeVar("T")
 

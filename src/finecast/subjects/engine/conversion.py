@@ -29,8 +29,8 @@ from finecast.pipeline.conversion import (
     Conversion,
     nothing_converted,
 )
+from finecast.pipeline.measuring import drop_slow_formats
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
-from finecast.pipeline.narrowing import drop_slow_formats
 from finecast.pipeline.roundings import find_units, points_of, zero_sensitivities
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost

@@ -19,8 +19,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline import profiles
 from finecast.pipeline.adjusting import no_adjustments
-from finecast.pipeline.casting import measure_casts
-from finecast.pipeline.profiles import Profiles
+from finecast.pipeline.profiles import Profiles, measure_casts
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -29,7 +28,7 @@ from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.by_hint import check_by_hint
+from finecast.subjects.engine.hint import check_by_hint
 from finecast.subjects.engine.native import Source
 
 

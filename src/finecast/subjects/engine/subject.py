@@ -37,8 +37,7 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.adjusting import Adjuster
-from finecast.subjects.engine.by_hint import by_hint, check_marks
-from finecast.subjects.engine.hint import hinted_models, original_model
+from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
     check_on_integers,
     check_on_one_thread,

@@ -29,8 +29,13 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import accept_fp32, feeds_for, nudge
 from finecast.subjects.engine.integers import quantized_mismatch
-from finecast.subjects.engine.publishing import publish, verified_by_first
-from finecast.subjects.engine.verifying import Compared, Pair, run_both
+from finecast.subjects.engine.verifying import (
+    Compared,
+    Pair,
+    publish,
+    run_both,
+    verified_by_first,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -18,7 +18,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
-from finecast.pipeline.program import Program
+from finecast.pipeline.device import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
