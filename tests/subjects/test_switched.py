@@ -19,13 +19,13 @@ from finecast.subjects.engine.switched import SwitchedProbe, part_size
 
 
 @dataclass
-class Toy:
+class Toy(Session):
     """A session that adds what its switches have; each session sums in an order of its own."""
 
     added: Sequence[float]
     off_by: float
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
+    inputs: Sequence[TensorSpec] = ()
+    outputs: Sequence[TensorSpec] = ()
     runs: int = 0
 
     def run(self, feeds: Feeds) -> dict[str, Array]:

@@ -21,7 +21,6 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
 from finecast.pipeline.device import PlanRequest, Program
-from finecast.pipeline.roundings import points_of
 from finecast.pipeline.subject import Examined
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
@@ -33,7 +32,8 @@ from finecast.rules.policy import Scope
 from finecast.subjects.engine.native import AS_IT_IS, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.engine.roundings import analysis_of, points_of, probe_sensitivity
+from finecast.subjects.engine.switched import switched_probe
 
 SourceT = TypeVar("SourceT", bound=Source)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
@@ -135,9 +135,8 @@ class OnDevice(Examined):
         points = points_of(self.planner, units, dict.fromkeys(low, kernels))
         errors = probe_sensitivity(
             self.planner,
-            self.prepared,
             points,
-            feeds=lambda _: request.feeds,
+            lambda switches: switched_probe(self.prepared, switches, request.feeds),
             counted=request.counted,
             progress=request.progress,
         )

@@ -1,50 +1,95 @@
-"""The errors that roundings make in the outputs, measured in sessions of an engine."""
+"""Units of ops by kernels, the points at which plans round, and the errors made there."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from finecast.engines.base import Feeds
 from finecast.frontends.prepared import PreparedModel
+from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
-from finecast.pipeline import roundings
-from finecast.pipeline.roundings import Points
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Probe, Sensitivity
-from finecast.planning.switches import Switch
-from finecast.planning.units import Units
+from finecast.planning.points import RoundingPoints, rounding_points
+from finecast.planning.problem import Analysis, pins, roundings
+from finecast.planning.scaled_points import scaled_points
+from finecast.planning.sensitivity import Probe, Sensitivity, joined, measure
+from finecast.planning.switches import Switch, switches
+from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
-from finecast.subjects.engine.switched import switched_probe
+from finecast.subjects.engine.profiles import Profiles, kernel_nodes
+
+Points = Mapping[Format, RoundingPoints]
+
+
+def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
+    """Units by the kernels of all profiles, and the points at which plans round."""
+    graph = planner.graph
+    low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
+    kernels = [*kernel_nodes(graph, profiles.high), *(k for of in low.values() for k in of)]
+    units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
+    return units, points_of(planner, units, low)
+
+
+def points_of(
+    planner: Planner, units: Units, fused: Mapping[Format, Sequence[frozenset[int]]]
+) -> Points:
+    """The points at which plans round, by format.
+
+    Args:
+        planner: Makes the plans.
+        units: The units.
+        fused: By format the kernels of its lowest plan, as the ids of their nodes.
+    """
+    graph = planner.graph
+    return {
+        fmt: scaled_points(graph, units, planner.permissions, fmt)
+        if fmt in SCALED
+        else rounding_points(graph, units, kernels)
+        for fmt, kernels in fused.items()
+    }
 
 
 def probe_sensitivity(
     planner: Planner,
-    prepared: PreparedModel,
     points: Points,
-    feeds: Callable[[int], Sequence[Feeds]],
-    counted: Collection[int] | None,
+    prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
+    counted: Collection[int] | None = None,
 ) -> dict[Format, Sensitivity]:
-    """Errors of the outputs with each point rounded alone, in switched sessions.
+    """Errors of the outputs with each point rounded alone, by format.
+
+    Values are rounded to the encoding that a plan would give them.
 
     Args:
         planner: Makes the plans.
-        prepared: The model.
-        points: Where plans round.
-        feeds: Gives the feeds on which that number of points is probed.
-        counted: Numbers of the outputs that errors are of; None for all.
+        points: Where they round.
+        prober: Makes a function that runs the model with some of these switches on.
         progress: Told of each run.
-        totals: By format the squared error of its lowest plan, as the engine runs it.
+        totals: By format the measured squared error of its lowest plan, which rounds at all
+            points.
+        counted: Numbers of the outputs that errors are of; None for all.
     """
+    known = totals or {}
+    found: dict[Format, Sensitivity] = {}
+    for fmt, where in points.items():
+        rounded = switches(where, planner.permissions, fmt)
+        found[fmt] = measure(
+            len(where.points),
+            prober(rounded),
+            weights=len(where.weights),
+            total=known.get(fmt, math.nan),
+            counted=counted,
+            on_probe=lambda done, total: progress("sensitivity", done, total),
+        )
+    return found
 
-    def prober(switches: Sequence[Switch]) -> Probe:
-        return switched_probe(prepared, switches, feeds(len(switches)))
 
-    return roundings.probe_sensitivity(planner, points, prober, progress, totals, counted)
+def zero_sensitivities(points: Points) -> dict[Format, Sensitivity]:
+    """Sensitivities where none were measured: no rounding makes an error."""
+    return {fmt: Sensitivity.zero(where) for fmt, where in points.items()}
 
 
 def analysis_of(
@@ -58,7 +103,19 @@ def analysis_of(
     lowest_s: float = math.inf,
 ) -> Analysis:
     """The costs and errors that plans are chosen by, with the requested types of ports."""
-    io = prepared.resolve_io(planner.highest().io)
-    return roundings.analysis_of(
-        planner, units, points, sensitivity, cost, io=io, lowest_s=lowest_s
+    graph, io = planner.graph, prepared.resolve_io(planner.highest().io)
+    saturation, errors = joined(sensitivity)
+    pinned = pins(io, (Format.FP32, *points))
+    found = Analysis.of(
+        graph,
+        units,
+        cost,
+        {
+            fmt: roundings(units, where, errors[fmt], fmt, pinned)
+            for fmt, where in points.items()
+        },
+        io=io,
+        lowest_s=lowest_s,
+        probes=sum(s.probes for s in sensitivity.values()),
     )
+    return replace(found, saturation=saturation)

@@ -1,4 +1,4 @@
-"""Verifying a converted model in the first engine that runs it and the fp32 model beside it."""
+"""Verifying a converted model beside the fp32 one, in the first engine that runs both."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from finecast.data.lengths import affordable, length_limits
 from finecast.data.response import change, resampled
 from finecast.engines import crashes, what_loads_it
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps
-from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
-from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import writing
 from finecast.frontends.prepared import AppliedModel
-from finecast.frontends.roundable import with_roundings
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -34,8 +31,6 @@ from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, Source
 
 Outputs: TypeAlias = Mapping[str, Array]
-# Loads a model in an engine, and tells the nodes in each of its kernels, if the engine does.
-Load: TypeAlias = Callable[[Engine], tuple[Session, Kernels]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,30 +38,42 @@ class Pair:
     """An fp32 model and the model that a plan makes of it, both to run in one engine.
 
     Attributes:
+        source: The fp32 model.
+        built: What the plan made.
+        written: The same model as it was written: what an engine loads.
         engine: The engine.
-        plan: The plan.
-        applied: What the plan made.
-        reference: Loads the fp32 model in an engine.
-        converted: Loads the plan's model in an engine.
-        original: Makes the model in which the plan lowers nothing.
-        exact: Gives the fp32 model's outputs by the definitions of its ops.
-        fp32: What the engine loads for the fp32 model.
-        emulated: Gives the outputs that the formats of a plan alone explain; None where nobody
-            can.
-        careful: Loads the fp32 model where sizes that do not fit are refused, to try random
-            feeds there first; None if the engine itself refuses them.
     """
 
+    source: Source
+    built: EngineBuilt
+    written: Loadable
     engine: Engine
-    plan: Plan
-    applied: AppliedModel
-    reference: Load
-    converted: Load
-    original: Callable[[], AppliedModel]
-    exact: Callable[[Feeds], Outputs]
-    fp32: Loadable
-    emulated: Callable[[Plan, Feeds], Outputs] | None
-    careful: Callable[[], Session | None] | None = None
+
+    def reference(self, engine: Engine) -> tuple[Session, Kernels]:
+        """The fp32 model in an engine, and the nodes in its kernels, if the engine tells.
+
+        A device may have no fp32 products of its own: it is compared with exact fp32.
+        """
+        if engine.emulates is not None:
+            return self.source.reference(), ()
+        return load_with_kernels(engine, self.source.loadable)
+
+    def converted(self, engine: Engine) -> tuple[Session, Kernels]:
+        """The plan's model in an engine, and the nodes in its kernels."""
+        return self.source.load_written(self.built, self.written, engine)
+
+    def original(self) -> AppliedModel:
+        """The model in which the plan lowers nothing."""
+        return self.source.build(replace(self.built.plan, decisions=(), io={})).applied
+
+    def exact(self, feeds: Feeds) -> Outputs:
+        """The fp32 model's outputs by the definitions of its ops."""
+        session = self.source.reference()
+        return session.run(feeds_for(session, feeds))
+
+    def explained(self, plan: Plan, feeds: Feeds) -> Outputs:
+        """The outputs that the formats of ``plan`` alone explain."""
+        return self.source.explained(self.built, self.written, plan, feeds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +92,11 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         WrongNumbersError: If the plan's formats do not explain its outputs.
         EngineError: If the engine cannot run one of the models.
     """
-    engine, plan, applied = pair.engine, pair.plan, pair.applied
+    engine, plan, applied = pair.engine, pair.built.plan, pair.built.applied
     emulated, name = engine.emulates is not None, engine.label
     with as_given():
         reference, before = pair.reference(engine)
-        careful = pair.careful() if pair.careful is not None else None
+        careful = None if emulated else pair.source.careful_session(applied.graph)
         ran = reference_run(reference, feeds, applied.graph, careful)
     followed = _followed(reference, ran)
     del reference, careful  # one large model at a time
@@ -110,7 +117,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     if not emulated:
         check_on_integers(engine, plan, applied, given)
     ids = {n.name: n.id for n in applied.graph.nodes}
-    explained = pair.emulated
+    explains = pair.source.explains and not emulated
     case = Case(
         engine=engine,
         applied=applied,
@@ -118,7 +125,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         formats={ids[n]: f for n, f in plan.formats.items()},
         feeds=given,
         exact=pair.exact,
-        emulated=None if explained is None or emulated else partial(explained, plan, given),
+        emulated=partial(pair.explained, plan, given) if explains else None,
         random=not feeds.batches,
         followed=followed,
         usual=partial(_usual, pair, given),
@@ -183,21 +190,21 @@ def _usual(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
         hinted = _under_hint(pair, feeds)
         if hinted is not None:
             return hinted
-    if pair.emulated is None:
+    if not pair.source.explains:
         return None
     with suppress(EngineError):
-        outputs = pair.emulated(_products_of(pair.plan), feeds)
+        outputs = pair.explained(_products_of(pair.built.plan), feeds)
         return "the model with its products alone lowered", outputs
     return None
 
 
 def _under_hint(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
     """The fp32 model's outputs under the engine's hint for the plan's format, and its name."""
-    engine, lows = pair.engine, pair.plan.low_formats
+    engine, lows = pair.engine, pair.built.plan.low_formats
     if not engine.lowers_by_hint or len(lows) != 1:
         return None
     (low,) = lows
-    session = engine.load_hinted(pair.fp32, low)
+    session = engine.load_hinted(pair.source.loadable, low)
     if all(kernel.computed != low.label for kernel in session.kernel_formats()):
         return None
     name = f"{engine.name}'s own {low.label} hint"
@@ -237,43 +244,10 @@ def verify(
         feeds.check(source.input_shapes)
 
     def verify_in(engine: Engine) -> Verified:
-        return run_both(_pair(source, built, written, engine), feeds)[0]
+        pair = Pair(source=source, built=built, written=written, engine=engine)
+        return run_both(pair, feeds)[0]
 
     return verified_by_first(engines, verify_in)
-
-
-def _pair(source: Source, built: EngineBuilt, written: Loadable, engine: Engine) -> Pair:
-    """The pair for a library whose models an emulator runs with roundings put into them."""
-    plan = built.plan
-    copy = partial(source.roundable, plan.policy, plan.adjustments)
-
-    def reference(engine: Engine) -> tuple[Session, Kernels]:
-        # A device may have no fp32 products of its own: it is compared with exact fp32.
-        if engine.emulates is not None:
-            return source.reference(), ()
-        return load_with_kernels(engine, source.loadable)
-
-    def converted(engine: Engine) -> tuple[Session, Kernels]:
-        if engine.emulates is not None:
-            source.runners(None)[0].load(written)  # raises EngineError if it does not load
-            return plan_session(copy, plan, engine.emulates), ()
-        return load_with_kernels(engine, written)
-
-    def emulated(of: Plan, given: Feeds) -> Outputs:
-        edits = (built if of == plan else source.build(of)).applied.edits
-        return exact_session(with_roundings(copy(), edits)).run(given)  # by arithmetic in fp32
-
-    return Pair(
-        engine=engine,
-        plan=plan,
-        applied=built.applied,
-        reference=reference,
-        converted=converted,
-        original=lambda: source.build(replace(plan, decisions=(), io={})).applied,
-        exact=lambda given: source.reference().run(given),
-        fp32=source.loadable,
-        emulated=emulated,
-    )
 
 
 _MOST_POSITIONS: Final = 1 << 20

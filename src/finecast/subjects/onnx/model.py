@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from finecast.devices.emulation import Emulation
 from finecast.engines import candidates
-from finecast.engines.base import Engine, Session
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator import exact_session
+from finecast.engines.fallen_apart import Kernels, load_with_kernels
+from finecast.engines.loading import from_memory
+from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
 from finecast.frontends.onnx.versions import stated_for_engines
@@ -22,6 +26,7 @@ from finecast.pipeline.device import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.acceptance import feeds_for
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, check_trust
 from finecast.subjects.onnx.artefact import check_output, input_shapes, truth_session, write
@@ -58,6 +63,11 @@ def _can_be_taken_out(graph: Graph, node: Node) -> bool:
     codes = graph.values[node.inputs[0]]
     maker = None if codes.producer is None else graph.nodes[codes.producer]
     return codes.constant is not None or (maker is not None and maker.op == "quantize")
+
+
+# Larger models are not run by the definitions of their ops, which takes several times their
+# size in memory.
+_EMULATED_BYTES: Final = 1 << 30
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +126,37 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         """The model prepared without a change; not copied if it is the caller's ``own``."""
         return frontend.prepare(self.file, AS_IT_IS, own=own)
 
+    def load_written(
+        self, built: EngineBuilt, written: Loadable, engine: Engine
+    ) -> tuple[Session, Kernels]:
+        """The file in an engine; a device's emulator loads it, too."""
+        return load_with_kernels(engine, written)
+
+    @property
+    def explains(self) -> bool:
+        """Whether the model is so small that it is run by the definitions of its ops."""
+        return self.size_bytes <= _EMULATED_BYTES
+
+    def explained(
+        self, built: EngineBuilt, written: Loadable, plan: Plan, feeds: Feeds
+    ) -> Mapping[str, Array]:
+        """The outputs of the plan's model by the definitions of its ops."""
+        if plan == built.plan:
+            return _run_exactly(written, feeds)
+        return from_memory(self.build(plan).model, partial(_run_exactly, feeds=feeds))
+
+    def careful_session(self, graph: Graph) -> Session | None:
+        """ONNX Runtime's session of a model with bodies, in which OpenVINO checks no sizes.
+
+        None if there are no bodies, or if it is too much to load the model twice.
+        """
+        if not self.explains or not any(node.region for node in graph.nodes):
+            return None
+        try:
+            return exact_session(self.file.path)
+        except EngineError:
+            return None
+
     def _prepare(self, policy: Policy) -> Prepared:
         return frontend.prepare(self.file, policy)
 
@@ -148,9 +189,14 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
         """Write the model, which is checked, loaded and run before it takes its name."""
-        assert isinstance(built.applied, Applied)
-        return write(self.file, built.plan, built.applied, output, engines, feeds)
+        return write(self, built, output, engines, feeds)
 
     def returned(self, built: EngineBuilt) -> onnx.ModelProto:
         """The model of a plan as an onnx.ModelProto."""
         return frontend.to_proto(built.model)
+
+
+def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
+    """Outputs of a model by the definitions of its ops."""
+    session = exact_session(model)
+    return session.run(feeds_for(session, feeds))

@@ -19,7 +19,6 @@ from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.probing import Isolated, switched
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import no_adjustments
-from finecast.pipeline.roundings import points_of, probe_sensitivity
 from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units
@@ -27,6 +26,7 @@ from finecast.progress import Progress, silent
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine.roundings import points_of, probe_sensitivity
 from finecast.subjects.torch.judging import judged
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.integers import reads_codes
+from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -23,6 +24,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules.facts import ValueFacts
+from finecast.subjects.engine.native import Source
 
 # How long each model is profiled: long enough that each kernel often has a core for itself, on
 # a busy machine, too.
@@ -77,8 +79,9 @@ def _total_s(kernels: Sequence[KernelTime]) -> float:
 
 
 def profile_ends(
+    source: Source,
     planner: Planner,
-    profiled: Callable[[Plan], Session],
+    engine: Engine,
     feeds: Feeds,
     output_error: Callable[[Session], float] | None = None,
     progress: Progress = silent,
@@ -86,15 +89,20 @@ def profile_ends(
     """Profile the fp32 model and the lowest plan in each format, once each.
 
     Args:
+        source: The model.
         planner: Makes these plans.
-        profiled: Loads the model of a plan for profiling.
+        engine: What is profiled.
         feeds: The inputs of all runs.
-        output_error: Gives the squared output error of a low session.
+        output_error: Gives the squared output error of a low session; None if it is not asked.
         progress: Told of each model that is compiled and profiled.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
     """
+
+    def profiled(plan: Plan) -> Session:
+        return load_model(engine, source.build(plan).model, profiling=True)
+
     sessions: dict[Format, Session] = {}
     failed: EngineError | None = None
     formats = planner.policy.formats
