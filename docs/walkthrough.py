@@ -38,8 +38,7 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
-from finecast.subjects.engine.switched import switched_probe
+from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity, switched_probe
 
 PAGE = Path(__file__).with_name("architecture.md")
 POLICY = Policy.parse("auto:bf16")

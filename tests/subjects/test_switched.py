@@ -15,7 +15,7 @@ from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 from finecast.planning.sensitivity import measure
 from finecast.planning.switches import SWITCH, Switch
-from finecast.subjects.engine.switched import SwitchedProbe, part_size
+from finecast.subjects.engine.roundings import SwitchedProbe, part_size
 
 
 @dataclass

@@ -32,8 +32,12 @@ from finecast.rules.policy import Scope
 from finecast.subjects.engine.native import AS_IT_IS, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.engine.roundings import analysis_of, points_of, probe_sensitivity
-from finecast.subjects.engine.switched import switched_probe
+from finecast.subjects.engine.roundings import (
+    analysis_of,
+    points_of,
+    probe_sensitivity,
+    switched_probe,
+)
 
 SourceT = TypeVar("SourceT", bound=Source)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)

@@ -52,8 +52,12 @@ from finecast.subjects.engine.planning import (
     make_planner,
 )
 from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
-from finecast.subjects.engine.roundings import analysis_of, find_units, probe_sensitivity
-from finecast.subjects.engine.switched import switched_probe
+from finecast.subjects.engine.roundings import (
+    analysis_of,
+    find_units,
+    probe_sensitivity,
+    switched_probe,
+)
 
 # Requests that are timed together, for each that is in flight: so many that starting the first
 # and waiting for the last take a small part of the time.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from finecast.data.deviation import NOTICED, deviation
 from finecast.data.feeds import last_indices
@@ -15,65 +14,16 @@ from finecast.data.lengths import affordable, length_limits
 from finecast.data.response import change, resampled
 from finecast.engines import crashes, what_loads_it
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps
-from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
+from finecast.engines.fallen_apart import broken_by
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import writing
-from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph
-from finecast.numbers.formats import Format
-from finecast.ops import by_name
 from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
-from finecast.planning.plan import Plan
-from finecast.subjects.engine.acceptance import Case, accept, feeds_for
+from finecast.subjects.engine.acceptance import Case, Outputs, Pair, accept, feeds_for
 from finecast.subjects.engine.hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, Source
-
-Outputs: TypeAlias = Mapping[str, Array]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """An fp32 model and the model that a plan makes of it, both to run in one engine.
-
-    Attributes:
-        source: The fp32 model.
-        built: What the plan made.
-        written: The same model as it was written: what an engine loads.
-        engine: The engine.
-    """
-
-    source: Source
-    built: EngineBuilt
-    written: Loadable
-    engine: Engine
-
-    def reference(self, engine: Engine) -> tuple[Session, Kernels]:
-        """The fp32 model in an engine, and the nodes in its kernels, if the engine tells.
-
-        A device may have no fp32 products of its own: it is compared with exact fp32.
-        """
-        if engine.emulates is not None:
-            return self.source.reference(), ()
-        return load_with_kernels(engine, self.source.loadable)
-
-    def converted(self, engine: Engine) -> tuple[Session, Kernels]:
-        """The plan's model in an engine, and the nodes in its kernels."""
-        return self.source.load_written(self.built, self.written, engine)
-
-    def original(self) -> AppliedModel:
-        """The model in which the plan lowers nothing."""
-        return self.source.build(replace(self.built.plan, decisions=(), io={})).applied
-
-    def exact(self, feeds: Feeds) -> Outputs:
-        """The fp32 model's outputs by the definitions of its ops."""
-        session = self.source.reference()
-        return session.run(feeds_for(session, feeds))
-
-    def explained(self, plan: Plan, feeds: Feeds) -> Outputs:
-        """The outputs that the formats of ``plan`` alone explain."""
-        return self.source.explained(self.built, self.written, plan, feeds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +45,12 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     engine, plan, applied = pair.engine, pair.built.plan, pair.built.applied
     emulated, name = engine.emulates is not None, engine.label
     with as_given():
-        reference, before = pair.reference(engine)
+        reference, before = pair.reference()
         careful = None if emulated else pair.source.careful_session(applied.graph)
         ran = reference_run(reference, feeds, applied.graph, careful)
     followed = _followed(reference, ran)
     del reference, careful  # one large model at a time
-    session, after = pair.converted(engine)
+    session, after = pair.converted()
     check_marks(plan, applied.graph, session)
     seen = Verified(
         engine=name,
@@ -116,24 +66,11 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     del session
     if not emulated:
         check_on_integers(engine, plan, applied, given)
-    ids = {n.name: n.id for n in applied.graph.nodes}
-    explains = pair.source.explains and not emulated
-    case = Case(
-        engine=engine,
-        applied=applied,
-        original=pair.original,
-        formats={ids[n]: f for n, f in plan.formats.items()},
-        feeds=given,
-        exact=pair.exact,
-        emulated=partial(pair.explained, plan, given) if explains else None,
-        random=not feeds.batches,
-        followed=followed,
-        usual=partial(_usual, pair, given),
-    )
+    case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
     warnings = accept(case, got, wanted)
     alone = engine.on_one_thread()
     if alone is not None:
-        _accept_on_one_thread(pair, case, alone, got)
+        _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
     found = compare(name, got, wanted)
     found = replace(
         found,
@@ -146,7 +83,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     return found, Compared(feeds=given, got=got, wanted=wanted)
 
 
-def _accept_on_one_thread(pair: Pair, case: Case, engine: Engine, got: Outputs) -> None:
+def _accept_on_one_thread(case: Case, got: Outputs) -> None:
     """Check that outputs on one thread are right, too, where they differ from ``got``.
 
     Engines have other kernels for fewer threads, and the user's machine may have fewer.
@@ -155,15 +92,15 @@ def _accept_on_one_thread(pair: Pair, case: Case, engine: Engine, got: Outputs) 
         WrongNumbersError: If the plan's formats do not explain them.
         EngineError: If the engine cannot run the model so.
     """
-    session = pair.converted(engine)[0]
+    session, _ = case.pair.converted()
     alone = session.run(feeds_for(session, case.feeds))
     del session
     if all(deviation(alone[name], array).relative < NOTICED for name, array in got.items()):
         return
-    reference = pair.reference(engine)[0]
+    reference, _ = case.pair.reference()
     wanted = reference.run(feeds_for(reference, case.feeds))
     try:
-        accept(replace(case, engine=engine), alone, {name: wanted[name] for name in got})
+        accept(case, alone, {name: wanted[name] for name in got})
     except WrongNumbersError as error:
         raise WrongNumbersError(
             f"on one thread {error.what}", where=error.where, fix=error.fix
@@ -179,45 +116,6 @@ def _followed(reference: Session, ran: ReferenceRun) -> Mapping[str, float]:
         return change(ran.outputs, reference.run(others))
     except EngineError:
         return {}
-
-
-def _usual(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
-    """What the fp32 model gives if it is lowered in the usual way, and what that is called.
-
-    The engine's own hint is one; where it has none, products alone in the plan's formats.
-    """
-    with suppress(EngineError):
-        hinted = _under_hint(pair, feeds)
-        if hinted is not None:
-            return hinted
-    if not pair.source.explains:
-        return None
-    with suppress(EngineError):
-        outputs = pair.explained(_products_of(pair.built.plan), feeds)
-        return "the model with its products alone lowered", outputs
-    return None
-
-
-def _under_hint(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
-    """The fp32 model's outputs under the engine's hint for the plan's format, and its name."""
-    engine, lows = pair.engine, pair.built.plan.low_formats
-    if not engine.lowers_by_hint or len(lows) != 1:
-        return None
-    (low,) = lows
-    session = engine.load_hinted(pair.source.loadable, low)
-    if all(kernel.computed != low.label for kernel in session.kernel_formats()):
-        return None
-    name = f"{engine.name}'s own {low.label} hint"
-    return name, session.run(feeds_for(session, feeds))
-
-
-def _products_of(plan: Plan) -> Plan:
-    """``plan`` with all but its matrix products in fp32."""
-    decisions = tuple(
-        d if by_name(d.op).matmul_engine else replace(d, format=Format.FP32)
-        for d in plan.decisions
-    )
-    return replace(plan, decisions=decisions, by_hint=False)
 
 
 def verify(

@@ -24,12 +24,11 @@ from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.sources import FeedMaker
-from finecast.subjects.engine.acceptance import accept_fp32, nudge
+from finecast.subjects.engine.acceptance import Pair, accept_fp32, nudge
 from finecast.subjects.engine.integers import quantized_mismatch
 from finecast.subjects.engine.native import EngineBuilt, NativeSource
 from finecast.subjects.engine.verifying import (
     Compared,
-    Pair,
     publish,
     run_both,
     verified_by_first,
