@@ -80,7 +80,7 @@ def emulate(
     baseline = workload.evaluate(reference, None)
     program = model.program(emulation)
     device = DeviceModel(program=program, workload=workload, reference=reference)
-    if emulation.format.scaled:
+    if emulation.format.has_scales:
         coded = calibrated_nodes(device.graph, emulation.format, device.facts)
         emulation = replace(emulation, encodings=coded)
     setting = setting_of(device.graph, emulation)
@@ -180,7 +180,7 @@ def reasons(
         found.append(f"sums {depth} terms")
     if not found:
         size = f"{fmt.unit_roundoff:.2g}"
-        of = f"half a step is {size} of the range" if fmt.scaled else f"rounds to {size}"
+        of = f"half a step is {size} of the range" if fmt.has_scales else f"rounds to {size}"
         found.append(f"digits: {fmt.label} {of}")
     return tuple(found)
 

@@ -21,7 +21,6 @@ from finecast.engines.base import Array, Feeds, Session, each_call, outputs_on
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
@@ -59,7 +58,7 @@ def points_of(
     graph = planner.graph
     return {
         fmt: scaled_points(graph, units, planner.permissions, fmt)
-        if fmt in SCALED
+        if fmt.has_scales
         else rounding_points(graph, units, kernels)
         for fmt, kernels in fused.items()
     }

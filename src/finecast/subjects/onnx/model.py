@@ -17,7 +17,7 @@ from finecast.engines.loading import from_memory
 from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
-from finecast.frontends.onnx.versions import stated_for_engines
+from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.pipeline.artefact import Destination, Verified
@@ -246,7 +246,7 @@ class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
         if len(low) <= 1:
-            coded = {d.node: d.encodings for d in plan.decisions if d.format.scaled}
+            coded = {d.node: d.encodings for d in plan.decisions if d.format.has_scales}
             emulation = replace(
                 emulation,
                 format=next(iter(low), emulation.format),

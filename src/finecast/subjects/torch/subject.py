@@ -375,7 +375,7 @@ class TorchExamined(Examined):
         errors = sensitivities(
             captured,
             points,
-            [f for f in formats if not f.scaled],
+            [f for f in formats if not f.has_scales],
             args,
             probing=self.subject.options.probing,
             counted=self.counted,
