@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numbers
-from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
-from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
-from finecast.engines.emulator.views import RoundedViews
+from finecast.engines.emulator.roundings import (
+    GraphRoundings,
+    RoundedViews,
+    RoundTo,
+)
 from finecast.frontends.onnx.constants import constant_tensor
 from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.reader import OnnxBinding, read
@@ -33,10 +35,50 @@ from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import convert
 
-__all__ = ["EMULATION_SWITCH", "OFFSET", "Emulated", "Setting", "emulated"]
-
+EMULATION_SWITCH: Final = "finecast_emulation"
+OFFSET: Final = "finecast_offset"
 # Elements from which on a constant is fed: a choice in the graph would copy it.
 _FED_SIZE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SwitchedWeight:
+    """A constant that the instrumented model has as an input, fed exact or rounded.
+
+    It is rounded where a setting has any of ``bits``.
+    """
+
+    name: str
+    exact: NDArray[np.float32]
+    rounded: NDArray[np.float32]
+    bits: frozenset[Bit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulated:
+    """The instrumented model; ``conditions[k]`` are the bits of element k of its switch.
+
+    ``needs_offset`` says that it has the input ``OFFSET`` too: the index of the first sample
+    of the batch, for stochastic rounding.
+    """
+
+    model: ir.Model
+    conditions: tuple[frozenset[Bit], ...]
+    needs_offset: bool
+    weights: tuple[SwitchedWeight, ...] = ()
+
+    def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
+        """Arrays for the extra inputs under a setting, but for ``OFFSET``."""
+        found: dict[str, NDArray[np.generic]] = {
+            w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
+        }
+        if self.conditions:
+            found[EMULATION_SWITCH] = self.switch(setting)
+        return found
+
+    def switch(self, setting: Setting) -> NDArray[np.bool_]:
+        """The switch input for a setting."""
+        return np.array([setting.on(bits) for bits in self.conditions], dtype=bool)
 
 
 def emulated(

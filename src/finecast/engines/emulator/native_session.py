@@ -29,11 +29,14 @@ from finecast.engines.base import (
     next_step,
     reset_state,
 )
-from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
-from finecast.engines.emulator.views import RoundedViews
+from finecast.engines.emulator.roundings import (
+    GraphRoundings,
+    RoundedViews,
+    RoundTo,
+)
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
-from finecast.frontends.roundable import Roundable, uses_of
+from finecast.frontends.native_model import NativeModel, uses_of
 from finecast.graph import Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding, convert
@@ -69,7 +72,7 @@ class NativeEmulatorSession:
         formats: Formats, by node id, of nodes cast to another one than ``emulation.format``.
     """
 
-    copy: Callable[[], Roundable]
+    copy: Callable[[], NativeModel]
     emulation: Emulation
     setting: Setting
     formats: Mapping[int, Format] = field(default_factory=dict[int, Format])
@@ -131,7 +134,7 @@ class NativeEmulatorSession:
 
 
 def plan_session(
-    copy: Callable[[], Roundable], plan: Plan, emulation: Emulation
+    copy: Callable[[], NativeModel], plan: Plan, emulation: Emulation
 ) -> NativeEmulatorSession:
     """A session with the casts of ``plan``, each op in its format."""
     ids = {n.name: n.id for n in copy().graph.nodes}
@@ -145,7 +148,7 @@ def plan_session(
 
 @dataclass(slots=True)
 class _Builder:
-    model: Roundable
+    model: NativeModel
     roundings: GraphRoundings
     setting: Setting
 
@@ -199,5 +202,17 @@ class _Builder:
         top = emulation.format.max if emulation.saturate_infinity else None
         source = node.inputs[0]
         assert source is not None
-        given = self.model.without_infinities(self.model.read_at(node.id, 0), top)
+        given = _without_infinities(self.model.op, self.model.read_at(node.id, 0), top)
         self.model.give(source, [Use(node=node.id, index=0)], given)
+
+
+def _without_infinities(op: Callable[..., Any], x: Any, top: float | None) -> Any:
+    """``x`` with each Inf replaced by ``top`` of its sign.
+
+    If ``top`` is None, by what a product with an identity matrix gives: NaN in every element
+    of the last axis that has an Inf.
+    """
+    if top is not None:
+        return op("select", op("is_inf", x), op("clamp", x, min_value=-top, max_value=top), x)
+    total = op("reduce_sum", op("multiply", x, 0.0), [-1], keep_dims=True)
+    return op("add", x, total)

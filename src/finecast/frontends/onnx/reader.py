@@ -25,7 +25,6 @@ from finecast.frontends.onnx.port_formats import (
 )
 from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
 from finecast.frontends.onnx.types import bodies, every_node
-from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     ROUNDS,
     SCALARS,
@@ -36,7 +35,7 @@ from finecast.graph import (
     Node,
     Value,
 )
-from finecast.graph.builder import GraphBuilder
+from finecast.graph.builder import GraphBuilder, scope_of
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 

@@ -16,7 +16,7 @@ from finecast.engines.fallen_apart import FallenApart, broken_by, load_with_kern
 from finecast.engines.loading import exact_session, from_memory
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
-from finecast.frontends.roundable import Roundable
+from finecast.frontends.native_model import NativeModel
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
@@ -301,5 +301,5 @@ class ModelAsIs(FileSource[AsIsT, PreparedT], EngineModel):
         return built.model
 
     @abstractmethod
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A new copy, prepared for the policy of that label, to which roundings are added."""

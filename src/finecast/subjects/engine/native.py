@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from finecast.engines.base import Engine, Loadable, Session
-from finecast.frontends.roundable import Roundable
+from finecast.frontends.native_model import NativeModel
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
@@ -255,6 +255,6 @@ class NativeSource(SourceModel, Protocol):
 class RoundableSource(NativeSource, Protocol):
     """A model that can be copied with roundings of its values done in fp32."""
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A new copy, prepared for the policy of that label, with adjusted operands."""
         ...

@@ -25,7 +25,7 @@ from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, WrongNumbersError
-from finecast.frontends.roundable import with_roundings
+from finecast.frontends.native_model import with_roundings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.pipeline.artefact import Verified, compare

@@ -13,7 +13,7 @@ from finecast.errors import UsageError
 from finecast.files import check_writable_folder, digest, folder_files
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
-from finecast.frontends.roundable import Roundable
+from finecast.frontends.native_model import NativeModel
 from finecast.frontends.tensorflow import (
     FrozenModel,
     TensorFlowApplied,
@@ -101,7 +101,7 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
         """Declared shapes of the inputs."""
         return frontend.input_shapes(self.file.model)
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy that rounds by pairs of casts, or by arithmetic.
 
         There are no adjustments: those are of products on codes, which TensorFlow lacks.
