@@ -52,8 +52,8 @@ def _on_device(device: Target, native: str, fmt: Format) -> bool | None:
         return info.matmul_engine and real is fmt
     if real is None:
         return False
-    gains = fmt.constants_only or not fmt.operands_only
-    return None if gains or real.storage_bytes <= fmt.storage_bytes else False
+    gains = not fmt.encodes_values or fmt.encodes_results
+    return None if gains or real.bits <= fmt.bits else False
 
 
 def _known(engine: Engine) -> Callable[[Node, Format], bool | None]:
@@ -69,7 +69,7 @@ def _onnxruntime(provider: str, node: Node, fmt: Format) -> bool | None:
     kernels = _onnxruntime_kernels()
     domain, _, op = node.native.rpartition("::")
     key = (provider, "" if domain == "onnx" else domain, op)
-    if key not in kernels or (provider, fmt) in _EMULATED or fmt.scaled:
+    if key not in kernels or (provider, fmt) in _EMULATED or fmt.has_scales:
         return None  # ops on codes become kernels by fusion, which only a run tells
     return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
 

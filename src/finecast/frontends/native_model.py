@@ -204,7 +204,7 @@ def _round_trip(model: NativeModel, edit: RoundTrip) -> None:
     """Let uses read a value rounded to a format, in fp32; a constant is stored in it."""
     value = model.graph.values[edit.value]
     if edit.to.format not in model.states:
-        floats = (f.label for f in model.states if not f.scaled and f is not Format.FP32)
+        floats = (f.label for f in model.states if not f.has_scales and f is not Format.FP32)
         raise ModelError(
             f"{model.library} models cannot state {edit.to.format.label} here",
             where=value.name,

@@ -46,7 +46,7 @@ def measure_casts(engine: Engine, low: Format, session: CastSession) -> CastRate
 
 
 def _measured(low: Format, session: CastSession) -> CastRate:
-    bytes_per_element = Format.FP32.storage_bytes + low.storage_bytes
+    bytes_per_element = (Format.FP32.bits + low.bits) / 8
     try:
         times = [_cast_time_s(session(low, size), size) for size in _SIZES]
     except EngineError:

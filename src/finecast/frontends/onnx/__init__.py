@@ -52,8 +52,8 @@ from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 
 __all__ = [
     "CODES",
@@ -137,7 +137,7 @@ class Prepared:
     def _since(self, node: Node, fmt: Format, own: int, raised: int) -> int:
         """The first opset, from ``own`` up, where the op and casts beside it take ``fmt``."""
         stated = stated_since(fmt, own)
-        if fmt.operands_only:
+        if not fmt.encodes_results:
             return stated
         native = self.binding.nodes[node.id] or self.binding.owners[node.id]
         found = signature(native.op_type, native.domain, own)

@@ -132,7 +132,7 @@ def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
         return None
     try:
         encoding = read(nodes)
-        encoding.along(tuple(tensor.shape.numpy()))
+        encoding.spread(tuple(tensor.shape.numpy()))
     except ValueError:
         return None
     name = nodes[-1].outputs[0].name or ""

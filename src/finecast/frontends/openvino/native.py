@@ -22,6 +22,7 @@ from finecast.frontends.native_model import NativeModel, replay
 from finecast.frontends.openvino.bodies import Entry, hand_in
 from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
 from finecast.frontends.openvino.messages import explain
+from finecast.frontends.openvino.quantization import fake_quantized, stored_codes
 from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, read
 from finecast.frontends.openvino.types import (
     STATED,
@@ -273,35 +274,21 @@ class OvNative(NativeModel):
         if not isinstance(to, Scaled):
             name = _name_at(tensor, f"cast_{to.label}")
             return self._widened(self._added(_converted(tensor, to), name))
-        ends = [self.constant(np.array(end.item(), np.float32)) for end in to.range]
-        levels = to.grid.highest - to.grid.lowest + 1
-        quantized = self.op("fake_quantize", tensor, *ends, *ends, levels=levels)
         name = _name_at(tensor, f"fq_{to.label}")
-        return self._added(quantized.get_node(), name, Added(rounds=to.label))
+        return self._added(fake_quantized(tensor, to), name, Added(rounds=to.label))
 
     def stored_and_read(self, value: int, to: Encoding) -> openvino.Output:
-        """A constant in a low type, or as codes, and the ops that read it as fp32.
-
-        OpenVINO recognises codes, a Convert and a product with the scale as compressed
-        weights, which its kernels read as codes. NNCF writes that form, too.
-        """
+        """A constant in a low type, or as codes, and the ops that read it as fp32."""
         if not isinstance(to, Scaled):
             return self._widened(self.stored(value, to))
-        if to.zero_point:
-            raise ValueError("codes of constants are symmetric around 0")
-        from openvino import opset13
-
         constant = self.binding.constants[value]
-        array = numbers_of(constant)
-        codes, scale = (
-            opset13.constant(a) for a in (to.encode(array), to.spread(array.shape))
-        )
-        wide = opset13.convert(codes, "f32")
+        nodes = stored_codes(numbers_of(constant), to)
+        back = nodes.pop("_back")
         base = f"{constant.get_friendly_name()}_{to.label}"
-        for node, suffix in ((codes, ""), (scale, "_scale"), (wide, "_wide")):
+        for suffix, node in nodes.items():
             node.set_friendly_name(self.fresh(f"{base}{suffix}"))
         what = Added(rounds=to.label, constant=self._read_as(value))
-        return self._added(opset13.multiply(wide, scale), f"{base}_back", what)
+        return self._added(back, f"{base}_back", what)
 
     def _widened(self, low: openvino.Output) -> openvino.Output:
         name = low.get_node().get_friendly_name()

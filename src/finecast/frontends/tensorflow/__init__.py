@@ -24,8 +24,8 @@ from finecast.frontends.tensorflow.undo import before_conversion, noted
 from finecast.graph import Dim, Graph
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope, conversion_stays
+from finecast.rules.user_rules import check_names
 
 __all__ = [
     "FrozenModel",

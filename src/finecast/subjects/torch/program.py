@@ -41,8 +41,8 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts, facts_in
-from finecast.rules.matching import check_names
 from finecast.rules.override import active, check_overrides
+from finecast.rules.user_rules import check_names
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from finecast.pipeline.conversion import kept_types
 from finecast.planning.edits import Edit, cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 
 CODED: Final = (Format.INT8,)
 """Formats of codes that kernels of compiled modules compute in."""

@@ -398,7 +398,7 @@ class TorchExamined:
         errors = sensitivities(
             captured,
             points,
-            [f for f in formats if not f.scaled],
+            [f for f in formats if not f.has_scales],
             args,
             probing=self.subject.options.probing,
             counted=self.counted,
