@@ -88,21 +88,21 @@ class NativeModel(ABC):
 
     # What edits of a plan need; a conversion notes these changes in the model.
 
-    @abstractmethod
     def retype(self, node: int, to: Format) -> None:
         """Have a node compute in ``to``."""
+        raise NotImplementedError
 
-    @abstractmethod
     def declare(self, value: int, to: Format) -> None:
         """Declare an input in another type, or an output, whose tensor has the type then."""
+        raise NotImplementedError
 
-    @abstractmethod
     def cast(self, value: int, to: Format, *, exact: bool = False) -> Any:
         """A new cast of a value; ``exact`` if the value is first rounded in fp32."""
+        raise NotImplementedError
 
-    @abstractmethod
     def stored(self, value: int, to: Format) -> Any:
         """A new constant: the constant with the id ``value``, stored in ``to``."""
+        raise NotImplementedError
 
     def round_trip(self, tensor: Any, to: Encoding) -> Any:
         """``tensor`` rounded to one of ``states``, and read as fp32."""
@@ -118,20 +118,28 @@ class NativeModel(ABC):
     def add_switch(self) -> Any:
         """The new input ``SWITCH`` of the model, a vector of bool."""
 
-    @abstractmethod
-    def region_of(self, tensor: Any) -> int:
-        """The number of the region in which new ops read this tensor of a value."""
+    def add_input(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A new fp32 input of the model."""
+        raise NotImplementedError
 
-    @abstractmethod
+    def region_of(self, tensor: Any) -> int:
+        """The number of the region in which new ops read this tensor of a value.
+
+        0, the model itself, where bodies read what is outside of them.
+        """
+        del tensor
+        return 0
+
     def parent_of(self, region: int) -> int:
         """The region that a body's op stands in."""
+        raise NotImplementedError
 
-    @abstractmethod
     def hand_in(self, region: int, tensor: Any) -> Mapping[int, Any]:
         """Make ``tensor``, of the parent's region, an input of a body.
 
         Returns the input by its region; an op may have to have it in all of its bodies.
         """
+        raise NotImplementedError
 
     def join(self, other: Any) -> None:
         """Let ops of ``other``, a copy of the same model, read this one's inputs."""
