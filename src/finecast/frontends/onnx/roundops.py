@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.constants import DATA_TYPES, constant_value
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
 from finecast.numbers.scaled import Scaled
@@ -85,7 +85,8 @@ class RoundOps:
         key = f"{key}_{array.item()}" if array.size == 1 else f"table_{array.dtype}"
         if key not in self.constants:
             name = f"finecast_{key}".replace("-", "m").replace("+", "").replace(".", "_")
-            self.constants[key] = value = constant_value(name, array)
+            tensor = ir.tensor(array, name=name)
+            self.constants[key] = value = ir.val(name, const_value=tensor)
             self.register(value)
         return self.constants[key]
 

@@ -31,14 +31,8 @@ from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
-from finecast.frontends.replaying import (
-    ModelLibrary,
-    PreparedAsIs,
-    Restated,
-    check_made_for,
-    edits_of,
-    resolve_io,
-)
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
+from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import Dim, Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
@@ -82,6 +76,7 @@ class OvPrepared(PreparedAsIs):
     file: OvFile
     model: openvino.Model
     of: ModelLibrary = _LIBRARY
+    adjusts = True
 
     @property
     def hints(self) -> tuple[Format, ...]:
@@ -127,7 +122,7 @@ class OvPrepared(PreparedAsIs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OvApplied:
+class OvApplied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
     model: openvino.Model
