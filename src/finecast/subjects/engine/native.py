@@ -19,8 +19,8 @@ from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.fallen_apart import Kernels, load_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
+from finecast.frontends.native_model import NativeModel, with_roundings
 from finecast.frontends.prepared import AppliedModel, PreparedModel
-from finecast.frontends.roundable import Roundable, with_roundings
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
@@ -261,7 +261,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         """Notes on what becomes of an earlier conversion of the model."""
         return earlier_conversion(self.file.converted, policy)
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy, prepared for the policy of that label, to which roundings are added.
 
         Its operands are adjusted. A library without such copies has a ``Program`` of its own.
