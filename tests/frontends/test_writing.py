@@ -18,7 +18,7 @@ from finecast.frontends.onnx.instrument import SWITCH, with_switches
 from finecast.frontends.onnx.port_formats import following
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 from finecast.rules.policy import Policy
 from tests.frontends.tools import convert, convert_file, model, ops, parse, run, tensor
 

@@ -18,8 +18,8 @@ from finecast import api
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import probe_one
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 

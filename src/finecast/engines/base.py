@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Setting
 from finecast.numbers.formats import Format
 
 Array: TypeAlias = NDArray[np.generic]

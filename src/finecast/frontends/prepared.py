@@ -11,7 +11,7 @@ from finecast.frontends.replaying import resolve_io
 from finecast.frontends.roundable import Roundable, with_switches
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from finecast.planning.edits import (
     SetPort,
     Use,
 )
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 
 
 class Roundable(Protocol):

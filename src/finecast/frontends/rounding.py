@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.numbers.roundmodes import Rounder
-from finecast.numbers.scaled import Scaled
 
 _FP32_BITS: Final = np.finfo(np.float32).nmant
 # The product of a number above this by 2 ** n + 1 could overflow: such numbers are first

@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.base import Array, EmulatedSession, outputs_on
 from finecast.engines.exact import Exact
 from finecast.graph import Graph, Node, Value

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import setting_of
+from finecast.devices.emulation import Emulation, setting_of
 from finecast.engines.base import Session
 from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.contributions import Contribution, contributions

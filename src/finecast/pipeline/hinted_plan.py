@@ -8,9 +8,8 @@ from finecast.engines.base import KernelFormats
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.planning.assign import pick
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
+from finecast.planning.planner import Planner, pick
 
 
 def stated(

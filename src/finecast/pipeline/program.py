@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.base import EmulatedSession, Feeds
 from finecast.graph import Graph
 from finecast.numbers.formats import Format

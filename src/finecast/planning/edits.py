@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from finecast.graph import ROUNDS, Graph
-from finecast.numbers.encodings import Encoding, Encodings
+from finecast.numbers.encodings import Encoding, Encodings, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.ops import READS_ANY_FORMAT
 from finecast.rules.scaled_operands import coded_result, moved_by, reading
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from finecast.solver.assignment import PINNED_HIGH, PINNED_LOW, Ints, Problem, ProblemBuilder
-from finecast.solver.exact import solve
 from finecast.solver.frontier import spread
 from finecast.solver.integer import improved
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
+from finecast.solver.mincut import solve
 
 # Costs that differ by less than this share count as equal, because sums are rounded.
 _SAME = 1e-12

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from finecast.numbers.formats import Format
-from finecast.planning.assign import pick
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
+from finecast.planning.planner import Planner, pick
 
 
 def all_low_but(planner: Planner, kept: Collection[str]) -> tuple[Plan, list[str]]:

@@ -12,8 +12,13 @@ from typing import Final, final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, device_kernels, setting_of, setting_of_plan
+from finecast.devices.emulation import (
+    Emulation,
+    Setting,
+    device_kernels,
+    setting_of,
+    setting_of_plan,
+)
 from finecast.devices.targets import load_target
 from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.emulator.model import EMULATION_SWITCH, OFFSET, Emulated, emulated

@@ -19,8 +19,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import ALWAYS, RELAYOUT, Bit, Setting, kernel_numbers
+from finecast.devices.emulation import (
+    ALWAYS,
+    RELAYOUT,
+    Bit,
+    Emulation,
+    Setting,
+    kernel_numbers,
+)
 from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews

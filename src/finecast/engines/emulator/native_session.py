@@ -12,8 +12,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import (
+from finecast.devices.emulation import (
+    Emulation,
     Setting,
     device_kernels,
     kernel_numbers,

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.devices.setting import Bit, Setting
+from finecast.devices.emulation import Bit, Setting
 
 EMULATION_SWITCH: Final = "finecast_emulation"
 OFFSET: Final = "finecast_offset"

@@ -16,8 +16,7 @@ import torch
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, device_kernels, kernel_numbers
+from finecast.devices.emulation import Emulation, Setting, device_kernels, kernel_numbers
 from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
 from finecast.engines.emulator.roundings import GraphRoundings, Roundings, RoundTo
 from finecast.engines.emulator.torch_program import PreparedProgram, ProgramRun

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from finecast.devices.setting import ALWAYS, Bit, Setting
+from finecast.devices.emulation import ALWAYS, Bit, Setting
 from finecast.engines.emulator.roundings import Roundings, RoundTo
 
 V = TypeVar("V")

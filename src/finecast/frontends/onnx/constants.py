@@ -11,9 +11,8 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Encoding, stored_bytes
+from finecast.numbers.encodings import Encoding, Scaled, stored_bytes
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.adjustments import Adjustment
 
 # Elements that are converted at a time, to bound the memory that conversion takes.

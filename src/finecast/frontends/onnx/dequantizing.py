@@ -32,8 +32,8 @@ from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.types import every_node
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format, Grid
-from finecast.numbers.scaled import Scaled
 
 ON_CODES: Final = frozenset(
     {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}

@@ -16,7 +16,7 @@ from finecast.frontends.onnx.statements import Maker, rounding
 from finecast.frontends.onnx.ties import Port
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 
 
 def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:

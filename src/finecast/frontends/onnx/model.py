@@ -33,7 +33,7 @@ from finecast.frontends.onnx.verify import (
     sort_nodes,
 )
 from finecast.frontends.onnx.wire import parse_model
-from finecast.numbers.scaled import Scaled
+from finecast.numbers.encodings import Scaled
 
 # A protobuf message has less than 2 GiB; with this many bytes of tensors, well below, they go
 # to a second file.

@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.statements import STATEMENTS, Maker
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 
 def cast_model(low: Format, size: int) -> bytes:

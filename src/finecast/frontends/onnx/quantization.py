@@ -9,9 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from finecast.frontends.onnx.constants import constant_tensor, constant_value
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 if TYPE_CHECKING:
     from finecast.frontends.onnx.statements import Maker

@@ -37,8 +37,8 @@ from finecast.graph import (
     Value,
 )
 from finecast.graph.builder import GraphBuilder
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,

@@ -32,8 +32,8 @@ from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.types import bodies, check_inferable, every_node, infer
 from finecast.frontends.onnx.widen import every_value
 from finecast.naming import look_up
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 SOURCE_TYPES: Final = {
     "fp64": ir.DataType.DOUBLE,

@@ -19,9 +19,8 @@ from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ROUNDING
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS
 from finecast.frontends.onnx.quantization import dequantize, quantize, reader, since
 from finecast.frontends.onnx.schema import signature
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 
 class Maker:

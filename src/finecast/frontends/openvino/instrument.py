@@ -17,7 +17,7 @@ from finecast.graph import INNER, Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 if TYPE_CHECKING:
     import openvino

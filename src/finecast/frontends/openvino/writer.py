@@ -31,10 +31,9 @@ from finecast.frontends.openvino.types import (
     take_names,
 )
 from finecast.graph import Graph
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
-from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import (
     ConvertConstant,
     Edit,

@@ -23,7 +23,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 
 def observable(graph: Graph, binding: GraphBinding) -> dict[str, int]:

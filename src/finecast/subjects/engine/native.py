@@ -16,7 +16,7 @@ from finecast.pipeline.subject import SourceModel
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit, cast_count
 from finecast.planning.plan import Plan
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 from finecast.rules.policy import Policy
 
 

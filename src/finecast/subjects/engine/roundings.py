@@ -11,9 +11,9 @@ from finecast.pipeline import roundings
 from finecast.pipeline.roundings import Points
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
+from finecast.planning.points import Switch
 from finecast.planning.problem import Analysis
 from finecast.planning.sensitivity import Probe, Sensitivity
-from finecast.planning.switches import Switch
 from finecast.planning.units import Units
 from finecast.progress import Progress
 from finecast.subjects.engine.native import PreparedModel

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
