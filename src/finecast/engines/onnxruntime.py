@@ -56,7 +56,7 @@ _SUFFIX = "ExecutionProvider"
 _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
 _NEED_ROWS = frozenset({"GRU", "LSTM"})
-"""Ops at which ONNX Runtime 1.31 ends the process where a sequence or the batch is empty."""
+"""The ops of the fault ``onnxruntime-empty-recurrent``: an empty batch ends the process."""
 _SILENT = 4  # fatal only: failures reach the caller as exceptions
 
 

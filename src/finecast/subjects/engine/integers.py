@@ -35,7 +35,7 @@ def quantized_mismatch(
 ) -> str:
     """A note if ``engine`` computes a model that came quantized wrongly; else empty.
 
-    OpenVINO 2026.4 does so with convolutions of signed codes on CPUs without AMX.
+    OpenVINO does so with convolutions of signed codes (``openvino-signed-codes``).
 
     Args:
         graph: The model's graph.
