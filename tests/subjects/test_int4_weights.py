@@ -77,7 +77,7 @@ def expected(suffix: str) -> Array:
     names = {".onnx": ("w0", "w1"), ".xml": ("table", "w0", "w1")}[suffix]
     w |= {name: grouped(w[name], AXES[name]) for name in names}
     feeds = inputs()
-    read = feeds["x"] + w["table"][feeds["ids"]]
+    read = feeds["x"] + w["table"][feeds["ids"].astype(np.int64)]
     hidden = np.maximum(read @ w["w0"], 0) @ w["w1"].T + w["b1"]
     return np.asarray(hidden @ w["w2"] @ w["w3"], np.float32)
 

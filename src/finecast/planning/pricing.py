@@ -179,7 +179,7 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
     per_second = _bytes_per_second(analysis, stored)
 
     def cast_bytes(value: Value, source: Format, to: Format) -> float:
-        if source.storage is to.storage or source.has_scales or value.constant is not None:
+        if source.storage is to.storage or source.runs_on_codes or value.constant is not None:
             return 0.0
         return _CAST_NODE_BYTES + per_second * analysis.cast_time(value, source, to)
 

@@ -20,7 +20,7 @@ from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS
 from finecast.frontends.onnx.quantization import dequantize, quantize, reader, since
 from finecast.frontends.onnx.schema import signature
 from finecast.numbers.encodings import Encoding, Scaled
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import CODED, Format
 
 
 class Maker:
@@ -155,7 +155,7 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
     Format.FP8_E5M2: _CASTS,
     # No type of ONNX: its numbers are stored in fp32. The arithmetic begins with a Clip.
     Format.TF32: Statement(into=_arithmetic, back=_stay, since=CLIP_BOUNDS_ARE_INPUTS),
-    **{fmt: _codes(fmt) for fmt in Format if fmt.has_scales},
+    **{fmt: _codes(fmt) for fmt in CODED},
 }
 
 

@@ -54,7 +54,7 @@ class OnnxProgram(EngineProgram[OnnxSource, Prepared]):
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
         if len(low) <= 1:
-            coded = {d.node: d.encodings for d in plan.decisions if d.format.has_scales}
+            coded = plan.encodings
             emulation = replace(
                 emulation,
                 format=next(iter(low), emulation.format),
