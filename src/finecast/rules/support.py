@@ -56,7 +56,7 @@ EINSUM: Final = Rule(name="einsum", judge=_judge_einsum, hard=True)
 
 
 def _judge_kernel(node: Node, context: Context) -> Ruling | None:
-    """The engine has to have a kernel for the op that is not known to be wrong."""
+    """The engine has to have a kernel for the op in the format, and no known fault in it."""
     fault = context.faults.get(context.low, {}).get(node.id)
     if fault:
         return Ruling(permits=KEEP, text=fault)
