@@ -137,6 +137,10 @@ class Scaled:
         scale, zero = np.asarray(self.scale, np.float32), self.zero_point
         return (self.grid.lowest - zero) * scale, (self.grid.highest - zero) * scale
 
+    def bytes_for(self, count: int) -> int:
+        """Bytes that ``count`` codes take with their scales."""
+        return self.format.bytes_for(count) + Format.FP32.bytes_for(len(self.scale))
+
     def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         """The codes of ``x``."""
         return self.codes(x, self.along(x.shape))

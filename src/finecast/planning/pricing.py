@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from finecast.graph import Graph, Value
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops.flops import Shapes, is_view, resolve_shape
 from finecast.planning.planner import Planner
@@ -254,21 +255,22 @@ def _stored_bytes(
     An op in a scaled format reads constants that have no encoding, such as a bias, in fp32.
     """
 
-    def coded(value: Value, fmt: Format) -> bool:
+    def encoding_of(value: Value, fmt: Format) -> Scaled | None:
         for node in value.uses:
             found = permissions.get(node)
             encodings = None if found is None else found.encodings.get(fmt)
-            if encodings and any(
-                graph.nodes[node].inputs[port] == value.id for port in encodings.constants
-            ):
-                return True
-        return False
+            for port, encoding in (encodings.constants if encodings else {}).items():
+                if graph.nodes[node].inputs[port] == value.id:
+                    return encoding
+        return None
 
     def stored_bytes(value: Value, fmt: Format) -> float:
         if value.constant is None:
             return 0.0
-        if fmt.has_scales and not coded(value, fmt):
-            fmt = Format.FP32
-        return float(fmt.bytes_for(value.constant.size))
+        size = value.constant.size
+        if not fmt.has_scales:
+            return float(fmt.bytes_for(size))
+        encoding = encoding_of(value, fmt)
+        return float((encoding or Format.FP32).bytes_for(size))
 
     return stored_bytes
