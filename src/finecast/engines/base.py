@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.errors import EngineError
 from finecast.graph import Node
 from finecast.numbers.formats import Format

@@ -11,8 +11,8 @@ from typing import Final, final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import (
+from finecast.devices.emulation import (
+    Emulation,
     Setting,
     device_kernels,
     kernel_numbers,
@@ -37,7 +37,7 @@ from finecast.frontends.onnx.writer import OFFSET, OnnxModel
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 from finecast.rules.policy import Policy, Scope
 
 __all__ = [

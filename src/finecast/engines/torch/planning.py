@@ -28,10 +28,9 @@ from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shapes
-from finecast.planning.assign import lowest
 from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
-from finecast.planning.planner import Planner
+from finecast.planning.planner import Planner, lowest
 from finecast.planning.points import Point, RoundingPoints, find_points
 from finecast.planning.problem import Analysis, Roundings, roundings
 from finecast.planning.sensitivity import Sensitivity, joined
@@ -196,7 +195,9 @@ def make_torch_planner(
     overriding = () if rule_set is RuleSet.RAF else active(overrides)
 
     def kernels(node: Node, fmt: Format) -> bool | None:
-        works = takes_codes(node) if fmt.has_scales else node.native not in known.unsupported
+        works = (
+            takes_codes(node) if fmt.runs_on_codes else node.native not in known.unsupported
+        )
         return None if works else False
 
     context = Context(
@@ -208,7 +209,7 @@ def make_torch_planner(
         faults=faults(ENGINE, "", graph, policy.formats),
         user_rules=(*user_rules, *overriding),
         measured=known.measured,
-        casts_around=frozenset(f for f in policy.formats if f.has_scales),
+        casts_around=frozenset(f for f in policy.formats if f.runs_on_codes),
     )
     judges = (
         raf_rules(graph, _only_format(policy), overrides)

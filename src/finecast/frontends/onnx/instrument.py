@@ -14,7 +14,7 @@ from finecast.graph import Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.biases import Bias
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 
 
 def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:

@@ -49,7 +49,7 @@ from finecast.planning.edits import (
     SetPort,
     Use,
 )
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 # Metadata of a node, with the index of its input as suffix: the bytes, in base64, of the
 # constant there before numbers were added to it. An addition is not exact.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 from dataclasses import replace
 
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Setting
 from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
@@ -246,7 +246,7 @@ class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
         if len(low) <= 1:
-            coded = {d.node: d.encodings for d in plan.decisions if d.format.has_scales}
+            coded = plan.encodings
             emulation = replace(
                 emulation,
                 format=next(iter(low), emulation.format),

@@ -181,7 +181,7 @@ def coded_sensitivities(
     """
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
-    points = points_of(planner, units, {f: () for f in formats if f.has_scales})
+    points = points_of(planner, units, {f: () for f in formats if f.runs_on_codes})
     found = probe_sensitivity(
         planner,
         points,

@@ -375,7 +375,7 @@ class TorchExamined(Examined):
         errors = sensitivities(
             captured,
             points,
-            [f for f in formats if not f.has_scales],
+            [f for f in formats if not f.runs_on_codes],
             args,
             probing=self.subject.options.probing,
             counted=self.counted,
