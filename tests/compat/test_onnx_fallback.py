@@ -19,7 +19,7 @@ from finecast.engines import get_engine
 from finecast.engines.probe import Speed
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.onnx import model as onnx_model
-from finecast.frontends.onnx import skeleton, stream
+from finecast.frontends.onnx import native, stream
 from finecast.numbers.formats import Format
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
@@ -244,7 +244,7 @@ def test_models_that_fit_no_message_are_saved_beside_their_tensors(
 ) -> None:
     # As if 100 bytes were the most that one message holds.
     monkeypatch.setattr(onnx_model, "EXTERNAL_ABOVE_BYTES", 100)
-    monkeypatch.setattr(skeleton, "KEEP_BELOW_BYTES", 0)
+    monkeypatch.setattr(native, "KEEP_BELOW_BYTES", 0)
     monkeypatch.setattr(stream, "KEEP_BELOW_BYTES", 0)
     path = tmp_path / "model.onnx"
     onnx.save(model(), path, save_as_external_data=True, location="weights", size_threshold=0)

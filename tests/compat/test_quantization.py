@@ -27,7 +27,7 @@ from finecast.engines.base import Capability
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.onnx.versions import NEWEST_IR
+from finecast.frontends.onnx.opset import NEWEST_IR
 from finecast.numbers.formats import Format
 from finecast.pipeline.goal import Goal
 from finecast.rules.policy import Adjust
