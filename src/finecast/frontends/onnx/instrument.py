@@ -13,7 +13,7 @@ from finecast.frontends.onnx.definitions import AXES_ARE_INPUTS_SINCE, opset_of
 from finecast.frontends.onnx.editor import Editor, every_value
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.source_types import widen
-from finecast.frontends.onnx.writer import OnnxModel, apply_edits
+from finecast.frontends.onnx.writer import EditedModel, apply_edits
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
@@ -54,7 +54,7 @@ def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
     outputs that ``switches[k]`` lists are rounded, each to its encoding and back to fp32. Law:
     with all elements false it computes what ``model`` computes.
     """
-    return roundable.with_switches(OnnxModel(*read(model.clone())), switches)
+    return roundable.with_switches(EditedModel(*read(model.clone())), switches)
 
 
 # Mean errors of products on codes.

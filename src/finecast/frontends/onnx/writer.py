@@ -132,7 +132,7 @@ def apply_edits(
     """
     if not edits:
         return
-    model = OnnxModel(graph, binding)
+    model = EditedModel(graph, binding)
     for edit in edits:
         if isinstance(edit, SetFormat):
             model.retype(edit.node, edit.to)
@@ -150,7 +150,7 @@ def apply_edits(
     merge_casts(binding.model.graphs())
 
 
-class OnnxModel:
+class EditedModel:
     """A model that is changed by primitives: by them edits are made, and switchable roundings.
 
     ``frontends/roundable.py`` says what it shares with models of other libraries.
