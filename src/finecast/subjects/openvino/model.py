@@ -26,8 +26,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt, check_trust
-from finecast.subjects.engine.publishing import publish
-from finecast.subjects.engine.verifying import verify
+from finecast.subjects.engine.verifying import publish, verify
 
 
 def read(path: Path, *, trust: bool = False) -> OvModel:
