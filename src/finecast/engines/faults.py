@@ -1,8 +1,8 @@
 """Ops and patterns that engines compute wrongly in a low format: plans never contain them.
 
 What each fault is, where it was reported and which test shows it is in the table of
-``finecast.devices.faults``. A row here finds the nodes that the fault is about. It counts as long as
-the installed release of the engine has the fault.
+``finecast.devices.faults``. A row here finds the nodes that the fault is about. It counts as
+long as the installed release of the engine has the fault.
 """
 
 from __future__ import annotations
