@@ -233,6 +233,21 @@ class HintingEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class TryingEngine(Protocol):
+    """An engine that runs a model in another process, for its outputs and not for timing."""
+
+    def load_tried(self, model: Loadable) -> KernelSession:
+        """Load a model as ``load`` does, in another process if there can be one.
+
+        A model that crashes the engine ends that process, and is an EngineError here.
+
+        Raises:
+            EngineError: If the engine cannot run the model.
+        """
+        ...
+
+
 class Streams(Protocol):
     """A model loaded to serve several requests at once."""
 

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from finecast.engines.base import Engine, HintingEngine, Loadable, Session
+from finecast.engines.base import (
+    Engine,
+    HintingEngine,
+    KernelSession,
+    Loadable,
+    Session,
+    TryingEngine,
+)
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
@@ -41,7 +48,23 @@ def load_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels
     """
     if not isinstance(engine, HintingEngine):
         return engine.load(model), ()
-    session = engine.load_hinted(model, Format.FP32)
+    return _with_kernels(engine.load_hinted(model, Format.FP32))
+
+
+def try_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels]:
+    """As ``load_with_kernels``, in another process if the engine can; not for timing.
+
+    So a model is compiled once, and none of its runs crashes this process.
+
+    Raises:
+        EngineError: As ``engine.load``.
+    """
+    if not isinstance(engine, TryingEngine):
+        return load_with_kernels(engine, model)
+    return _with_kernels(engine.load_tried(model))
+
+
+def _with_kernels(session: KernelSession) -> tuple[Session, Kernels]:
     return session, [kernel.ops for kernel in session.kernel_formats()]
 
 

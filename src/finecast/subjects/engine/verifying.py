@@ -22,7 +22,7 @@ from finecast.engines.base import (
 )
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.native_session import plan_session
-from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
+from finecast.engines.fallen_apart import Kernels, broken_by, try_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.roundable import with_roundings
@@ -262,13 +262,13 @@ def _pair(
         # A device may have no fp32 products of its own: it is compared with exact fp32.
         if isinstance(engine, EmulatorEngine):
             return source.reference(), ()
-        return load_with_kernels(engine, source.loadable)
+        return try_with_kernels(engine, source.loadable)
 
     def converted(engine: Engine) -> tuple[Session, Kernels]:
         if isinstance(engine, EmulatorEngine):
             source.runners(None)[0].load(written)  # raises EngineError if it does not load
             return plan_session(copy, plan, engine.emulation), ()
-        return load_with_kernels(engine, written)
+        return try_with_kernels(engine, written)
 
     def emulated(of: Plan, given: Feeds) -> Outputs:
         edits = (built if of == plan else source.build(of)).applied.edits

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator import exact_emulator, exact_session
-from finecast.engines.fallen_apart import load_with_kernels
+from finecast.engines.fallen_apart import try_with_kernels
 from finecast.engines.loading import from_memory
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
@@ -197,9 +197,9 @@ def _verify_in(
         reference=lambda engine: (
             (exact_session(file.path), ())
             if on_device
-            else load_with_kernels(engine, file.path)
+            else try_with_kernels(engine, file.path)
         ),
-        converted=lambda engine: load_with_kernels(engine, path),
+        converted=lambda engine: try_with_kernels(engine, path),
         original=lambda: frontend.apply(file, replace(plan, decisions=(), io={})),
         exact=partial(_run_exactly, file.path),
         fp32=file.path,
