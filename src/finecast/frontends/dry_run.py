@@ -105,6 +105,7 @@ class DryRun:
         model: Its path or bytes; None if it is not tried.
         where: What errors name.
         fix: What a user can do if it crashes.
+        key: Tells the model and its settings from others; empty until it is tried.
     """
 
     library: str
@@ -112,7 +113,7 @@ class DryRun:
     model: Path | bytes | None
     where: str = ""
     fix: str = ""
-    _key: str = field(default="", init=False)
+    key: str = field(default="", init=False)
 
     def load(self) -> DryRun:
         """Load the model in the other process; returns the dry run, for its first run.
@@ -129,14 +130,12 @@ class DryRun:
         Raises:
             CrashedError: If that ends the process.
         """
-        if self.model is None or not self._key:
+        if self.model is None or not self.key:
             return
         done = _workers[self.library].ran
-        if self._key not in done and all(
-            array.dtype.kind not in "OU" for _, array, _ in feeds
-        ):
-            self._run(feeds, "load", fresh=True)
-            done.add(self._key)
+        if self.key not in done and all(array.dtype.kind not in "OU" for _, array, _ in feeds):
+            self.ask_to_run(feeds, "load", fresh=True)
+            done.add(self.key)
         self.model = None
 
     def keep(self) -> Kept | None:
@@ -158,23 +157,23 @@ class DryRun:
             self.model = None
         if self.model is None:
             return None
-        known, self._key = _workers[self.library].loaded, self._identity(self.model)
-        if known.get(self._key):
-            raise CrashedError(known[self._key], where=self.where, fix=self.fix)
-        if call == "load" and self._key in known:
+        known, self.key = _workers[self.library].loaded, self._identity(self.model)
+        if known.get(self.key):
+            raise CrashedError(known[self.key], where=self.where, fix=self.fix)
+        if call == "load" and self.key in known:
             return None
-        known[self._key] = ""
+        known[self.key] = ""
         try:
             return self._send_model(call)
         except CrashedError as error:
-            known[self._key] = error.what
+            known[self.key] = error.what
             raise
 
-    def _run(self, feeds: Sequence[Feed], call: str, *, fresh: bool) -> Answer:
+    def ask_to_run(self, feeds: Sequence[Feed], call: str, *, fresh: bool) -> Answer:
         """Run the model in the other process, which loads it by ``call`` if it lost it."""
         raw = [(name, plain(array), kind) for name, array, kind in feeds]
         stated = [(name, a.dtype.str, a.shape, kind) for name, a, kind in raw]
-        request = {"call": "run", "key": self._key, "feeds": stated, "fresh": fresh}
+        request = {"call": "run", "key": self.key, "feeds": stated, "fresh": fresh}
         payload = b"".join(a.tobytes() for _, a, _ in raw)
         answer = self._ask(request, payload)
         if answer[0]["status"] == "absent":
@@ -196,7 +195,7 @@ class DryRun:
     def _send_model(self, call: str) -> Answer:
         model = self.model
         assert model is not None
-        request: dict[str, Any] = {"call": call, "key": self._key, "settings": self.settings}
+        request: dict[str, Any] = {"call": call, "key": self.key, "settings": self.settings}
         if isinstance(model, bytes):
             return self._ask({**request, "bytes": len(model)}, model)
         size = sum(part.stat().st_size for part in _files(model))
@@ -223,7 +222,7 @@ class Kept:
     def __init__(self, dry_run: DryRun, told: Mapping[str, Any]) -> None:
         self.told = told
         self._dry_run = dry_run
-        library, key = _workers[dry_run.library], dry_run._key
+        library, key = _workers[dry_run.library], dry_run.key
         weakref.finalize(self, library.drop, key).atexit = False
 
     def run(self, feeds: Sequence[Feed], *, fresh: bool) -> list[np.ndarray[Any, Any]]:
@@ -233,7 +232,7 @@ class Kept:
             CrashedError: If that ends the process.
             RuntimeError: What the library raises.
         """
-        header, payload = self._dry_run._run(feeds, "keep", fresh=fresh)
+        header, payload = self._dry_run.ask_to_run(feeds, "keep", fresh=fresh)
         if header["status"] != "done":
             raise RuntimeError(header.get("text", header["status"]))
         return arrays_of(header["outputs"], payload)
