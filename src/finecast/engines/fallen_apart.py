@@ -10,14 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from finecast.engines.base import (
-    Engine,
-    HintingEngine,
-    KernelSession,
-    Loadable,
-    Session,
-    TryingEngine,
-)
+from finecast.engines.base import Engine, Loadable, Session
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
@@ -46,9 +39,10 @@ def load_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels
     Raises:
         EngineError: As ``engine.load``.
     """
-    if not isinstance(engine, HintingEngine):
+    if not engine.lowers_by_hint:
         return engine.load(model), ()
-    return _with_kernels(engine.load_hinted(model, Format.FP32))
+    session = engine.load_hinted(model, Format.FP32)
+    return session, [kernel.ops for kernel in session.kernel_formats()]
 
 
 def try_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels]:
@@ -59,13 +53,9 @@ def try_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels]
     Raises:
         EngineError: As ``engine.load``.
     """
-    if not isinstance(engine, TryingEngine):
-        return load_with_kernels(engine, model)
-    return _with_kernels(engine.load_tried(model))
-
-
-def _with_kernels(session: KernelSession) -> tuple[Session, Kernels]:
-    return session, [kernel.ops for kernel in session.kernel_formats()]
+    session = engine.load_tried(model)
+    known = session.kernel_formats() if engine.lowers_by_hint else ()
+    return session, [kernel.ops for kernel in known]
 
 
 def fallen_apart(before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:

@@ -22,11 +22,12 @@ from finecast.engines import other_engines
 from finecast.engines.attribution import attribute
 from finecast.engines.base import (
     Array,
-    Capability,
+    Engine,
     Feeds,
     KernelFormats,
     KernelTime,
     Loadable,
+    Session,
     Steps,
     TensorSpec,
     joined,
@@ -75,7 +76,7 @@ _DEEPEST = 14
 
 
 @final
-class OpenVinoSession:
+class OpenVinoSession(Session):
     """A compiled model with one infer request; must not be run from two threads at once.
 
     ``names`` are the nodes by OpenVINO's name of an op; None without profiling. ``others``
@@ -96,24 +97,14 @@ class OpenVinoSession:
         self._where = where
         self._fix = "; or ".join(filter(None, ("check the feeds' sizes", others)))
         self._names = names
-        self._inputs = specs_of(self._model.inputs, source.inputs)
-        self._outputs = specs_of(self._model.outputs, source.outputs)
+        self.inputs = specs_of(self._model.inputs, source.inputs)
+        self.outputs = specs_of(self._model.outputs, source.outputs)
         self._runs = 0
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs, in order."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs, in order."""
-        return self._outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once, with an empty state; the outputs are the caller's own copies.
 
-        Of a sequence all calls are run, as ``StatefulSession`` says.
+        Of a sequence all calls are run, as ``Session.run`` says.
 
         Raises:
             UsageError: If the feeds do not fit the inputs.
@@ -141,14 +132,14 @@ class OpenVinoSession:
             UsageError: If the feeds do not fit the inputs.
             EngineError: If OpenVINO fails.
         """
-        arrays = ordered_feeds(feeds, self._inputs)
+        arrays = ordered_feeds(feeds, self.inputs)
         try:
             self._sizes.check([array.shape for array in arrays])
             outputs = self._model.infer(arrays)
             self._runs += 1
             return {
                 spec.name: _typed(array, spec)
-                for spec, array in zip(self._outputs, outputs, strict=True)
+                for spec, array in zip(self.outputs, outputs, strict=True)
             }
         except RuntimeError as error:
             raise EngineError(
@@ -316,8 +307,12 @@ def _feeds_of(ports: Sequence[PortFacts], arrays: Sequence[Array]) -> list[Feed]
 
 
 @final
-class OpenVinoEngine:
+class OpenVinoEngine(Engine):
     """OpenVINO on one device, under its hint for latency, on as many threads as it chooses."""
+
+    name = "openvino"
+    lowers_by_hint = True
+    serves_streams = True
 
     def __init__(self, device: str = "CPU") -> None:
         try:
@@ -328,10 +323,10 @@ class OpenVinoEngine:
             ) from error
         warm_up(self.name)
         self._core = openvino.Core()
-        self._device = device.upper()
+        self.device = device.upper()
         self._serving, self._threads = "LATENCY", 0
         present = self._core.available_devices
-        if self._device.split(".")[0].split(":")[0] not in {
+        if self.device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
             "AUTO",
             "HETERO",
@@ -341,22 +336,6 @@ class OpenVinoEngine:
                 f"OpenVINO has no device {device!r} here",
                 fix=f"use one of {', '.join(present) or 'none'}",
             )
-
-    @property
-    def name(self) -> str:
-        """The engine's name in options and reports."""
-        return "openvino"
-
-    @property
-    def device(self) -> str:
-        """OpenVINO's name of the device."""
-        return self._device
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        """By format, measured with small kernels once per process."""
-        from finecast.engines.probe import probe
-
-        return probe(self)
 
     def load(self, model: Loadable, *, profiling: bool = False) -> OpenVinoSession:
         """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own models.
@@ -426,7 +405,7 @@ class OpenVinoEngine:
     def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
         return config(
             self._core,
-            self._device,
+            self.device,
             hint,
             profiling=profiling,
             serving=self._serving,
@@ -452,7 +431,7 @@ class OpenVinoEngine:
             with self._read(model, where, settings, DryRun.load) as found:
                 read, source, names, dry_run = found
                 stated = _stated(read, settings)
-                compiled = self._core.compile_model(read, self._device, stated)
+                compiled = self._core.compile_model(read, self.device, stated)
                 sizes = SizeCheck(read)
             yield (_Here(compiled, dry_run), sizes), source, names
 
@@ -500,7 +479,7 @@ class OpenVinoEngine:
         compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
         stated: dict[str, Any] = {"described": described}
         if settings:
-            stated |= {"device": self._device, "compile": compiling}
+            stated |= {"device": self.device, "compile": compiling}
         return DryRun(
             library=self.name,
             settings=stated,

@@ -28,7 +28,7 @@ _MOST_FUSED: Final = 3
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     policy, graph = context.policy, context.graph
-    if context.engine not in _KEEPS_ENDS or context.low.operands_only:
+    if context.engine not in _KEEPS_ENDS or not context.low.encodes_results:
         return None
     if policy.scope is not Scope.ALL or context.measured:
         return None  # with other scopes the op's tier or measured error decides

@@ -30,9 +30,9 @@ from finecast.ops.flops import graph_flops
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
-from finecast.rules.matching import op_names
 from finecast.rules.override import Overrides, current, unmatched
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import op_names
 from finecast.training.coverage import Coverage, watched
 from finecast.training.weights import WeightCache
 

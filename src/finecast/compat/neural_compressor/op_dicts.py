@@ -62,7 +62,7 @@ def check_op_dicts(
 
 
 def _check_setting(setting: OpSetting, where: str, *, quantizes: bool) -> None:
-    known = [name for name, fmt in DTYPES.items() if quantizes or not fmt.scaled]
+    known = [name for name, fmt in DTYPES.items() if quantizes or not fmt.has_scales]
     for part, choice in setting.items():
         if part not in _QUANTIZED:
             raise unknown_name(part, tuple(_QUANTIZED), what="part of an op", where=where)

@@ -38,11 +38,11 @@ from finecast.planning.sensitivity import Sensitivity, joined
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
 from finecast.rules import Context, UserRule
+from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.raf import raf_rules
-from finecast.rules.reason import Reason
 from finecast.rules.training import TRAINING_RULES
 
 ENGINE: Final = "torch"
@@ -196,7 +196,7 @@ def make_torch_planner(
     overriding = () if rule_set is RuleSet.RAF else active(overrides)
 
     def kernels(node: Node, fmt: Format) -> bool | None:
-        works = takes_codes(node) if fmt.scaled else node.native not in known.unsupported
+        works = takes_codes(node) if fmt.has_scales else node.native not in known.unsupported
         return None if works else False
 
     context = Context(
@@ -208,7 +208,7 @@ def make_torch_planner(
         faults=faults(ENGINE, "", graph, policy.formats),
         user_rules=(*user_rules, *overriding),
         measured=known.measured,
-        casts_around=frozenset(f for f in policy.formats if f.scaled),
+        casts_around=frozenset(f for f in policy.formats if f.has_scales),
     )
     judges = (
         raf_rules(graph, _only_format(policy), overrides)
@@ -281,7 +281,7 @@ def check_formats(policy: Policy, coded: Collection[Format] = ()) -> None:
     ``coded`` are formats of codes that kernels of the engine which runs the module take.
     """
     for fmt in policy.formats:
-        if fmt.operands_only and fmt not in coded:
+        if not fmt.encodes_results and fmt not in coded:
             raise UsageError(
                 f"PyTorch's ops do not compute in {fmt.label}",
                 fix="use bf16 or fp16 (tf32 is a switch: torch.set_float32_matmul_precision)",

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Encoding, encoded
+from finecast.numbers.encodings import Encoding, stored_bytes
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.adjustments import Adjustment
@@ -123,7 +123,7 @@ class ConvertedTensor(ir.LazyTensor):
     def pieces(self) -> Iterator[bytes | memoryview]:
         """The converted bytes, a few MB at a time."""
         array = constant_reader(self.source)()
-        return (part.tobytes() for part in encoded(array, self.encoding, piece=PIECE))
+        return stored_bytes(array, self.encoding, piece=PIECE)
 
 
 @final

@@ -32,9 +32,8 @@ from finecast.frontends.onnx.names import FreshNames
 from finecast.frontends.onnx.opset import opset_of
 from finecast.frontends.onnx.placing import place_after
 from finecast.frontends.onnx.types import every_node
-from finecast.numbers.encodings import SCALED
-from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Grid, Scaled
+from finecast.numbers.formats import Format, Grid
+from finecast.numbers.scaled import Scaled
 
 ON_CODES: Final = frozenset(
     {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}
@@ -118,8 +117,7 @@ class _Codes:
 
         None if that format has no such codes. ``dtype`` is the type of the codes.
         """
-        row = SCALED[Format.INT8]
-        grid = row.values if codes is None else row.constants
+        grid = Format.INT8.grid(constant=codes is not None)
         zeros, scales = np.unique(self._zeros()), self.scale.reshape(-1)
         if dtype.itemsize != 1 or dtype.kind not in "iu" or zeros.size != 1:
             return None

@@ -47,7 +47,7 @@ def needed_opsets(
     needed: set[int] = set()
     for node in every_node(model.graph):
         # The ops of other domains have versions of their own.
-        if node.domain and not fmt.operands_only:
+        if node.domain and fmt.encodes_results:
             continue
         if ops is not None and node.op_type not in ops:
             continue
@@ -64,7 +64,7 @@ def _lowered_since(op_type: str, domain: str, fmt: Format, current: int) -> int:
     if info.tier is Tier.NEVER and info.kind is not OpKind.CONTROL:
         return 0
     found = signature(op_type, domain, current)
-    if found is not None and fmt.operands_only:
+    if found is not None and not fmt.encodes_results:
         return stated_since(fmt, current)
     since = dict(found.since).get(fmt) if found else None
     return 0 if since is None else max(since, stated_since(fmt, current))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.statements import STATEMENTS, Maker
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
@@ -38,10 +36,10 @@ def cast_model(low: Format, size: int) -> bytes:
 
 def _casts(value: ir.Value, low: Format, constants: list[ir.Value]) -> list[ir.Node]:
     maker = Maker(lambda name: name, constants.append)
-    if low not in SCALED:
+    if not low.has_scales:
         dtype = DATA_TYPES[low]
         return [maker.node("Cast", [value], {"to": int(dtype)}, label=low.label, dtype=dtype)]
-    unit = Scaled.fitted(low, SCALED[low].values, np.zeros(1), np.ones(1))
+    unit = Scaled.of_value(low, 0.0, 1.0)
     row = STATEMENTS[low]
     nodes = row.into(maker, value, unit)
     return nodes + row.back(maker, nodes[-1].outputs[0], unit)

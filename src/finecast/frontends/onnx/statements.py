@@ -17,9 +17,9 @@ from finecast.frontends.exact_casts import BACK, FACTOR
 from finecast.frontends.onnx.arithmetic import Arithmetic
 from finecast.frontends.onnx.constants import DATA_TYPES, MARK, ROUNDING
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS
-from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
+from finecast.frontends.onnx.quantization import dequantize, quantize, reader, since
 from finecast.frontends.onnx.schema import signature
-from finecast.numbers.encodings import SCALED, Encoding
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
@@ -143,6 +143,10 @@ def _stay(maker: Maker, value: ir.Value, to: Encoding) -> list[ir.Node]:
     return []
 
 
+def _codes(fmt: Format) -> Statement:
+    return Statement(into=quantize, back=dequantize, since=since(fmt), read=reader(fmt))
+
+
 _CASTS: Final = Statement(into=_cast, back=_cast_back, by_casts=True)
 
 STATEMENTS: Final[Mapping[Format, Statement]] = {
@@ -152,18 +156,7 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
     Format.FP8_E5M2: _CASTS,
     # No type of ONNX: its numbers are stored in fp32. The arithmetic begins with a Clip.
     Format.TF32: Statement(into=_arithmetic, back=_stay, since=CLIP_BOUNDS_ARE_INPUTS),
-    Format.INT8: Statement(
-        into=quantize,
-        back=dequantize,
-        since=SINCE,
-        read=reader(Format.INT8, SCALED[Format.INT8].constants),
-    ),
-    Format.INT8_WEIGHTS: Statement(
-        into=quantize,
-        back=dequantize,
-        since=SINCE,
-        read=reader(Format.INT8_WEIGHTS, SCALED[Format.INT8_WEIGHTS].constants),
-    ),
+    **{fmt: _codes(fmt) for fmt in Format if fmt.has_scales},
 }
 
 

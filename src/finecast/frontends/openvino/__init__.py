@@ -27,7 +27,7 @@ from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.openvino.writer import apply_edits
-from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import Dim, Graph
 from finecast.numbers.encodings import Encodings
@@ -36,9 +36,9 @@ from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope, conversion_stays
 from finecast.rules.quantized import quantized_notes
+from finecast.rules.user_rules import check_names
 
 if TYPE_CHECKING:
     import openvino
@@ -72,6 +72,7 @@ class OvPrepared(PreparedAsIs):
     file: OvFile
     model: openvino.Model
     of: ModelLibrary = _LIBRARY
+    adjusts = True
 
     @property
     def hints(self) -> tuple[Format, ...]:
@@ -117,7 +118,7 @@ class OvPrepared(PreparedAsIs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OvApplied:
+class OvApplied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
     model: openvino.Model

@@ -39,9 +39,9 @@ from finecast.planning.planner import Planner
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
-from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 from finecast.subjects.torch.integers import quantized
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, uses_codes
 

@@ -24,9 +24,9 @@ from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
-from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 from finecast.subjects.torch.judging import judged
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 
@@ -176,7 +176,7 @@ def coded_sensitivities(
     """
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
-    points = points_of(planner, units, {f: () for f in formats if f.scaled})
+    points = points_of(planner, units, {f: () for f in formats if f.has_scales})
     found = probe_sensitivity(
         planner,
         points,
