@@ -244,7 +244,8 @@ class _Here:
 
     def __init__(self, compiled: openvino.CompiledModel, dry_run: DryRun) -> None:
         self.compiled = compiled
-        self.inputs, self.outputs = ports_of(compiled.inputs), ports_of(compiled.outputs)
+        self.inputs: Sequence[PortFacts] = ports_of(compiled.inputs)
+        self.outputs: Sequence[PortFacts] = ports_of(compiled.outputs)
         self._request = compiled.create_infer_request()
         self._types = [port.get_element_type() for port in compiled.inputs]
         self._dry_run: DryRun | None = dry_run
@@ -287,8 +288,9 @@ class _Elsewhere:
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
-        self.inputs, self.outputs = kept.told["inputs"], kept.told["outputs"]
-        self.keeps_state = kept.told["keeps_state"]
+        self.inputs: Sequence[PortFacts] = kept.told["inputs"]
+        self.outputs: Sequence[PortFacts] = kept.told["outputs"]
+        self.keeps_state: bool = kept.told["keeps_state"]
         self._fresh = True
 
     def kernels(self) -> Sequence[KernelFacts]:
