@@ -12,8 +12,7 @@ from typing import Final, TypeVar
 import numpy as np
 import pytest
 
-from finecast.frontends.onnx.quantization import dequantize, quantize, reader, since
-from finecast.frontends.onnx.statements import STATEMENTS, Statement
+from finecast.frontends.onnx.statements import STATEMENTS, by_codes
 from finecast.numbers import formats
 from finecast.numbers.formats import Format, Grid
 
@@ -38,8 +37,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Format:
     toy._name_ = LABEL.upper()
     monkeypatch.setitem(formats._BY_LABEL, LABEL, toy)
     monkeypatch.setitem(formats._DTYPES, toy, INT8)
-    row = Statement(into=quantize, back=dequantize, since=since(toy), read=reader(toy))
-    monkeypatch.setitem(_open(STATEMENTS), toy, row)
+    monkeypatch.setitem(_open(STATEMENTS), toy, by_codes(toy))
     return toy
 
 

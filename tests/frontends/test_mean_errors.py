@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from finecast.engines.loading import exact_session
-from finecast.frontends.onnx.mean_errors import with_mean_errors
-from finecast.frontends.onnx.names import name_nodes
+from finecast.frontends.onnx.editor import name_nodes
+from finecast.frontends.onnx.instrument import with_mean_errors
 from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.types import infer
 from finecast.numbers.encodings import Encodings

@@ -47,7 +47,7 @@ from finecast.errors import EngineError, FinecastError, UsageError
 from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
 from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
-from finecast.frontends.onnx.links import without_links
+from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import load, reads, serialized

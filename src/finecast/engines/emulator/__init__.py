@@ -24,7 +24,7 @@ from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
-from finecast.frontends.onnx.widen import widen
+from finecast.frontends.onnx.source_types import widen
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup

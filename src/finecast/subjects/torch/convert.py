@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ def convert(
     example_kwargs: Mapping[str, Any] | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
+    calibration: Iterable[Arguments] = (),
     progress: Progress = silent,
 ) -> ConvertedModule:
     """Convert a module to mixed precision by one plan over its whole graph.
@@ -76,6 +77,8 @@ def convert(
         example_kwargs: Keyword inputs.
         user_rules: Rules by name, as ``--rules`` of the command line takes them.
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        calibration: Positional and keyword inputs of further calls, each as a pair: int8 has
+            scales by the ranges of values on these. By default by those on the example inputs.
         progress: Told of each step: for int8 the module is compiled, which takes a while.
 
     Raises:
@@ -94,7 +97,7 @@ def convert(
     check_examples(captured.module, captured.program, *arguments)
     rules = tuple((user_rules or {}).items())
     if uses_codes(wanted):
-        built, told = quantized(captured, arguments, wanted, rules, progress)
+        built, told = quantized(captured, arguments, wanted, rules, progress, calibration)
     else:
         built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
     for text in told:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import reduce
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,7 @@ from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
+from finecast.rules.facts import merge
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.user_rules import check_names
@@ -54,11 +56,12 @@ def quantized(
     policy: Policy,
     rules: UserRules,
     progress: Progress = silent,
+    calibration: Iterable[Arguments] = (),
 ) -> tuple[TorchBuilt, tuple[str, ...]]:
     """The module with every product in int8 that the compiled module runs on integers.
 
-    Scales are chosen by the ranges of values on the example inputs. Any other product has the
-    next of the policy's formats.
+    Scales are chosen by the ranges of values on the arguments in ``calibration``, else on the
+    example inputs. Any other product has the next of the policy's formats.
 
     Returns:
         The module, and notes for the user.
@@ -72,7 +75,9 @@ def quantized(
     check_names(policy, graph)
     check_overrides(graph)
     progress("observe", 0, 1)
-    planner = judged(captured, arguments, policy, rules, facts=observe(captured, args))
+    seen = [flat_inputs(*one) for one in calibration] or [args]
+    facts = reduce(merge, (observe(captured, one) for one in seen))
+    planner = judged(captured, arguments, policy, rules, facts)
     advice = kept_advice(graph, policy)
     try:
         planner, told = drop_unfused(captured, planner, arguments, progress)
