@@ -308,7 +308,7 @@ class OvNative(NativeModel):
         after.set_friendly_name(name)
         port.replace_source_output(after.output(0))
         stored = base64.b64encode(array.astype(STORED).tobytes()).decode()
-        note: dict[str, Any] = {WAS: stored} if what.add else what.to_dict()
+        note: dict[str, str | int] = {WAS: stored} if what.add else what.to_dict()
         self.changes.adjusted.setdefault(name, []).append(note)
 
     def multiply(self, edit: AdjustOperand) -> None:
