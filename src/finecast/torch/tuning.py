@@ -14,8 +14,7 @@ from finecast.engines.base import Feeds, Session
 from finecast.errors import UsageError
 from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.pipeline import tuning
-from finecast.pipeline.goal import Goal
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.goal import Goal, Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.workload import check_finite, metric_value
 from finecast.progress import Progress, reporting

@@ -20,7 +20,6 @@ from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.probing import Isolated, switched
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import no_adjustments
-from finecast.pipeline.roundings import points_of, probe_sensitivity
 from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
 from finecast.planning.units import make_units
@@ -29,6 +28,7 @@ from finecast.rules.facts import merge
 from finecast.rules.override import check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.user_rules import check_names
+from finecast.subjects.engine.roundings import points_of, probe_sensitivity
 from finecast.subjects.torch.judging import judged
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
 

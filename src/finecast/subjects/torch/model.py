@@ -31,10 +31,10 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified, compare_finite
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion, nothing_converted
+from finecast.pipeline.device import PlanRequest, Program
 from finecast.pipeline.model import OpenedModel, RunOptions
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.program import PlanRequest, Program
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost

@@ -31,7 +31,7 @@ from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import PlanRequest, Program
+from finecast.pipeline.device import PlanRequest, Program
 from finecast.pipeline.subject import Examined
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
