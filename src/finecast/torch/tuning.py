@@ -20,7 +20,7 @@ from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.workload import check_finite, metric_value
 from finecast.progress import Progress, reporting
 from finecast.rules import UserRule
-from finecast.rules.policy import Policy
+from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 from finecast.usercode import guarded
 
@@ -37,7 +37,7 @@ def tune(
     baseline: float | None = None,
     criterion: Criterion | None = None,
     objective: Objective | str = Objective.LATENCY,
-    policy: str | Policy = "auto:bf16",
+    policy: str | Policy = DEFAULT_POLICY,
     user_rules: Mapping[str, UserRule] | None = None,
     max_trials: int | None = None,
     timeout_s: float | None = None,

@@ -32,7 +32,7 @@ from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
 from finecast.rules.matching import op_names
 from finecast.rules.override import Overrides, current, unmatched
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.training.coverage import Coverage, watched
 from finecast.training.weights import WeightCache
 
@@ -86,7 +86,7 @@ class Compiled(Protocol):
 
 def compile(  # noqa: A001 - named after torch.compile
     function: Callable[..., Any],
-    policy: str | Policy = "auto:bf16",
+    policy: str | Policy = DEFAULT_POLICY,
     *,
     memory: str = "autocast",
     accumulation: bool = False,
@@ -150,7 +150,7 @@ class Backend:
 
     def __init__(
         self,
-        policy: str | Policy = "auto:bf16",
+        policy: str | Policy = DEFAULT_POLICY,
         *,
         memory: str = "autocast",
         accumulation: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from finecast import rules
 from finecast.devices.neuron import check_formats
@@ -29,11 +29,14 @@ from finecast.progress import Progress, silent
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.adjusting import AdjustableModel
 from finecast.subjects.engine.by_hint import check_by_hint
 from finecast.subjects.engine.casting import measure_casts
 from finecast.subjects.engine.native import NativeSource, PreparedModel
+
+AUTOCASTS: Final = "torch"
+"""The engine beside whose own mixed precision the scope ``like-autocast`` is held."""
 
 
 def make_planner(
@@ -91,6 +94,13 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
         raise no_adjustments(f"one of {prepared.library}")
     if policy.by_hint:
         check_by_hint(policy, engine, prepared)
+    if policy.scope is Scope.LIKE_AUTOCAST and engine.name != AUTOCASTS:
+        raise UsageError(
+            f"scope {policy.scope.value} is held to the error of torch.autocast, and"
+            f" {engine.name} runs no program of PyTorch",
+            where="--auto-cast",
+            fix="use auto, all or like-grappler",
+        )
     if isinstance(engine, EmulatorEngine):
         check_formats(engine.emulation, policy)
     for fmt in policy.formats:

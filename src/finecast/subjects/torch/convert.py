@@ -41,7 +41,7 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.matching import check_names
 from finecast.rules.override import check_overrides
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.subjects.torch.integers import quantized
 from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, uses_codes
 
@@ -49,7 +49,7 @@ from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, us
 def convert(
     module: torch.nn.Module | ExportedProgram,
     example_inputs: Sequence[Any] | None = None,
-    policy: str | Policy = "auto:bf16",
+    policy: str | Policy = DEFAULT_POLICY,
     dynamic_shapes: Any = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
@@ -63,8 +63,9 @@ def convert(
     never chooses a format that is slower here; neither the example inputs nor the state of
     ``module`` change, now or when the result runs. The result has tensors of its own, so that
     it stays as it is where ``module`` is trained on. The predicted error of ``auto`` and
-    ``all`` is at most that of ``torch.autocast``: among such plans ``auto`` takes the
-    fastest, and ``all``, with every product low, the one that moves least memory. The plan,
+    ``like-autocast`` is at most that of ``torch.autocast``: among such plans ``auto`` takes
+    the fastest, and ``like-autocast``, with every product low, the one that moves least
+    memory. The plan,
     with every rule's reason, is ``result.finecast_plan``.
 
     Args:
@@ -158,16 +159,16 @@ def _check_runs(captured: Captured, args: Sequence[Any]) -> None:
 
 
 def _plan(planner: Planner, captured: Captured, args: Sequence[Any], device: str) -> Plan:
-    """The plan by the policy's scope: ``auto`` and ``all`` within the error of autocast."""
+    """The plan by the scope: ``auto`` and ``like-autocast`` within the error of autocast."""
     policy = planner.policy
-    if policy.scope not in (Scope.AUTO, Scope.ALL) or not planner.is_free:
+    if policy.scope not in (Scope.AUTO, Scope.LIKE_AUTOCAST) or not planner.is_free:
         return planner.lowest()
     points = points_of(planner)
     found = sensitivities(captured, points, policy.formats, args)
     formats = autocast_formats(planner.graph, planner.permissions, policy.formats)
     # If autocast rounds nothing, its error is no limit.
     budget = squared_error(points, found, formats) or math.inf
-    if policy.scope is Scope.ALL:
+    if policy.scope is Scope.LIKE_AUTOCAST:
         if budget == math.inf:
             return planner.lowest()
         planner = products_low(planner)
