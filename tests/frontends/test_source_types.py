@@ -180,7 +180,7 @@ def test_masks_beyond_fp32_stay_finite_and_are_told() -> None:
     }
     assert weights["mask"] == np.finfo(np.float32).min
     assert weights["tiny"] == 0
-    assert ["'mask' reaches" in file.notes[0], "'tiny' is at most" in file.notes[1]] == [
+    assert ["'mask' reaches" in file.told[0], "'tiny' is at most" in file.told[1]] == [
         True
     ] * 2
 

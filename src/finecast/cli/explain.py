@@ -130,10 +130,7 @@ def _apart(model: OpenedModel, node: Node, plan: Plan, engine: str | None) -> Se
     kernels cannot be compared a warning says so; the node is explained all the same.
     """
     from finecast.engines import ENGINES
-    from finecast.pipeline.model import TellsKernels
 
-    if not isinstance(model, TellsKernels):
-        return []
     try:
         own = plan.engine if plan.engine in ENGINES else None
         found = model.fallen_apart(plan, engine or own)

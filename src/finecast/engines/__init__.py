@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from finecast.engines.base import Engine, Loadable, ReadingEngine, Session
+from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
@@ -245,7 +245,7 @@ def led_by_one_that_loads(
     A single engine is not tried, nor where the first one reads the model: to load it takes
     many times as long, and hardly ever fails then.
     """
-    if len(engines) < 2 or (isinstance(engines[0], ReadingEngine) and engines[0].reads(model)):
+    if len(engines) < 2 or engines[0].reads(model):
         return engines
     try:
         first, _ = first_that_loads(engines, model, notes)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
+from finecast.errors import EngineError
+from finecast.graph import Node
 from finecast.numbers.formats import Format
+
+if TYPE_CHECKING:
+    from finecast.engines.probe_models import Probe
 
 Array: TypeAlias = NDArray[np.generic]
 Feeds: TypeAlias = Mapping[str, Array]
@@ -87,64 +94,60 @@ class Capability:
         return self.runs and self.speed is not None and self.speed > _GAINS
 
 
-class Session(Protocol):
-    """A loaded model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFormats:
+    """The nodes in one kernel, and labels of the formats of its arithmetic and result."""
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs, in order."""
-        ...
+    ops: tuple[str, ...]
+    computed: str
+    stored: str
 
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs, in order."""
-        ...
 
+class Session(ABC):
+    """A loaded model.
+
+    Unless its class says otherwise, the model keeps no state and no kernel is known.
+
+    Attributes:
+        inputs: The model's inputs, in order.
+        outputs: The model's outputs, in order.
+    """
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+
+    @abstractmethod
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name in model order."""
-        ...
+        """Run once, with an empty state; outputs by name in model order.
+
+        Of a sequence all calls are run, and each output has those of all calls, joined along
+        the first axis, or flat where sizes differ.
+        """
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """Time of each kernel, without other load, from ``repeats`` runs; empty if unknown."""
-        ...
+        del feeds, repeats
+        return []
 
+    def kernel_formats(self) -> Sequence[KernelFormats]:
+        """The formats of each kernel: under a hint the engine's choice, else the model's.
 
-@runtime_checkable
-class StatefulSession(Session, Protocol):
-    """A session of a model that may keep a state.
-
-    ``run`` starts with an empty state. Of a sequence it runs all calls and gives the outputs
-    of all of them, each joined along its first axis, or flat where sizes differ.
-    """
+        Nodes that the engine removed, or computed when it loaded the model, are in none. Empty
+        if the engine does not tell its kernels.
+        """
+        return ()
 
     @property
     def keeps_state(self) -> bool:
         """Whether outputs depend on the calls before."""
-        ...
+        return False
 
     def reset(self) -> None:
         """Empty the state: the next step is the first of a sequence."""
-        ...
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run once on the state that the step before left; raises as ``run`` does."""
-        ...
-
-
-def keeps_state(session: Session) -> bool:
-    """Whether outputs of the session's model depend on the calls before."""
-    return isinstance(session, StatefulSession) and session.keeps_state
-
-
-def reset_state(session: Session) -> None:
-    """Empty the state of the session's model, if it may keep one."""
-    if isinstance(session, StatefulSession):
-        session.reset()
-
-
-def next_step(session: Session, feeds: Feeds) -> dict[str, Array]:
-    """Run once on the state that the step before left; alone where no state is kept."""
-    return session.step(feeds) if isinstance(session, StatefulSession) else session.run(feeds)
+        return self.run(feeds)
 
 
 def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:
@@ -154,12 +157,12 @@ def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:
     """
     if not isinstance(feeds, Steps):
         return [session.run(feeds)]
-    reset_state(session)
-    return [next_step(session, one) for one in feeds.calls]
+    session.reset()
+    return [session.step(one) for one in feeds.calls]
 
 
 def joined(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """The outputs of several calls as those of one, as ``StatefulSession`` says."""
+    """The outputs of several calls as those of one, as ``Session.run`` says."""
     if len(outputs) == 1:
         return dict(outputs[0])
     return {name: _joined([one[name] for one in outputs]) for name in outputs[0]}
@@ -171,66 +174,21 @@ def _joined(arrays: Sequence[Array]) -> Array:
     return np.concatenate([a.reshape(-1) for a in arrays])
 
 
-class EmulatedSession(Session, Protocol):
+class EmulatedSession(Session):
     """A model as a device computes it; ``apply`` changes which nodes are cast.
 
     Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
-    ``restart``, not on how samples were split into batches.
+    ``restart``, not on how samples were split into batches. The time that emulation takes says
+    nothing of the device: there is no profile.
     """
 
+    @abstractmethod
     def apply(self, setting: Setting) -> EmulatedSession:
         """Cast what ``setting`` says from now on; the stream of samples starts anew."""
-        ...
 
     def restart(self) -> EmulatedSession:
         """The next sample is the first of the stream."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelFormats:
-    """The nodes in one kernel, and labels of the formats of its arithmetic and result."""
-
-    ops: tuple[str, ...]
-    computed: str
-    stored: str
-
-
-@runtime_checkable
-class KernelSession(Session, Protocol):
-    """A model whose engine tells which kernels it runs."""
-
-    def kernel_formats(self) -> Sequence[KernelFormats]:
-        """The formats of each kernel: under a hint the engine's choice, else the model's.
-
-        Nodes that the engine removed, or computed when it loaded the model, are in none.
-        """
-        ...
-
-
-@runtime_checkable
-class ReadingEngine(Protocol):
-    """An engine that tells much sooner than by loading a model whether it can."""
-
-    def reads(self, model: Loadable) -> bool:
-        """Whether it knows the model's ops, and their ranks; then it mostly loads it."""
-        ...
-
-
-@runtime_checkable
-class HintingEngine(Protocol):
-    """An engine with a precision hint, under which it lowers an fp32 model by itself."""
-
-    def load_hinted(self, model: Loadable, fmt: Format) -> KernelSession:
-        """Load a model as ``load`` does, with the precision hint for ``fmt``.
-
-        The engine then computes in ``fmt`` the ops that it chooses. With the hint for fp32 it
-        computes in the types that the model states.
-
-        Raises:
-            EngineError: If it has no such setting, or cannot run the model.
-        """
-        ...
+        return self
 
 
 class Streams(Protocol):
@@ -251,9 +209,75 @@ class Streams(Protocol):
         ...
 
 
-@runtime_checkable
-class StreamingEngine(Protocol):
-    """An engine that serves several requests at once, as in a server."""
+class Engine(ABC):
+    """Loads models and says what its device can do.
+
+    An engine's class states what differs: by default it has no precision hint, serves one
+    request at a time, reads ONNX files, and does not know its kernels.
+
+    Attributes:
+        name: The name that ``get_engine`` knows the engine by.
+        device: The device that it runs on.
+        reads_onnx: Whether it loads ONNX models; the probes' models are then ONNX's, too.
+        lowers_by_hint: Whether it has precision hints, under which it lowers an fp32 model by
+            itself, and tells the kernels of every model.
+        serves_streams: Whether it serves several requests at once, as in a server.
+    """
+
+    name: str
+    device: str
+    reads_onnx: bool = True
+    lowers_by_hint: bool = False
+    serves_streams: bool = False
+
+    @property
+    def emulates(self) -> Emulation | None:
+        """The device that it computes as; None if it runs models as fast as they are."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """The name in reports and plans: with the device where that decides the numbers."""
+        return self.name
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        """By format, measured with small kernels: CPU flags alone do not tell."""
+        from finecast.engines.probe import probe
+
+        return probe(self)
+
+    def has_kernel(self, node: Node, fmt: Format) -> bool | None:
+        """Whether there is a kernel for a node in a format; None if the engine cannot say."""
+        del node
+        return False if fmt is Format.TF32 else None
+
+    @abstractmethod
+    def load(self, model: Loadable, *, profiling: bool = False) -> Session:
+        """Load an ONNX file or its bytes, or another model that the engine knows.
+
+        Raises:
+            EngineError: If the engine cannot read or run the model; says why.
+        """
+
+    def reads(self, model: Loadable) -> bool:
+        """Whether the engine tells, much sooner than by loading ``model``, that it can.
+
+        It knows the model's ops, and their ranks; then it mostly loads it.
+        """
+        del model
+        return False
+
+    def load_hinted(self, model: Loadable, fmt: Format) -> Session:
+        """Load a model as ``load`` does, with the precision hint for ``fmt``.
+
+        The engine then computes in ``fmt`` the ops that it chooses. With the hint for fp32 it
+        computes in the types that the model states.
+
+        Raises:
+            EngineError: If it has no such setting, or cannot run the model.
+        """
+        del model
+        raise EngineError(f"{self.name} has no precision hint for {fmt.label}")
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> Streams:
         """Load a model for throughput, with the engine's precision hint for ``fmt``.
@@ -261,7 +285,8 @@ class StreamingEngine(Protocol):
         Raises:
             EngineError: If it cannot run the model, or not several requests of it at once.
         """
-        ...
+        del model, fmt
+        raise EngineError(f"{self.name} serves one request at a time")
 
     def as_one_stream(self) -> Engine:
         """The engine whose sessions run one request as the streams above run each of theirs.
@@ -269,37 +294,36 @@ class StreamingEngine(Protocol):
         Engines choose other kernels by the number of threads: what is right alone may be wrong
         here.
         """
-        ...
+        return self
 
-    def on_one_thread(self) -> Engine:
-        """The engine whose sessions run on one thread, as in small containers."""
-        ...
+    def on_one_thread(self) -> Engine | None:
+        """The engine whose sessions run on one thread, as in small containers.
 
+        None if the number of threads cannot be chosen.
+        """
+        return None
 
-class Engine(Protocol):
-    """Loads models and says what its device can do."""
-
-    @property
-    def name(self) -> str:
-        """The name that ``get_engine`` knows it by."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """The device it runs on."""
-        ...
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        """By format, measured with small kernels: CPU flags alone do not tell."""
-        ...
-
-    def load(self, model: Loadable, *, profiling: bool = False) -> Session:
-        """Load an ONNX file or its bytes, or another model that the engine knows.
+    def load_probe(self, probe: Probe, fmt: Format) -> Session:
+        """A session of a probe in ``fmt``: its input is ``x``, its output ``y``, both fp32.
 
         Raises:
-            EngineError: If the engine cannot read or run the model; says why.
+            EngineError: If it has no kernels in the format.
         """
-        ...
+        from finecast.engines.probe_models import build
+
+        return self.load(build(probe, fmt))
+
+    def load_cast_probe(self, low: Format, size: int) -> Session:
+        """A session to profile a cast to ``low``, called ``cast``, of ``size`` elements.
+
+        The ops around the cast do not absorb it. The input ``x`` is fp32, [size / 64, 64].
+
+        Raises:
+            EngineError: If it has no kernels in the format.
+        """
+        from finecast.frontends.onnx.probes import cast_model
+
+        return self.load(cast_model(low, size), profiling=True)
 
 
 def outputs_on(session: Session, calls: Iterable[Feeds]) -> list[Array]:

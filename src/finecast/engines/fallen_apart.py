@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from finecast.engines.base import Engine, HintingEngine, Loadable, Session
+from finecast.engines.base import Engine, Loadable, Session
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
@@ -39,7 +39,7 @@ def load_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels
     Raises:
         EngineError: As ``engine.load``.
     """
-    if not isinstance(engine, HintingEngine):
+    if not engine.lowers_by_hint:
         return engine.load(model), ()
     session = engine.load_hinted(model, Format.FP32)
     return session, [kernel.ops for kernel in session.kernel_formats()]

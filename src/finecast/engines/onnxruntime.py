@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import math
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -19,13 +21,14 @@ import numpy as np
 
 from finecast.engines import other_engines
 from finecast.engines.attribution import Kernel, attribute, node_of
-from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, Engine, Feeds, KernelTime, Session, TensorSpec
 from finecast.engines.cpus import cpus
 from finecast.engines.numerics import ONNXRUNTIME
-from finecast.engines.ports import DTYPES, ONNX_LABELS, ordered_feeds
+from finecast.engines.ports import DTYPES, ONNX_LABELS, ONNX_NAMES, ordered_feeds
 from finecast.engines.source import ModelSource, ModelStep, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import DryRun, warm_up
+from finecast.graph import Node
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
@@ -57,11 +60,14 @@ _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
 _NEED_ROWS = frozenset({"GRU", "LSTM"})
 """Ops at which ONNX Runtime 1.31 ends the process where a sequence or the batch is empty."""
+# The CPU provider runs an fp16 op that it has no kernel for in fp32, between casts of its own;
+# of bf16 it knows only conversions.
+_EMULATED = frozenset({("CPUExecutionProvider", Format.FP16)})
 _SILENT = 4  # fatal only: failures reach the caller as exceptions
 
 
 @final
-class OnnxRuntimeSession:
+class OnnxRuntimeSession(Session):
     """An inference session on one execution provider."""
 
     def __init__(
@@ -81,19 +87,9 @@ class OnnxRuntimeSession:
         # ONNX Runtime reports ports without a declared shape as scalars.
         ports = (*source.inputs, *source.outputs)
         shapeless = {spec.name for spec in ports if spec.shape is None}
-        self._inputs = tuple(_spec(port, shapeless) for port in session.get_inputs())
-        self._outputs = tuple(_spec(port, shapeless) for port in session.get_outputs())
-        self._plain = all(s.dtype not in _ELEMENTS for s in (*self._inputs, *self._outputs))
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs, in order."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs, in order."""
-        return self._outputs
+        self.inputs = tuple(_spec(port, shapeless) for port in session.get_inputs())
+        self.outputs = tuple(_spec(port, shapeless) for port in session.get_outputs())
+        self._plain = all(s.dtype not in _ELEMENTS for s in (*self.inputs, *self.outputs))
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once; outputs by name in model order.
@@ -102,9 +98,9 @@ class OnnxRuntimeSession:
             UsageError: If the feeds do not fit the inputs.
             EngineError: If ONNX Runtime fails.
         """
-        arrays = ordered_feeds(feeds, self._inputs)
+        arrays = ordered_feeds(feeds, self.inputs)
         self._check_rows(arrays)
-        named = zip(self._inputs, arrays, strict=True)
+        named = zip(self.inputs, arrays, strict=True)
         self._dry_run.run([(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named])
         try:
             return self._run(self._session, arrays)
@@ -124,7 +120,7 @@ class OnnxRuntimeSession:
         """
         if self._profile is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
-        arrays = ordered_feeds(feeds, self._inputs)
+        arrays = ordered_feeds(feeds, self.inputs)
         self._check_rows(arrays)
         try:
             # A session's profile can be ended once only, so each call has its own session.
@@ -144,7 +140,7 @@ class OnnxRuntimeSession:
 
     def _check_rows(self, arrays: Sequence[Array]) -> None:
         """Raise EngineError for an empty input of a model that would end the process."""
-        empty = [s.name for s, a in zip(self._inputs, arrays, strict=True) if not a.size]
+        empty = [s.name for s, a in zip(self.inputs, arrays, strict=True) if not a.size]
         if not empty:
             return
         op = next((s.op for s in self._source.steps if s.op in _NEED_ROWS), "")
@@ -159,9 +155,9 @@ class OnnxRuntimeSession:
     def _run(
         self, session: onnxruntime.InferenceSession, arrays: Sequence[Array]
     ) -> dict[str, Array]:
-        names = [spec.name for spec in self._outputs]
+        names = [spec.name for spec in self.outputs]
         if self._plain:
-            feeds = {s.name: a for s, a in zip(self._inputs, arrays, strict=True)}
+            feeds = {s.name: a for s, a in zip(self.inputs, arrays, strict=True)}
             arrays_out: Sequence[Any] = session.run(names, feeds)
             return dict(_arrays(zip(names, arrays_out, strict=True)))
         return self._run_bound(session, arrays)
@@ -173,7 +169,7 @@ class OnnxRuntimeSession:
 
         binding = session.io_binding()
         held: list[Array] = []  # the values point into these arrays
-        for spec, array in zip(self._inputs, arrays, strict=True):
+        for spec, array in zip(self.inputs, arrays, strict=True):
             data = np.ascontiguousarray(array).reshape(array.shape)
             held.append(data)
             if spec.dtype in _ELEMENTS:
@@ -182,25 +178,29 @@ class OnnxRuntimeSession:
             else:
                 value = OrtValue.ortvalue_from_numpy(data)
             binding.bind_ortvalue_input(spec.name, value)
-        for spec in self._outputs:
+        for spec in self.outputs:
             binding.bind_output(spec.name)
         session.run_with_iobinding(binding)
         return {
             spec.name: _array(value, spec)
-            for spec, value in zip(self._outputs, binding.get_outputs(), strict=True)
+            for spec, value in zip(self.outputs, binding.get_outputs(), strict=True)
         }
 
 
 @final
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(Engine):
     """ONNX Runtime on one execution provider (``CPU``, ``CUDA``, ``Dnnl`` …).
 
     With ``spinning`` its threads wait busily within a run, which is faster if nothing else
     runs, but takes twice the CPU time; sessions that are not timed do without it.
     ``optimizing`` is graph optimization; sessions of models whose inner values are outputs do
     without it. ``fusing_codes``: quantized ops run in kernels on integers. ``threads`` share
-    the work of one run; 0 for as many as ONNX Runtime chooses.
+    the work of one run; 0 for as many as ONNX Runtime chooses. ``device`` is the provider
+    without its suffix.
     """
+
+    name = "onnxruntime"
+    serves_streams = True
 
     def __init__(
         self,
@@ -231,24 +231,8 @@ class OnnxRuntimeEngine:
             fusing_codes=fusing_codes,
             threads=threads,
         )
-        self._device = match
+        self.device = match
         self._provider = match + _SUFFIX
-
-    @property
-    def name(self) -> str:
-        """The engine's name in options and reports."""
-        return "onnxruntime"
-
-    @property
-    def device(self) -> str:
-        """The execution provider, without its suffix."""
-        return self._device
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        """By format, measured with small kernels once per process."""
-        from finecast.engines.probe import probe
-
-        return probe(self)
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> OnnxRuntimeSession:
         """Open a session on an ONNX file (external data beside it) or its bytes.
@@ -284,6 +268,17 @@ class OnnxRuntimeEngine:
             dry_run=dry_run,
         )
 
+    def has_kernel(self, node: Node, fmt: Format) -> bool | None:
+        """Whether the provider's list of kernels has one; None for what the list lacks."""
+        kernels = _registered_kernels()
+        domain, _, op = node.native.rpartition("::")
+        key = (self._provider, "" if domain == "onnx" else domain, op)
+        if fmt is Format.TF32:
+            return False
+        if key not in kernels or (self._provider, fmt) in _EMULATED or fmt.scaled:
+            return None  # ops on codes become kernels by fusion, which only a run tells
+        return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
+
     def load_streams(
         self, model: Path | bytes, fmt: Format = Format.FP32
     ) -> OnnxRuntimeStreams:
@@ -305,6 +300,19 @@ class OnnxRuntimeEngine:
         engine = copy(self)
         engine._options = replace(self._options, threads=1)
         return engine
+
+
+@lru_cache(maxsize=1)
+def _registered_kernels() -> dict[tuple[str, str, str], frozenset[str]]:
+    """Tensor types of all kernels by provider, domain and op; empty if there is no list."""
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    listing = getattr(state, "get_all_opkernel_def", None)
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for kernel in listing() if listing is not None else ():
+        types = {t for allowed in kernel.type_constraints.values() for t in allowed}
+        domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+        found.setdefault((kernel.provider, domain, kernel.op_name), set()).update(types)
+    return {key: frozenset(types) for key, types in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

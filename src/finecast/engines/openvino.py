@@ -23,11 +23,12 @@ from finecast.engines import other_engines
 from finecast.engines.attribution import attribute
 from finecast.engines.base import (
     Array,
-    Capability,
+    Engine,
     Feeds,
     KernelFormats,
     KernelTime,
     Loadable,
+    Session,
     Steps,
     TensorSpec,
     joined,
@@ -73,7 +74,7 @@ _DEEPEST = 14
 
 
 @final
-class OpenVinoSession:
+class OpenVinoSession(Session):
     """A compiled model with one infer request; must not be run from two threads at once.
 
     ``names`` are the nodes by OpenVINO's name of an op; None without profiling. ``others``
@@ -96,26 +97,16 @@ class OpenVinoSession:
         self._names = names
         self._request = compiled.create_infer_request()
         self._types = [port.get_element_type() for port in compiled.inputs]
-        self._inputs = specs_of(compiled.inputs, source.inputs)
-        self._outputs = specs_of(compiled.outputs, source.outputs)
+        self.inputs = specs_of(compiled.inputs, source.inputs)
+        self.outputs = specs_of(compiled.outputs, source.outputs)
         self._compiled = compiled
         self._runs = 0
         self._stateful = bool(self._request.query_state())
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs, in order."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs, in order."""
-        return self._outputs
-
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once, with an empty state; the outputs are the caller's own copies.
 
-        Of a sequence all calls are run, as ``StatefulSession`` says.
+        Of a sequence all calls are run, as ``Session.run`` says.
 
         Raises:
             UsageError: If the feeds do not fit the inputs.
@@ -143,16 +134,16 @@ class OpenVinoSession:
             UsageError: If the feeds do not fit the inputs.
             EngineError: If OpenVINO fails.
         """
-        arrays = ordered_feeds(feeds, self._inputs)
+        arrays = ordered_feeds(feeds, self.inputs)
         try:
             self._sizes.check([array.shape for array in arrays])
             if not self._runs:
-                named = zip(self._inputs, arrays, strict=True)
+                named = zip(self.inputs, arrays, strict=True)
                 self._dry_run.run([(spec.name, array, None) for spec, array in named])
             self._infer(arrays)
             return {
                 spec.name: _read(self._request.get_output_tensor(index), spec)
-                for index, spec in enumerate(self._outputs)
+                for index, spec in enumerate(self.outputs)
             }
         except RuntimeError as error:
             raise EngineError(
@@ -248,8 +239,12 @@ class OpenVinoSession:
 
 
 @final
-class OpenVinoEngine:
+class OpenVinoEngine(Engine):
     """OpenVINO on one device, under its hint for latency, on as many threads as it chooses."""
+
+    name = "openvino"
+    lowers_by_hint = True
+    serves_streams = True
 
     def __init__(self, device: str = "CPU") -> None:
         try:
@@ -260,10 +255,10 @@ class OpenVinoEngine:
             ) from error
         warm_up(self.name)
         self._core = openvino.Core()
-        self._device = device.upper()
+        self.device = device.upper()
         self._serving, self._threads = "LATENCY", 0
         present = self._core.available_devices
-        if self._device.split(".")[0].split(":")[0] not in {
+        if self.device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
             "AUTO",
             "HETERO",
@@ -273,22 +268,6 @@ class OpenVinoEngine:
                 f"OpenVINO has no device {device!r} here",
                 fix=f"use one of {', '.join(present) or 'none'}",
             )
-
-    @property
-    def name(self) -> str:
-        """The engine's name in options and reports."""
-        return "openvino"
-
-    @property
-    def device(self) -> str:
-        """OpenVINO's name of the device."""
-        return self._device
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        """By format, measured with small kernels once per process."""
-        from finecast.engines.probe import probe
-
-        return probe(self)
 
     def load(self, model: Loadable, *, profiling: bool = False) -> OpenVinoSession:
         """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own models.
@@ -343,7 +322,7 @@ class OpenVinoEngine:
     def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
         return config(
             self._core,
-            self._device,
+            self.device,
             hint,
             profiling=profiling,
             serving=self._serving,
@@ -368,7 +347,7 @@ class OpenVinoEngine:
         try:
             with self._read(model, where, settings) as (read, source, names, dry_run):
                 stated = _stated(read, settings)
-                compiled = self._core.compile_model(read, self._device, stated)
+                compiled = self._core.compile_model(read, self.device, stated)
                 sizes = SizeCheck(read)
             yield (compiled, sizes, dry_run), source, names
         except RuntimeError as error:
@@ -418,7 +397,7 @@ class OpenVinoEngine:
         compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
         stated: dict[str, Any] = {"described": described}
         if settings:
-            stated |= {"device": self._device, "compile": compiling}
+            stated |= {"device": self.device, "compile": compiling}
         return DryRun(
             library=self.name,
             settings=stated,

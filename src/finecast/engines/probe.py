@@ -13,14 +13,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Capability, Engine, Session
+from finecast.engines.base import Array, Capability, Engine
 from finecast.engines.integers import engines_for, fuses
-from finecast.engines.probe_models import Probe, admitted, build, probes_of
+from finecast.engines.probe_models import Probe, admitted, probes_of
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 
@@ -66,29 +65,6 @@ def probe(engine: Engine) -> Mapping[Format, Capability]:
 def probe_one(engine: Engine, fmt: Format) -> Capability:
     """The capability in one format: a fraction of ``probe``'s time."""
     return _known(engine, (fmt,))[fmt]
-
-
-@runtime_checkable
-class ProbingEngine(Protocol):
-    """An engine that does not read ONNX, and builds the probes' models itself."""
-
-    def load_probe(self, probe: Probe, fmt: Format) -> Session:
-        """A session whose input is ``x`` and whose output is ``y``, both fp32.
-
-        Raises:
-            EngineError: If it has no kernels in the format.
-        """
-        ...
-
-    def load_cast_probe(self, low: Format, size: int) -> Session:
-        """A session to profile a cast to ``low``, called ``cast``, of ``size`` elements.
-
-        The ops around the cast do not absorb it. The input ``x`` is fp32, [size / 64, 64].
-
-        Raises:
-            EngineError: If it has no kernels in the format.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +132,10 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
 
 
 def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
-    own = isinstance(engine, ProbingEngine)
-    if not own and not fmt.scaled and not admitted(model.op, fmt):
+    if engine.reads_onnx and not fmt.scaled and not admitted(model.op, fmt):
         return _Attempt(run=None, reason=f"ONNX has no {model.op} in {fmt.label}")
     try:
-        session = engine.load_probe(model, fmt) if own else engine.load(build(model, fmt))
+        session = engine.load_probe(model, fmt)
         feeds = {"x": model.x.astype(np.float32)}
         got = session.run(feeds)["y"]
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""Models that are planned as they were read: nothing is raised or converted first."""
+"""What planning, observing and verifying ask of a model that was prepared for a policy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,121 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from finecast.frontends.replaying import resolve_io
+from finecast.frontends.replaying import Restated, resolve_io
 from finecast.frontends.roundable import Roundable, with_switches
 from finecast.graph import Graph
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
+from finecast.planning.biases import Bias
+from finecast.planning.edits import Edit
 from finecast.planning.switches import Switch
+
+
+class PreparedModel(ABC):
+    """A model prepared for a policy; makes copies that output or round its values.
+
+    Attributes:
+        graph: The model's graph.
+        adjusts: Whether operands can be adjusted: ``with_mean_errors`` and ``adjusted`` are
+            for models on whose operands there are codes.
+    """
+
+    graph: Graph
+    adjusts: bool = False
+
+    @property
+    @abstractmethod
+    def library(self) -> str:
+        """The name of the model's library in messages."""
+
+    @property
+    @abstractmethod
+    def states(self) -> Collection[Format]:
+        """Formats that models of this kind can state."""
+
+    @property
+    def hints(self) -> Collection[Format] | None:
+        """Formats of an engine's precision hint that the model can be made for, by marks.
+
+        Empty if this model has ops that are low; None if no model of its library can.
+        """
+        return None
+
+    @property
+    def from_type(self) -> str:
+        """The type whose ops were converted to fp32 beforehand; empty if none."""
+        return ""
+
+    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
+        """The operation set that these formats, by node id, need; 0 if there are no sets."""
+        del formats
+        return 0
+
+    @abstractmethod
+    def can_cast(self, fmt: Format) -> bool:
+        """Whether the model can round to ``fmt`` by casts around an op."""
+
+    @abstractmethod
+    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
+        """Formats that the user asks for of inputs and outputs, by value id.
+
+        Raises:
+            UsageError: If a name is unknown, or a port cannot have the format.
+        """
+
+    @abstractmethod
+    def observable(self) -> Mapping[str, int]:
+        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+
+    @abstractmethod
+    def with_outputs(self, names: Sequence[str]) -> Any:
+        """A native copy whose outputs are just the values called ``names``."""
+
+    @abstractmethod
+    def with_switches(self, switches: Sequence[Switch]) -> Any:
+        """A native copy in fp32 with these roundings, which its input ``SWITCH`` turns on."""
+
+    @abstractmethod
+    def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """Shapes by observable name, as far as they can be inferred from those of inputs."""
+
+    def with_mean_errors(
+        self,
+        formats: Mapping[int, Format],
+        encodings: Mapping[int, Encodings],
+        places: Sequence[Bias],
+    ) -> Any:
+        """A native copy that outputs the mean error by channel of each product on codes."""
+        raise NotImplementedError(self.library)
+
+    def adjusted(self, adjustments: Sequence[Adjustment]) -> PreparedModel:
+        """A copy with these adjustments, as a plan that has them makes it before its edits."""
+        raise NotImplementedError(self.library)
+
+
+class AppliedModel(ABC):
+    """The native model of a plan, and the edits that made it.
+
+    Attributes:
+        model: The native model.
+        graph: The graph of the model before the edits.
+        edits: The changes that were made.
+        restated: Low ops that were rewritten as the plan's engine knows them.
+    """
+
+    model: Any
+    graph: Graph
+    edits: tuple[Edit, ...]
+    restated: tuple[Restated, ...] = ()
+
+    @abstractmethod
+    def observable(self) -> Mapping[str, int]:
+        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+
+    @abstractmethod
+    def with_outputs(self, names: Sequence[str]) -> Any:
+        """A native copy whose outputs are just the values called ``names``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +140,8 @@ class ModelLibrary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedAsIs(ABC):
-    """A model and its graph, for libraries without opsets and without ``--from-type``."""
+class PreparedAsIs(PreparedModel):
+    """A model that is planned as it was read: nothing is raised or converted first."""
 
     graph: Graph
     of: ModelLibrary
@@ -47,18 +157,6 @@ class PreparedAsIs(ABC):
     def states(self) -> Collection[Format]:
         """Formats that values of such a model can be rounded to."""
         return self.of.states
-
-    @property
-    @final
-    def from_type(self) -> str:
-        """The type whose ops were converted to fp32 first: none."""
-        return ""
-
-    @final
-    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """0: there are no opsets."""
-        del formats
-        return 0
 
     @final
     def can_cast(self, fmt: Format) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.errors import EngineError, UsageError
 from finecast.naming import number_of
-from finecast.pipeline.subject import Subject
+from finecast.pipeline.subject import Examined, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
@@ -74,15 +74,6 @@ class Gain:
         return {"kind": self.kind.value, "operands": self.operands, "relative_error": errors}
 
 
-@runtime_checkable
-class Adjusting(Protocol):
-    """An examined model whose operands can be adjusted for a plan."""
-
-    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        """``plan`` with these kinds of adjustments; itself if there is nothing to adjust."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Adjustments:
     """The adjusted plans of one search.
@@ -92,7 +83,7 @@ class Adjustments:
 
     subject: Subject
     workload: Workload
-    examined: object
+    examined: Examined
     kinds: Sequence[Adjust]
     made: dict[str, tuple[Plan, Sequence[Adjust]]] = field(
         default_factory=dict[str, tuple[Plan, Sequence[Adjust]]]
@@ -100,29 +91,28 @@ class Adjustments:
 
     @classmethod
     def of(
-        cls, subject: Subject, workload: Workload, examined: object, policy: Policy
+        cls, subject: Subject, workload: Workload, examined: Examined, policy: Policy
     ) -> Adjustments:
         """With the kinds of adjustments that ``policy`` names, else all.
 
         Raises:
             UsageError: If the policy names some, and the model's operands cannot be adjusted.
         """
-        if policy.adjust and not isinstance(examined, Adjusting):
+        if policy.adjust and not examined.adjusts:
             raise no_adjustments(f"to run in {subject.runner}")
         kinds = tuple(Adjust) if policy.adjust is None else policy.adjust
         return cls(subject=subject, workload=workload, examined=examined, kinds=kinds)
 
     def measure(self, plan: Plan) -> tuple[Gain, ...]:
         """What each kind does to ``plan``, measured."""
-        if not isinstance(self.examined, Adjusting):
+        if not self.examined.adjusts:
             return ()
         error = partial(plan_error, self.subject, self.workload)
-        return measure_gains(plan, self.kinds, self.examined, error)
+        return measure_gains(plan, self.kinds, self.examined.adjusted, error)
 
     def proposals(self, wanted: Sequence[Proposal], found: Sequence[Gain]) -> list[Proposal]:
         """``wanted`` with the adjustments that gain, their errors scaled by the same gain."""
         done, share = gaining_kinds(found), share_left(found)
-        assert isinstance(self.examined, Adjusting)
         proposals: list[Proposal] = []
         for one in wanted:
             plan = self.examined.adjusted(one.plan, done)
@@ -133,7 +123,7 @@ class Adjustments:
 
     def gained(self, plan: Plan) -> tuple[Gain, ...]:
         """What each adjustment of ``plan`` gained, measured; nothing if none was made here."""
-        if plan.digest not in self.made or not isinstance(self.examined, Adjusting):
+        if plan.digest not in self.made:
             return ()
         before, kinds = self.made[plan.digest]
         steps = (self.examined.adjusted(before, kinds[:i]) for i in range(1, len(kinds) + 1))
@@ -156,18 +146,18 @@ def no_adjustments(what: str) -> UsageError:
 def measure_gains(
     plan: Plan,
     kinds: Sequence[Adjust],
-    examined: Adjusting,
+    adjusted: Callable[[Plan, Sequence[Adjust]], Plan],
     error: Callable[[Plan], float],
 ) -> tuple[Gain, ...]:
     """What each of ``kinds`` does to ``plan`` in addition to the earlier ones that gain.
 
-    Kinds that find nothing to adjust are left out. ``error`` gives a plan's relative output
-    error.
+    Kinds that find nothing to adjust are left out. ``adjusted`` makes the adjustments of some
+    kinds, ``error`` gives a plan's relative output error.
     """
     found: list[Gain] = []
     best, least = plan, math.nan
     for kind in kinds:
-        made = examined.adjusted(plan, (*gaining_kinds(found), kind))
+        made = adjusted(plan, (*gaining_kinds(found), kind))
         if made.adjustments == best.adjustments:
             continue
         least = error(plan) if math.isnan(least) else least

@@ -6,7 +6,6 @@ Law: ``run`` gives what the session gives; outputs beyond the limit in bytes are
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Final, final
 
 from finecast.engines.base import (
@@ -14,34 +13,21 @@ from finecast.engines.base import (
     Feeds,
     KernelTime,
     Session,
-    TensorSpec,
     calls_of,
-    keeps_state,
-    next_step,
-    reset_state,
 )
 
 _KEPT_BYTES: Final = 256 << 20
 
 
 @final
-class CachedSession:
+class CachedSession(Session):
     """``session``, run once on each feeds, which start with an empty state."""
 
     def __init__(self, session: Session, *, limit: int = _KEPT_BYTES) -> None:
         self.session = session
+        self.inputs, self.outputs = session.inputs, session.outputs
         self._left = limit
         self._known: dict[bytes, dict[str, Array]] = {}
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs, in order."""
-        return self.session.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs, in order."""
-        return self.session.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Outputs by name, in arrays that the caller may change."""
@@ -58,15 +44,15 @@ class CachedSession:
     @property
     def keeps_state(self) -> bool:
         """Whether the session's model does."""
-        return keeps_state(self.session)
+        return self.session.keeps_state
 
     def reset(self) -> None:
         """Empty the state of the session, if its model has one."""
-        reset_state(self.session)
+        self.session.reset()
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """The session's, never cached: it may depend on the steps before."""
-        return next_step(self.session, feeds) if self.keeps_state else self.run(feeds)
+        return self.session.step(feeds) if self.keeps_state else self.run(feeds)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """The session's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,11 +11,6 @@ from finecast.engines.base import Engine, Session
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 from finecast.planning.cost import MEASURED_CAST_BANDWIDTH_GB_S, MEASURED_CAST_OVERHEAD_S
-
-# From a format and a number of elements: a session, loaded for profiling, of a model with a
-# node named "cast" that casts the input ``x`` of shape [size / 64, 64] to that format, in a
-# kernel of its own.
-CastSession = Callable[[Format, int], Session]
 
 # Small enough that the fixed part shows, large enough that the rate does.
 _SIZES: Final = (1 << 12, 1 << 20)
@@ -34,21 +28,21 @@ class CastRate:
 _KNOWN: dict[tuple[str, str, Format], CastRate] = {}
 
 
-def measure_casts(engine: Engine, low: Format, session: CastSession) -> CastRate:
+def measure_casts(engine: Engine, low: Format) -> CastRate:
     """The rate on this machine, or the default rate where the engine tells no times of casts.
 
     Measured once per process, engine, device and format.
     """
     key = engine.name, engine.device, low
     if key not in _KNOWN:
-        _KNOWN[key] = _measured(low, session)
+        _KNOWN[key] = _measured(engine, low)
     return _KNOWN[key]
 
 
-def _measured(low: Format, session: CastSession) -> CastRate:
+def _measured(engine: Engine, low: Format) -> CastRate:
     bytes_per_element = Format.FP32.storage_bytes + low.storage_bytes
     try:
-        times = [_cast_time_s(session(low, size), size) for size in _SIZES]
+        times = [_cast_time_s(engine.load_cast_probe(low, size), size) for size in _SIZES]
     except EngineError:
         return CastRate()  # no kernels in this format: nothing will be cast either
     if not all(times) or times[1] <= times[0]:

@@ -99,17 +99,13 @@ class DeviceModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSearch:
+class PlanSearch(Examined):
     """Per-op plans on a device: the models that its compiler would be given."""
 
     device: DeviceModel
     emulation: Emulation
     examined: Examined
-
-    @property
-    def planner(self) -> Planner:
-        """Makes plans."""
-        return self.examined.planner
+    planner: Planner
 
     def analysis(self) -> Analysis:
         """Modelled times, and the measured errors of roundings."""
@@ -163,6 +159,7 @@ def search_plans(
         user_rules=user_rules,
         counted=device.exact.counted,
     )
+    examined = device.program.examine(request)
     return PlanSearch(
-        device=device, emulation=emulation, examined=device.program.examine(request)
+        device=device, emulation=emulation, examined=examined, planner=examined.planner
     )

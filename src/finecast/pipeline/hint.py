@@ -10,62 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from finecast.measure.racing import Interval
 from finecast.pipeline.subject import Built, Subject
 from finecast.planning.alternatives import explained
 from finecast.planning.choices import Proposal
-from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_error
-
-
-class Hinted(Built, Protocol):
-    """The fp32 model under a precision hint; ``plan`` states what the engine lowers there."""
-
-    @property
-    def exact(self) -> Plan:
-        """``plan`` with those products in fp32 whose results the engine leaves unrounded.
-
-        A low product in a model rounds its result.
-        """
-        ...
-
-
-def choices_of(hinted: Hinted) -> tuple[tuple[str, Plan], ...]:
-    """Names and plans of what the engine lowers under a hint."""
-    return ("the hint's choice", hinted.plan), ("the hint's choice, exact", hinted.exact)
-
-
-@runtime_checkable
-class Hinting(Protocol):
-    """A subject whose engine has precision hints, under which it lowers a model by itself."""
-
-    def hints(self, planner: Planner) -> Sequence[Hinted]:
-        """The model under each hint, which can be run and timed like the model of a plan.
-
-        A hint under which the engine lowers nothing, or cannot run the model, is left out.
-        """
-        ...
-
-
-@runtime_checkable
-class StatesByHint(Protocol):
-    """A subject whose plans may be stated by the engine's hint instead of by casts."""
-
-    def by_hint(self, plan: Plan) -> Plan | None:
-        """``plan`` so stated; None if that is not possible."""
-        ...
-
-
-@runtime_checkable
-class HasOriginal(Protocol):
-    """A subject whose fp32 model may be made from a faster one, quantized by another tool."""
-
-    def original(self, planner: Planner) -> Built | None:
-        """That model; None if there is none to compare with, or it does not run."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +65,11 @@ def better_alone(
 
 def with_hints(subject: Subject, proposals: Sequence[Proposal]) -> list[Proposal]:
     """The proposals, and each again stated by the engine's hint where that is possible."""
-    found = list(proposals)
-    if isinstance(subject, StatesByHint):
-        plans = ((p, subject.by_hint(p.plan)) for p in proposals)
-        found += [
-            replace(p, name=f"{p.name}, by the hint", plan=plan) for p, plan in plans if plan
-        ]
-    return found
+    plans = ((p, subject.by_hint(p.plan)) for p in proposals)
+    return [
+        *proposals,
+        *(replace(p, name=f"{p.name}, by the hint", plan=plan) for p, plan in plans if plan),
+    ]
 
 
 def with_hinted_errors(
@@ -156,17 +105,17 @@ def hinted_proposals(
 
     The plans' errors are predicted; their times are infinite, as none is predicted.
     """
-    found = subject.hints(planner) if isinstance(subject, Hinting) else ()
+    found = subject.hints(planner)
     alone = len(found) == 1
     beside: dict[str, Built] = {
         "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
     }
-    original = subject.original(planner) if isinstance(subject, HasOriginal) else None
+    original = subject.original(planner)
     if original is not None:
         beside["the model given"] = original
     ids = {n.name: n.id for n in planner.graph.nodes}
     proposals: list[Proposal] = []
-    for name, plan in (choice for one in found for choice in choices_of(one)):
+    for name, plan in (choice for one in found for choice in one.choices):
         formats = {ids[node]: fmt for node, fmt in plan.formats.items()}
         error = predicted_error(analysis, formats)
         plan = explained(planner, analysis, plan)

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from finecast.engines.base import Session
 from finecast.engines.exact import Exact
-from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
 from finecast.pipeline.objective import Objective
 from finecast.pipeline.search import SAME_TIME
@@ -48,30 +47,6 @@ def ranking(count: int) -> Effort:
     return replace(RANKING, min_time_s=share * RANKING.min_time_s)
 
 
-@runtime_checkable
-class Streaming(Protocol):
-    """A subject that can be run with several requests in flight."""
-
-    def check_streams(self) -> None:
-        """Raise UsageError if the engine takes one request at a time."""
-        ...
-
-    def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
-        """Each model timed in turns with the fp32 model, with many requests in flight.
-
-        The engine decides how many. A time is that of all requests divided by their number.
-        """
-        ...
-
-    def stream_session(self, built: Built) -> Session:
-        """A session of a plan's model in the configuration that ``streamed`` times.
-
-        Raises:
-            EngineError: If the engine has no kernels for it.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """Costs of models beside fp32 by the objective, and times of a call of the same models.
@@ -97,11 +72,8 @@ class Measuring:
         Raises:
             UsageError: If it is throughput, and requests run one at a time.
         """
-        if self.objective is not Objective.THROUGHPUT:
-            return
-        if not isinstance(self.subject, Streaming):
-            raise no_streams(self.subject.target or self.subject.runner)
-        self.subject.check_streams()
+        if self.objective is Objective.THROUGHPUT:
+            self.subject.check_streams()
 
     def priced(self, planner: Planner, analysis: Analysis) -> Analysis:
         """``analysis`` with its costs in the objective's unit: seconds or bytes."""
@@ -123,7 +95,6 @@ class Measuring:
         times = subject.times(built, workload, _BESIDE)
         loaded = {name: one for name, one in built.items() if name in times.names}
         if self.objective is Objective.THROUGHPUT:
-            assert isinstance(subject, Streaming)
             race = subject.streamed(loaded, workload, effort)
             return Measurements(costs=race, times=times)
         fp32, costs = self._bytes(loaded, planner, analysis)
@@ -144,11 +115,9 @@ class Measuring:
         Raises:
             EngineError: If there are no kernels for it.
         """
-        subject = self.subject
-        if self.objective is not Objective.THROUGHPUT:
-            return subject.session(built)
-        assert isinstance(subject, Streaming)
-        return subject.stream_session(built)
+        if self.objective is Objective.THROUGHPUT:
+            return self.subject.stream_session(built)
+        return self.subject.session(built)
 
     def _bytes(
         self, built: Mapping[str, Built], planner: Planner, analysis: Analysis | None
@@ -162,12 +131,3 @@ class Measuring:
         resident = partial(resident_bytes, planner, analysis)
         takes = {name: float(resident(one.plan.formats)) for name, one in built.items()}
         return float(resident({})), takes
-
-
-def no_streams(where: str) -> UsageError:
-    """The error for an engine or device that runs requests one by one."""
-    return UsageError(
-        f"{where} is run with one request at a time here: its throughput is not measured",
-        where="--objective throughput",
-        fix="use --objective latency, or a model that OpenVINO or ONNX Runtime runs",
-    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
@@ -19,7 +19,7 @@ from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.sources import DataOptions
-from finecast.pipeline.subject import SourceModel, StoredModel, Subject
+from finecast.pipeline.subject import SourceModel, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
@@ -85,9 +85,79 @@ class TuneRequest:
     progress: Progress = silent
 
 
-@runtime_checkable
-class TellsKernels(Protocol):
-    """A model of which an engine tells which ops run in which kernel."""
+class OpenedModel(SourceModel):
+    """A model of one format, read.
+
+    Attributes:
+        path: Its file or folder.
+        external: Files other than ``path`` that are read with it.
+    """
+
+    path: Path
+    external: Sequence[Path] = ()
+
+    @abstractmethod
+    def to_fp32(self, from_type: str) -> OpenedModel:
+        """The model with its ops of a type (``fp64``, ``fp16``, ``bf16``, ``int8``) in fp32.
+
+        Raises:
+            UsageError: If no op has that type.
+        """
+
+    @abstractmethod
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless the model, converted, may be written there."""
+
+    @abstractmethod
+    def reference(self) -> Session:
+        """A session that computes the model as it states; used for numbers, never timed."""
+
+    @abstractmethod
+    def program(self, emulation: Emulation) -> Program:
+        """The model in the form that the device's emulator runs.
+
+        Raises:
+            ModelError: If it cannot be emulated.
+        """
+
+    @abstractmethod
+    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
+        """The model loaded in an engine, or on a device that is not here.
+
+        Raises:
+            UsageError: If it cannot be tuned there.
+            EngineError: If no engine loads it.
+        """
+
+    @abstractmethod
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+        """Convert by a policy and write."""
+
+    @abstractmethod
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+        """Write the model that a plan gives."""
+
+    @abstractmethod
+    def write(
+        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+    ) -> tuple[int, Verified]:
+        """Write the tuned model; returns its bytes on disk, and how it was verified."""
+
+    @abstractmethod
+    def census(self, options: RunOptions, low: Format) -> Census:
+        """Ops by class, and with data the values that ``low`` cannot hold."""
+
+    @abstractmethod
+    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+        """The graph, and the lowest plan that the rules permit on it; nothing is measured."""
+
+    @abstractmethod
+    def graph_for(self, plan: Plan) -> Graph:
+        """The graph whose nodes ``plan`` names.
+
+        Raises:
+            ModelError: If the plan was made for another model.
+        """
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """Kernels of the fp32 model whose ops the plan lowers and then run in several kernels.
@@ -99,71 +169,5 @@ class TellsKernels(Protocol):
         Raises:
             EngineError: If the engine does not run both models.
         """
-        ...
-
-
-class OpenedModel(SourceModel, StoredModel, Protocol):
-    """A model of one format, read."""
-
-    def to_fp32(self, from_type: str) -> OpenedModel:
-        """The model with its ops of a type (``fp64``, ``fp16``, ``bf16``, ``int8``) in fp32.
-
-        Raises:
-            UsageError: If no op has that type.
-        """
-        ...
-
-    def check(self, output: Destination) -> None:
-        """Raise UsageError unless the model, converted, may be written there."""
-        ...
-
-    def reference(self) -> Session:
-        """A session that computes the model as it states; used for numbers, never timed."""
-        ...
-
-    def program(self, emulation: Emulation) -> Program:
-        """The model in the form that the device's emulator runs.
-
-        Raises:
-            ModelError: If it cannot be emulated.
-        """
-        ...
-
-    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
-        """The model loaded in an engine, or on a device that is not here.
-
-        Raises:
-            UsageError: If it cannot be tuned there.
-            EngineError: If no engine loads it.
-        """
-        ...
-
-    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
-        """Convert by a policy and write."""
-        ...
-
-    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
-        """Write the model that a plan gives."""
-        ...
-
-    def write(
-        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
-    ) -> tuple[int, Verified]:
-        """Write the tuned model; returns its bytes on disk, and how it was verified."""
-        ...
-
-    def census(self, options: RunOptions, low: Format) -> Census:
-        """Ops by class, and with data the values that ``low`` cannot hold."""
-        ...
-
-    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
-        """The graph, and the lowest plan that the rules permit on it; nothing is measured."""
-        ...
-
-    def graph_for(self, plan: Plan) -> Graph:
-        """The graph whose nodes ``plan`` names.
-
-        Raises:
-            ModelError: If the plan was made for another model.
-        """
-        ...
+        del plan, engine
+        return ()

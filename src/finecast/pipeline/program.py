@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
@@ -37,18 +37,19 @@ class PlanRequest:
     counted: Collection[int] | None = None
 
 
-class Program(Protocol):
+class Program(ABC):
     """A model that the emulator can run."""
 
     @property
+    @abstractmethod
     def graph(self) -> Graph:
         """The emulated graph: accumulations are written out as the device computes them."""
-        ...
 
+    @abstractmethod
     def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
         """Facts of the fp32 model's values, by id in ``graph``."""
-        ...
 
+    @abstractmethod
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatedSession:
@@ -56,20 +57,19 @@ class Program(Protocol):
 
         A ``switched`` session takes other settings later.
         """
-        ...
 
+    @abstractmethod
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by id in ``graph``; each step of an op has the op's format."""
-        ...
 
+    @abstractmethod
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
         """The model of a plan as the device runs it."""
-        ...
 
+    @abstractmethod
     def examine(self, request: PlanRequest) -> Examined:
         """Let the rules judge every op of the model that plans are made for."""
-        ...
 
+    @abstractmethod
     def casts(self, plan: Plan) -> int:
         """Number of casts in a plan's model."""
-        ...

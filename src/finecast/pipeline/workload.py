@@ -20,7 +20,6 @@ from finecast.engines.base import (
     Array,
     Feeds,
     Session,
-    StatefulSession,
     Steps,
     TensorSpec,
     calls_of,
@@ -102,7 +101,6 @@ class Run:
     ) -> None:
         self.runs = 0
         self._session = session
-        self._stateful = session if isinstance(session, StatefulSession) else None
         self._left = _REMEMBERED_BYTES if remember else 0
         self._sequences: list[list[Feeds]] = []
         self._carries = self._begins = False
@@ -115,10 +113,7 @@ class Run:
         if known is not None:
             return known
         self._remember(feeds)
-        if self._carries and self._stateful is not None:
-            outputs = self._stateful.step(feeds)
-        else:
-            outputs = self._session.run(feeds)
+        outputs = self._session.step(feeds) if self._carries else self._session.run(feeds)
         self.runs += 1
         if self._recording is not None:
             self._recording.keep(feeds, outputs)
@@ -129,8 +124,8 @@ class Run:
 
         Of a model that keeps no state each call stays a sample of its own.
         """
-        if self._stateful is not None and self._stateful.keeps_state:
-            self._stateful.reset()
+        if self._session.keeps_state:
+            self._session.reset()
             self._carries = self._begins = True
 
     def replayed(self) -> Run:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import check_formats
 from finecast.devices.setting import Setting
-from finecast.engines.base import Feeds, Session
+from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
@@ -19,24 +19,19 @@ from finecast.numbers.roundmodes import Rounding
 from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.model import OpenedModel
-from finecast.pipeline.subject import Built, UserRules
+from finecast.pipeline.subject import Built, Subject, UserRules
 from finecast.pipeline.workload import Workload
-from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
 
 
 @dataclass(slots=True, kw_only=True)
-class EmulatedSubject:
+class EmulatedSubject(Subject):
     """A model on the device of ``emulation``; ``states`` are formats that models can state."""
 
     model: OpenedModel
     emulation: Emulation
     states: Collection[Format]
-    truth: Session | None = None
-    told: tuple[str, ...] = ()
-    max_steps: int = MAX_STEPS
-    compiles: bool = False
     reference: Session = field(init=False)
     _search: PlanSearch | None = field(default=None, init=False)
 
@@ -68,6 +63,13 @@ class EmulatedSubject:
             self.emulation.saturate_infinity,
         )
         return ":".join(("emulator", *map(str, parts)))
+
+    @property
+    def verifiers(self) -> Sequence[Engine]:
+        """The device's emulator."""
+        from finecast.engines.emulator import EmulatorEngine
+
+        return [EmulatorEngine(emulation=self.emulation)]
 
     def check_formats(self, policy: Policy) -> None:
         """Raise UsageError for a format that the device does not compute in."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finecast.compat.neural_compressor.onnx_result import given_form
-from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.base import Array, Feeds, KernelTime, Session
 from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
@@ -26,22 +26,16 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSession:
+@dataclass(eq=False, kw_only=True)
+class ModelSession(Session):
     """A session (``inner``) with the ``model`` that it was loaded from."""
 
     inner: Session
     model: ir.Model
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs."""
-        return self.inner.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs."""
-        return self.inner.outputs
+    def __post_init__(self) -> None:
+        """Inputs and outputs are those of ``inner``."""
+        self.inputs, self.outputs = self.inner.inputs, self.inner.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once."""

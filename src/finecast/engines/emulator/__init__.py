@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -15,7 +15,8 @@ import onnx_ir as ir
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting, device_kernels, setting_of, setting_of_plan
 from finecast.devices.targets import load_target
-from finecast.engines.base import Array, Capability, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines import EMULATOR
+from finecast.engines.base import Array, Capability, EmulatedSession, Engine, Feeds, Session
 from finecast.engines.emulator.model import EMULATION_SWITCH, OFFSET, Emulated, emulated
 from finecast.engines.loading import exact_engine, load_model
 from finecast.errors import EngineError, ModelError, naming
@@ -24,8 +25,9 @@ from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
 from finecast.frontends.onnx.widen import widen
+from finecast.graph import Node
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind
+from finecast.ops import OpKind, lookup
 from finecast.rules.policy import Policy, Scope
 
 __all__ = [
@@ -45,30 +47,17 @@ _OWN: Final = frozenset({EMULATION_SWITCH, OFFSET})
 
 
 @final
-class EmulatorSession:
-    """A model in ONNX Runtime, instrumented; ``apply`` changes what is cast without a rebuild.
-
-    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
-    ``restart``, not on how samples were split into batches.
-    """
+class EmulatorSession(EmulatedSession):
+    """A model in ONNX Runtime, instrumented; ``apply`` changes what is cast without a rebuild."""
 
     def __init__(self, session: Session, instrumented: Emulated, setting: Setting) -> None:
         self._session = session
         self._instrumented = instrumented
         fed = {w.name for w in instrumented.weights} | _OWN
-        self._inputs = tuple(s for s in session.inputs if s.name not in fed)
+        self.outputs = session.outputs
+        self.inputs = tuple(s for s in session.inputs if s.name not in fed)
         self._own = instrumented.feeds(setting)
         self._seen = 0
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's own inputs."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs."""
-        return self._session.outputs
 
     def apply(self, setting: Setting) -> EmulatorSession:
         """Cast what ``setting`` says from now on; the stream of samples starts anew."""
@@ -88,28 +77,29 @@ class EmulatorSession:
             self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
         return self._session.run({**feeds, **own})
 
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """An empty list: the time that emulation takes says nothing of the device."""
-        del feeds, repeats
-        return []
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmulatorEngine:
+class EmulatorEngine(Engine):
     """Runs models as a target would; ``emulation`` states its options."""
 
     emulation: Emulation
+    device: str = field(init=False)
+    name = EMULATOR
+
+    def __post_init__(self) -> None:
+        """The device is the one that is emulated."""
+        object.__setattr__(self, "device", self.emulation.target.name)
 
     @property
-    def name(self) -> str:
-        """The engine's name in options and reports."""
-        return "emulator"
+    def emulates(self) -> Emulation:
+        """The device, with the options of its compiler."""
+        return self.emulation
 
     @property
-    def device(self) -> str:
-        """The emulated device."""
-        return self.emulation.target.name
+    def label(self) -> str:
+        """The name with the device."""
+        return f"{EMULATOR}:{self.device}"
 
     def capabilities(self) -> Mapping[Format, Capability]:
         """Formats and their speeds, by the target's documented rates of matrix products."""
@@ -122,6 +112,22 @@ class EmulatorEngine:
             reason = "" if rate is not None else f"{self.device} has no {fmt.label}"
             found[fmt] = Capability(runs=rate is not None, speed=speed, reason=reason)
         return found
+
+    def has_kernel(self, node: Node, fmt: Format) -> bool | None:
+        """Whether the part of the device that runs the op computes in ``fmt``.
+
+        Of formats for operands alone a device has only those that it does not run in a wider
+        one, because the others gain nothing (``int8_weights`` gains by reading less); tf32 it
+        has only for products.
+        """
+        info = lookup(node.native)
+        real = self.emulation.target.engine_for(info.kind).computes_in(fmt)
+        if fmt is Format.TF32:
+            return info.matmul_engine and real is fmt
+        if real is None:
+            return False
+        gains = fmt.constants_only or not fmt.operands_only
+        return None if gains or real.storage_bytes <= fmt.storage_bytes else False
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
         """Load a model, cast as the options say; low types in it are emulated too.

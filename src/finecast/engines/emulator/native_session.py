@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -19,16 +19,7 @@ from finecast.devices.setting import (
     kernel_numbers,
     setting_of_formats,
 )
-from finecast.engines.base import (
-    Array,
-    Feeds,
-    KernelTime,
-    Session,
-    TensorSpec,
-    keeps_state,
-    next_step,
-    reset_state,
-)
+from finecast.engines.base import Array, EmulatedSession, Feeds, Session
 from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.views import RoundedViews
 from finecast.engines.loading import exact_session
@@ -59,7 +50,7 @@ def check_emulation(emulation: Emulation, library: str) -> None:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class NativeEmulatorSession:
+class NativeEmulatorSession(EmulatedSession):
     """A model under one setting.
 
     Attributes:
@@ -79,16 +70,6 @@ class NativeEmulatorSession:
         """Build the model for the setting."""
         self.apply(self.setting)
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs."""
-        return self._session.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs."""
-        return self._session.outputs
-
     def apply(self, setting: Setting) -> NativeEmulatorSession:
         """Cast what ``setting`` says from now on."""
         self.setting = setting
@@ -101,10 +82,7 @@ class NativeEmulatorSession:
             formats=self.formats,
         )
         self._session = exact_session(_Builder(model, roundings, setting).build())
-        return self
-
-    def restart(self) -> NativeEmulatorSession:
-        """Does nothing: without stochastic rounding no sample depends on its index."""
+        self.inputs, self.outputs = self._session.inputs, self._session.outputs
         return self
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
@@ -114,20 +92,15 @@ class NativeEmulatorSession:
     @property
     def keeps_state(self) -> bool:
         """Whether outputs depend on the calls before."""
-        return keeps_state(self._session)
+        return self._session.keeps_state
 
     def reset(self) -> None:
         """Empty the state, if the model has one."""
-        reset_state(self._session)
+        self._session.reset()
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch on the state that the step before left."""
-        return next_step(self._session, feeds)
-
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """An empty list: the time that emulation takes says nothing of the device."""
-        del feeds, repeats
-        return []
+        return self._session.step(feeds)
 
 
 def plan_session(

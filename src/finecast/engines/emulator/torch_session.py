@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting, device_kernels, kernel_numbers
-from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, EmulatedSession, Feeds
 from finecast.engines.emulator.roundings import GraphRoundings, Roundings, RoundTo
 from finecast.engines.emulator.torch_program import PreparedProgram, ProgramRun
 from finecast.engines.emulator.torch_rounding import convert_tensor
@@ -34,11 +34,8 @@ Ports = Mapping[tuple[FxNode, int], tuple[Value, Roundings]]
 
 
 @final
-class TorchEmulatorSession:
+class TorchEmulatorSession(EmulatedSession):
     """A session that runs a prepared program under a setting, which ``apply`` changes.
-
-    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
-    ``restart``, not on how samples were split into batches.
 
     Args:
         prepared: The program.
@@ -65,19 +62,11 @@ class TorchEmulatorSession:
         self._rounded = _RoundedProgram(
             prepared=prepared, roundings=roundings, ports=_ports(prepared, roundings)
         )
+        self.inputs = prepared.signature.inputs
+        self.outputs = [s for s in prepared.signature.outputs if s is not None]
         self._setting = setting
         self._weights: dict[tuple[int, tuple[RoundTo, ...]], torch.Tensor] = {}
         self._seen = 0
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The program's tensor inputs, in order."""
-        return self._rounded.prepared.signature.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The program's tensor outputs, in order."""
-        return [s for s in self._rounded.prepared.signature.outputs if s is not None]
 
     def apply(self, setting: Setting) -> TorchEmulatorSession:
         """Cast what ``setting`` says from now on; the stream of samples starts anew."""
@@ -101,11 +90,6 @@ class TorchEmulatorSession:
             for spec, leaf in zip(signature.outputs, leaves, strict=True)
             if spec is not None
         }
-
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """An empty list: the time that emulation takes says nothing of the device."""
-        del feeds, repeats
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ import numpy as np
 from finecast.engines.attribution import Kernel, attribute
 from finecast.engines.base import (
     Array,
-    Capability,
+    Engine,
     Feeds,
     KernelFormats,
     KernelTime,
     Loadable,
+    Session,
     TensorSpec,
 )
 from finecast.engines.numerics import TENSORFLOW
@@ -40,6 +41,7 @@ from finecast.frontends.tensorflow.library import (
 from finecast.frontends.tensorflow.loading import load, of_keras
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
 from finecast.frontends.tensorflow.op_types import precision_attribute
+from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 
 NAME: Final = "tensorflow"
@@ -59,33 +61,22 @@ def devices() -> tuple[str, ...]:
 
 
 @final
-class TensorFlowEngine:
+class TensorFlowEngine(Engine):
     """Runs graphs without variables; ops compute in the types that the graph states.
 
     It reads SavedModels and Keras files, and not ONNX files as other engines do.
     """
+
+    name = NAME
+    device = "CPU"
+    reads_onnx = False
+    lowers_by_hint = True
 
     def __init__(self, device: str = "CPU") -> None:
         if device.upper() not in devices():
             raise EngineError(
                 f"finecast does not drive TensorFlow on {device!r}", fix="use tensorflow:CPU"
             )
-
-    @property
-    def name(self) -> str:
-        """The engine's name in options and reports."""
-        return NAME
-
-    @property
-    def device(self) -> str:
-        """The device, always the CPU."""
-        return "CPU"
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        """By format, measured with small kernels once per process."""
-        from finecast.engines.probe import probe
-
-        return probe(self)
 
     def load(self, model: Loadable, *, profiling: bool = False) -> TensorFlowSession:
         """Open a SavedModel, by its folder, a ``.keras`` file, or a model in memory.
@@ -107,9 +98,12 @@ class TensorFlowEngine:
             raise EngineError(f"Grappler has no setting for {fmt.label} on a CPU")
         return TensorFlowSession(_taken(model), rewrite=_REWRITES[fmt])
 
-    def has_kernel(self, native: str, fmt: Format) -> bool:
-        """Whether TensorFlow has registered a kernel of the op in ``fmt`` for CPUs."""
-        return fmt in registered_formats(native.removeprefix("tf::"))
+    def has_kernel(self, node: Node, fmt: Format) -> bool:
+        """Whether TensorFlow has registered a kernel of the op in ``fmt`` for CPUs.
+
+        A phi runs nothing and needs no kernel.
+        """
+        return node.op == PHI or fmt in registered_formats(node.native.removeprefix("tf::"))
 
     def load_probe(self, probe: Probe, fmt: Format) -> TensorFlowSession:
         """A session on the probe in ``fmt``.
@@ -142,7 +136,7 @@ def _taken(model: Loadable) -> FrozenModel:
 
 
 @final
-class TensorFlowSession:
+class TensorFlowSession(Session):
     """A TensorFlow session on one graph.
 
     ``rewrite`` is the name of Grappler's setting for automatic mixed precision; empty: off.
@@ -151,6 +145,8 @@ class TensorFlowSession:
     def __init__(
         self, model: FrozenModel, *, profiling: bool = False, rewrite: str = ""
     ) -> None:
+        self.inputs = tuple(map(_spec, model.inputs))
+        self.outputs = tuple(map(_spec, model.outputs))
         self._model = model
         self._profiling = profiling
         self._config = _config(profiling, rewrite)
@@ -170,16 +166,6 @@ class TensorFlowSession:
                 model=model.graph.SerializeToString(deterministic=True),
                 fix="keep its ops in fp32, or use another engine",
             )
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The model's inputs, in order."""
-        return tuple(map(_spec, self._model.inputs))
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs, in order."""
-        return tuple(map(_spec, self._model.outputs))
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once; outputs by name in model order.

@@ -18,7 +18,7 @@ from torch.export.graph_signature import (
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.engines.ports import ordered_feeds
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.aten import dtype_label
@@ -110,22 +110,17 @@ def _spec(name: str, fake: Any) -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype_label(fake.dtype), shape=shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleSession:
+@dataclass(eq=False, kw_only=True)
+class ModuleSession(Session):
     """A module with the signature of the program it was made from."""
 
     module: torch.nn.Module
     signature: ProgramSignature
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The program's tensor inputs, in order."""
-        return self.signature.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The program's tensor outputs, in order."""
-        return [spec for spec in self.signature.outputs if spec is not None]
+    def __post_init__(self) -> None:
+        """Inputs and outputs are the program's tensors, in order."""
+        self.inputs = self.signature.inputs
+        self.outputs = [spec for spec in self.signature.outputs if spec is not None]
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once; outputs by name in the program's order."""
@@ -137,11 +132,6 @@ class ModuleSession:
             for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
             if spec is not None
         }
-
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """An empty list: compiled kernels do not have the names of ops."""
-        del feeds, repeats
-        return []
 
 
 def output_array(leaf: torch.Tensor) -> Array:

@@ -19,6 +19,7 @@ from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.instrument import observable, with_outputs, with_switches
 from finecast.frontends.onnx.mean_errors import with_mean_errors
 from finecast.frontends.onnx.model import (
+    POLICY_KEY,
     OnnxFile,
     came_external,
     check,
@@ -40,9 +41,10 @@ from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import check_inferable, every_node, infer, types_computed_in
-from finecast.frontends.onnx.undo import PLAN_KEY, POLICY_KEY, undo
+from finecast.frontends.onnx.undo import PLAN_KEY, undo
 from finecast.frontends.onnx.widen import widen
 from finecast.frontends.onnx.writer import apply_edits
+from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import PHI, Graph, Node
 from finecast.numbers.encodings import Encodings
@@ -83,7 +85,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(PreparedModel):
     """A model ready to be planned.
 
     Its nodes are named, its types inferred, and its opset has what the policy may need.
@@ -99,6 +101,7 @@ class Prepared:
     """Label of the policy that it was prepared for."""
     shaped: tuple[ir.Value, ...] = ()
     """Values whose shape was inferred, not stated: a converted model does not state it."""
+    adjusts = True
 
     @property
     def library(self) -> str:
@@ -187,7 +190,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Applied(AppliedModel):
     """The model that a plan gives, its graph before the edits, and the edits that made it."""
 
     model: ir.Model

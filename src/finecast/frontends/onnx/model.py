@@ -35,6 +35,9 @@ from finecast.frontends.onnx.verify import (
 from finecast.frontends.onnx.wire import parse_model
 from finecast.numbers.scaled import Scaled
 
+POLICY_KEY: Final = "finecast.policy"
+"""The model's note of the policy that it was converted by."""
+
 # A protobuf message has less than 2 GiB; with this many bytes of tensors, well below, they go
 # to a second file.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
@@ -65,7 +68,7 @@ class OnnxFile:
             same order.
         from_type: The type whose ops were converted to fp32; empty if none.
         original: The model before that conversion.
-        notes: What the user is told of that conversion.
+        told: What the user is told of that conversion.
         came_as: How values and constants were encoded before that conversion, by name.
     """
 
@@ -79,8 +82,13 @@ class OnnxFile:
     message: onnx.ModelProto | None = None
     from_type: str = ""
     original: OnnxFile | None = None
-    notes: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     came_as: Mapping[str, Scaled] = field(default_factory=dict[str, Scaled])
+
+    @property
+    def converted(self) -> str:
+        """The policy of an earlier conversion; empty if there was none."""
+        return self.model.metadata_props.get(POLICY_KEY, "")
 
     @property
     def truth(self) -> OnnxFile | None:

@@ -90,7 +90,7 @@ def take_to_fp32(file: OnnxFile, source: str) -> OnnxFile:
         from_type=label,
         original=file,
         came_as=came_as,
-        notes=notes,
+        told=notes,
     )
 
 

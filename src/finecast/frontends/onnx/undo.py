@@ -18,6 +18,7 @@ from finecast.frontends.onnx.constants import (
     DecodedTensor,
     constant_tensor,
 )
+from finecast.frontends.onnx.model import POLICY_KEY
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import take_back_ops
 from finecast.frontends.onnx.statements import STATEMENTS
@@ -29,7 +30,6 @@ from finecast.planning.edits import edits
 from finecast.rules.policy import conversion_stays
 
 PLAN_KEY = "finecast.plan"
-POLICY_KEY = "finecast.policy"
 
 
 def undo(model: ir.Model, policy: str) -> None:

@@ -36,8 +36,8 @@ def stated_for_engines(file: OnnxFile) -> OnnxFile:
     """
     stated = _stated(file.model)
     if stated is not None:
-        notes = (*file.notes, _note(file.model, stated))
-        return replace(staged(file, stated, file.name), notes=notes)
+        told = (*file.told, _note(file.model, stated))
+        return replace(staged(file, stated, file.name), told=told)
     opset = opset_of(file.model)
     wrong, version = misread(file.model, opset)
     over_last = over_last_axis(file.model, opset) if wrong else []
@@ -49,9 +49,9 @@ def stated_for_engines(file: OnnxFile) -> OnnxFile:
         raised = raise_opset(file.model.clone(), version)
     except ModelError:
         said = f"{text}: its numbers are not the model's; use --engine onnxruntime"
-        return replace(file, notes=(*file.notes, said))
-    notes = (*file.notes, f"{text}: the model is taken at opset {version}")
-    return replace(staged(file, raised, file.name), notes=notes)
+        return replace(file, told=(*file.told, said))
+    told = (*file.told, f"{text}: the model is taken at opset {version}")
+    return replace(staged(file, raised, file.name), told=told)
 
 
 def _stated(model: ir.Model) -> ir.Model | None:

@@ -27,7 +27,7 @@ from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.openvino.writer import apply_edits
-from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import Dim, Graph
 from finecast.numbers.encodings import Encodings
@@ -72,6 +72,7 @@ class OvPrepared(PreparedAsIs):
     file: OvFile
     model: openvino.Model
     of: ModelLibrary = _LIBRARY
+    adjusts = True
 
     @property
     def hints(self) -> tuple[Format, ...]:
@@ -117,7 +118,7 @@ class OvPrepared(PreparedAsIs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OvApplied:
+class OvApplied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
     model: openvino.Model

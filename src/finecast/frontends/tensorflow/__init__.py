@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from finecast.frontends.prepared import ModelLibrary, PreparedAsIs
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
 from finecast.frontends.saved_notes import converted_to
 from finecast.frontends.tensorflow import instrument
@@ -109,18 +109,13 @@ class TensorFlowPrepared(PreparedAsIs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorFlowApplied:
+class TensorFlowApplied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
     model: FrozenModel
     graph: Graph
     binding: GraphBinding
     edits: tuple[Edit, ...]
-
-    @property
-    def restated(self) -> tuple[()]:
-        """Ops that are stated in another way: none."""
-        return ()
 
     def observable(self) -> dict[str, int]:
         """Ids of the float values that can be shown, by names for ``with_outputs``."""

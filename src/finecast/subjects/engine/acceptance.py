@@ -36,9 +36,9 @@ from finecast.engines.base import Array, Engine, Feeds, Session, each_call
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
+from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
-from finecast.subjects.engine.native import AppliedModel
 
 Outputs: TypeAlias = Mapping[str, Array]
 

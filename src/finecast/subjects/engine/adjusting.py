@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.integers import codes_results
 from finecast.engines.loading import exact_session, load_model
-from finecast.numbers.encodings import Encodings
+from finecast.frontends.prepared import PreparedModel
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import Gain, gaining_kinds, measure_gains, output_error
-from finecast.planning.adjustments import Adjustment
-from finecast.planning.biases import Bias, biases, corrected
+from finecast.planning.biases import biases, corrected
 from finecast.planning.equalising import equalised
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -23,28 +21,10 @@ from finecast.planning.rescaling import Rescaling, re_encoded, reasons
 from finecast.planning.smoothing import smoothable, smoothed
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust
-from finecast.subjects.engine.native import NativeSource, PreparedModel
+from finecast.subjects.engine.native import Source
 from finecast.subjects.engine.observing import observe, observe_channels
 
 Batches = Callable[[], Iterable[Feeds]]
-
-
-@runtime_checkable
-class AdjustableModel(PreparedModel, Protocol):
-    """A prepared model whose operands can be adjusted."""
-
-    def with_mean_errors(
-        self,
-        formats: Mapping[int, Format],
-        encodings: Mapping[int, Encodings],
-        places: Sequence[Bias],
-    ) -> Any:
-        """A native copy that outputs the mean error by channel of each product on codes."""
-        ...
-
-    def adjusted(self, adjustments: Sequence[Adjustment]) -> AdjustableModel:
-        """A copy with these adjustments, as a plan that has them makes it before its edits."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +34,9 @@ class _Rescaled:
     ``steps`` are the lists of rescalings, in order, each with the model that it was made for.
     """
 
-    model: AdjustableModel
+    model: PreparedModel
     facts: Mapping[int, ValueFacts]
-    steps: tuple[tuple[AdjustableModel, Sequence[Rescaling]], ...] = ()
+    steps: tuple[tuple[PreparedModel, Sequence[Rescaling]], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +61,7 @@ class Adjuster:
         Raises:
             EngineError: If a copy of the model that outputs its values does not run.
         """
-        if not isinstance(self.model, AdjustableModel):
+        if not self.model.adjusts:
             return plan
         scaling = tuple(k for k in kinds if k is not Adjust.BIAS)
         rescaled = self._rescaled(self.model, scaling)
@@ -96,7 +76,7 @@ class Adjuster:
         found = (f for f in self.planner.policy.formats if f.scaled and not f.constants_only)
         return next(found, None)
 
-    def _rescaled(self, model: AdjustableModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
+    def _rescaled(self, model: PreparedModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
         """``model`` after these kinds of rescaling; cached."""
         if not kinds:
             return _Rescaled(model=model, facts=self.facts)
@@ -150,7 +130,7 @@ class Adjuster:
 def adjusted_if_it_gains(
     plan: Plan,
     adjuster: Adjuster,
-    source: NativeSource,
+    source: Source,
     engine: Engine,
     batches: Sequence[Feeds],
 ) -> tuple[Plan, tuple[Gain, ...]]:
@@ -167,11 +147,11 @@ def adjusted_if_it_gains(
     def error(one: Plan) -> float:
         return output_error(load_model(engine, source.build(one).model), reference, batches)
 
-    found = measure_gains(plan, kinds, adjuster, error)
+    found = measure_gains(plan, kinds, adjuster.adjusted, error)
     return adjuster.adjusted(plan, gaining_kinds(found)), found
 
 
-def _corrected(model: AdjustableModel, plan: Plan, batches: Iterable[Feeds]) -> Plan:
+def _corrected(model: PreparedModel, plan: Plan, batches: Iterable[Feeds]) -> Plan:
     """``plan`` with biases corrected by the mean errors on ``batches``."""
     graph = model.graph
     ids = {n.name: n.id for n in graph.nodes}

@@ -8,45 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
-from finecast.engines.base import Engine, HintingEngine, KernelSession, Session
+from finecast.engines.base import Engine, Session
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.native import PreparedModel
-
-
-@runtime_checkable
-class MarkableModel(Protocol):
-    """A prepared model that can be made for a precision hint, with marks on its fp32 ops."""
-
-    @property
-    def hints(self) -> Collection[Format]:
-        """The formats of such hints."""
-        ...
 
 
 def hint_formats(engine: Engine, prepared: PreparedModel) -> Collection[Format]:
     """Formats whose hint in ``engine`` the model can be made for."""
-    if not isinstance(engine, HintingEngine) or not isinstance(prepared, MarkableModel):
-        return ()
-    return prepared.hints
+    return (prepared.hints or ()) if engine.lowers_by_hint else ()
 
 
 def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
     """Raise UsageError if plans of ``policy`` cannot be stated by a hint and marks."""
-    if not isinstance(engine, HintingEngine) or not isinstance(prepared, MarkableModel):
+    known = prepared.hints
+    if known is None or not engine.lowers_by_hint:
         raise UsageError(
             f"this model of {prepared.library} cannot be made for a precision hint of"
             f" {engine.name}, with marks on the ops that keep fp32",
             where="--by-hint",
             fix="write OpenVINO's IR, -o NAME.xml, without --target",
         )
-    known = prepared.hints
     if not known:
         raise UsageError(
             "the model has ops that are low or quantized, and a precision hint is for models"
@@ -91,7 +78,8 @@ def check_marks(plan: Plan, graph: Graph, session: Session) -> None:
     Raises:
         EngineError: If it does not, or does not show it; names the first op.
     """
-    if not (plan.by_hint and plan.lowers) or not isinstance(session, KernelSession):
+    kernels = session.kernel_formats() if plan.by_hint and plan.lowers else ()
+    if not kernels:
         return
     (low,) = plan.low_formats
     fp32 = {d.node: by_name(d.op) for d in plan.decisions if d.format is Format.FP32}
@@ -103,7 +91,7 @@ def check_marks(plan: Plan, graph: Graph, session: Session) -> None:
             " not show whether its mark is kept"
         )
     formats = plan.formats
-    for kernel in session.kernel_formats():
+    for kernel in kernels:
         kept = [n for n in kernel.ops if n in fp32 and not fp32[n].exact]
         alone = all(n in fp32 or n not in formats for n in kernel.ops)
         lost = next((n for n in kept if alone or fp32[n].matmul_engine), None)

@@ -17,6 +17,8 @@ from finecast.engines.probe import speed_of
 from finecast.engines.usage import in_memory_notes
 from finecast.errors import EngineError, RuleConflictError, UsageError, WrongNumbersError
 from finecast.frontends.collection import paused_collection
+from finecast.frontends.prepared import AppliedModel, PreparedModel
+from finecast.frontends.replaying import Restated
 from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
@@ -42,13 +44,7 @@ from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
 from finecast.subjects.engine.integers import check_calibrated, drop_unfused
-from finecast.subjects.engine.native import (
-    AppliedModel,
-    EngineBuilt,
-    NativeSource,
-    PreparedModel,
-    RestatedOps,
-)
+from finecast.subjects.engine.native import EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
     check_stated,
@@ -89,7 +85,7 @@ class Converter:
         start: When the work began.
     """
 
-    source: NativeSource
+    source: Source
     output: Destination
     engines: Sequence[Engine]
     feeds: FeedMaker
@@ -249,13 +245,13 @@ class Converter:
         return replace(verified, reference=self.source.reference_name(applied.graph))
 
 
-def _restated_text(restated: RestatedOps) -> str:
+def _restated_text(restated: Restated) -> str:
     first, count = restated.nodes[0], len(restated.nodes)
     return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
 
 
 def _auto_plan(
-    source: NativeSource,
+    source: Source,
     prepared: PreparedModel,
     planner: Planner,
     engine: Engine,
@@ -356,7 +352,7 @@ def _one_engine_alone(engine: Engine, graph: Graph, plan: Plan) -> tuple[str, ..
 
 
 def _warnings(
-    source: NativeSource, planner: Planner, applied: AppliedModel, used: Collection[Format]
+    source: Source, planner: Planner, applied: AppliedModel, used: Collection[Format]
 ) -> list[str]:
     """Notes on ops that keep their types, and on formats that no op got."""
     policy, nodes = planner.policy, applied.graph.nodes

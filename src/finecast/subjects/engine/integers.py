@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from finecast.data.deviation import LIMIT, deviation, excused
-from finecast.engines.base import Array, Engine, Feeds, Loadable, StreamingEngine
+from finecast.engines.base import Array, Engine, Feeds, Loadable
 from finecast.engines.integers import fuses, not_as_planned
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
-from finecast.subjects.engine.native import AppliedModel, NativeSource
+from finecast.subjects.engine.native import Source
 
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
@@ -71,9 +72,7 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
             )
 
 
-def drop_unfused(
-    source: NativeSource, planner: Planner, engine: Engine, feeds: Feeds
-) -> Planner:
+def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
     """``planner`` without ops that the engine does not fuse into kernels of a scaled format.
 
     These are found by runs of the lowest plan in the format. An emulated device has no kernels
@@ -143,9 +142,10 @@ def check_on_one_thread(
     Raises:
         EngineError: If an output is far less exact so, or the model does not run.
     """
-    if not isinstance(engine, StreamingEngine):
+    one_thread = engine.on_one_thread()
+    if one_thread is None:
         return
-    alone = load_model(engine.on_one_thread(), model).run(feeds)
+    alone = load_model(one_thread, model).run(feeds)
     for name, wanted in exact.items():
         error = deviation(alone[name], wanted).relative
         usual = deviation(got[name], wanted).relative

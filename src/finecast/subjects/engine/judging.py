@@ -10,6 +10,7 @@ from finecast.engines import first_that_loads
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.probe import speed_of
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.census import Census, risks
@@ -24,13 +25,13 @@ from finecast.pipeline.sources import (
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.native import NativeSource, PreparedModel
+from finecast.subjects.engine.native import Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.sizes import shapes_for
 
 
-def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
+def batches_of(source: Source, options: RunOptions) -> list[Feeds]:
     """The first feeds of the user's data; empty if none were given.
 
     The model's inputs are told by the engine asked for, or by another one where it does not
@@ -46,7 +47,7 @@ def batches_of(source: NativeSource, options: RunOptions) -> list[Feeds]:
 
 
 def judged(
-    source: NativeSource,
+    source: Source,
     engine: Engine,
     policy: Policy,
     options: RunOptions,
@@ -63,7 +64,7 @@ def judged(
 
 
 def counted(
-    source: NativeSource,
+    source: Source,
     prepared: PreparedModel,
     options: RunOptions,
     batches: Sequence[Feeds],

@@ -1,97 +1,43 @@
-"""The protocols of a frontend whose models an engine loads as files or as native objects."""
+"""A model that plans are made for and that an engine loads: what differs by its library.
+
+The verbs on such a model are written once, in ``model.py``; a library's class states how its
+models are prepared, built and written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+from finecast.engines import get_engine
 from finecast.engines.base import Engine, Loadable, Session
+from finecast.engines.loading import exact_session
+from finecast.errors import UsageError
+from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.conversion import earlier_conversion, kept_types
+from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.sources import FeedMaker
-from finecast.pipeline.subject import SourceModel
+from finecast.pipeline.subject import Built
 from finecast.planning.adjustments import Adjustment
-from finecast.planning.edits import Edit, cast_count
+from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
-from finecast.planning.switches import Switch
-from finecast.rules.policy import Policy
+from finecast.planning.planner import Planner
+from finecast.rules.policy import Policy, Scope
+from finecast.rules.quantized import quantized_notes
+
+AS_IT_IS = Policy(scope=Scope.NONE)
+"""The policy that changes nothing."""
 
 
-class PreparedModel(Protocol):
-    """A model prepared for a policy; makes copies that output or round its values."""
-
-    @property
-    def graph(self) -> Graph:
-        """Its graph."""
-        ...
-
-    @property
-    def library(self) -> str:
-        """The name of the model's library in messages."""
-        ...
-
-    @property
-    def states(self) -> Collection[Format]:
-        """Formats that models of this kind can state."""
-        ...
-
-    @property
-    def from_type(self) -> str:
-        """The type whose ops were converted to fp32 beforehand; empty if none."""
-        ...
-
-    def minimal_opset(self, formats: Mapping[int, Format]) -> int:
-        """The operation set that these formats, by node id, need; 0 if there are no sets."""
-        ...
-
-    def can_cast(self, fmt: Format) -> bool:
-        """Whether the model can round to ``fmt`` by casts around an op."""
-        ...
-
-    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """Formats that the user asks for of inputs and outputs, by value id.
-
-        Raises:
-            UsageError: If a name is unknown, or a port cannot have the format.
-        """
-        ...
-
-    def observable(self) -> Mapping[str, int]:
-        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
-        ...
-
-    def with_outputs(self, names: Sequence[str]) -> Any:
-        """A native copy whose outputs are just the values called ``names``."""
-        ...
-
-    def with_switches(self, switches: Sequence[Switch]) -> Any:
-        """A native copy in fp32 with these roundings, which its input ``SWITCH`` turns on."""
-        ...
-
-    def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-        """Shapes by observable name, as far as they can be inferred from those of inputs."""
-        ...
-
-
-class RestatedOps(Protocol):
-    """Low ops that were rewritten for the engine's matchers."""
-
-    @property
-    def nodes(self) -> Sequence[str]:
-        """The names of these ops."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why they were rewritten."""
-        ...
-
-
-class AppliedModel(Protocol):
-    """The native model of a plan, and the edits that made it."""
+class ModelFile(Protocol):
+    """A model as a frontend read it."""
 
     @property
     def model(self) -> Any:
@@ -99,75 +45,118 @@ class AppliedModel(Protocol):
         ...
 
     @property
-    def graph(self) -> Graph:
-        """The graph of the model before the edits."""
+    def path(self) -> Path:
+        """Its file or folder."""
         ...
 
     @property
-    def edits(self) -> tuple[Edit, ...]:
-        """The changes that were made."""
+    def external(self) -> Sequence[Path]:
+        """Files other than ``path`` that are read with it."""
         ...
 
     @property
-    def restated(self) -> Sequence[RestatedOps]:
-        """Low ops that were rewritten as the plan's engine knows them."""
+    def name(self) -> str:
+        """The name by which the file was given."""
         ...
 
-    def observable(self) -> Mapping[str, int]:
-        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+    @property
+    def digest(self) -> str:
+        """Digest of all its files."""
         ...
 
-    def with_outputs(self, names: Sequence[str]) -> Any:
-        """A native copy whose outputs are just the values called ``names``."""
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the model where it is stored."""
         ...
+
+    @property
+    def converted(self) -> str:
+        """The label of the policy that it was converted by; empty if it was not."""
+        ...
+
+    @property
+    def told(self) -> Sequence[str]:
+        """Notes for the user on how it was read."""
+        ...
+
+
+FileT = TypeVar("FileT", bound=ModelFile)
+PreparedT = TypeVar("PreparedT", bound=PreparedModel)
+
+
+def check_trust(path: Path, *, trust: bool) -> None:
+    """Raise UsageError for ``trust`` where no code in a model's file is ever executed."""
+    if trust:
+        raise UsageError(
+            "--trust does not apply: no code in this file is executed",
+            where=str(path),
+            fix="leave it out",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
-class EngineBuilt:
-    """The model of a plan.
+class EngineBuilt(Built):
+    """The model of a plan, with the edits that made it."""
 
-    ``size_bytes`` counts the model with its tensors; ``loaded`` is its session, once run.
+    applied: AppliedModel
+
+
+@dataclass(slots=True, kw_only=True)
+class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
+    """A model of a file; the model prepared for the last policy is cached.
+
+    The defaults are those of a library with one engine and without operation sets, whose
+    models are never converted to fp32 beforehand.
+
+    Attributes:
+        file: The model as the frontend read it.
+        library: What messages call models of this kind.
+        engine: The name of the library's own engine.
+        fp32_fix: What the user can do about ops that are not in fp32.
+        told: Notes for the user on how the model was read.
     """
 
-    plan: Plan
-    applied: AppliedModel
-    size_bytes: int
-    loaded: Session | None = field(default=None, repr=False)
+    library: ClassVar[str]
+    engine: ClassVar[str]
+    fp32_fix: ClassVar[str]
+
+    file: FileT
+    told: Sequence[str] = field(default=(), init=False)
+    _prepared: tuple[Policy, PreparedT] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """The facts of the model are those of its file."""
+        self.model, self.path, self.external = (
+            self.file.model,
+            self.file.path,
+            self.file.external,
+        )
+        self.name, self.digest, self.told = self.file.name, self.file.digest, self.file.told
 
     @property
-    def model(self) -> Any:
-        """The native model."""
-        return self.applied.model
-
-    @property
-    def casts(self) -> int:
-        """Number of casts, without those of inputs and outputs; the engine's are not known."""
-        if self.plan.by_hint:
-            return 0
-        return cast_count(self.applied.graph, self.applied.edits)
-
-    def release(self) -> None:
-        """Unload its session."""
-        self.loaded = None
-
-
-class NativeSource(SourceModel, Protocol):
-    """A model that plans are made for, and that an engine loads."""
+    def size_bytes(self) -> int:
+        """Bytes of all its files."""
+        return self.file.size_bytes
 
     @property
     def loadable(self) -> Loadable:
-        """What an engine loads for the fp32 model."""
-        ...
+        """What an engine loads for the fp32 model: by default the native model."""
+        return self.model
 
     @property
     def original(self) -> Loadable | None:
         """The quantized model that this one was converted from, to compare with; else None."""
-        ...
+        return None
 
     @property
     def opset(self) -> int:
         """Its operation set; 0 if its library has no such sets."""
-        ...
+        return 0
+
+    @property
+    @abstractmethod
+    def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
+        """Declared shapes of the inputs that a caller gives."""
 
     def runners(self, spec: str | None) -> Sequence[Engine]:
         """The engine given, else all installed ones for such models, the preferred one first.
@@ -176,50 +165,118 @@ class NativeSource(SourceModel, Protocol):
             UsageError: If the engine given does not run such models.
             EngineError: If no engine does.
         """
-        ...
+        engine = get_engine(spec or self.engine)
+        if engine.name != self.engine:
+            raise UsageError(
+                f"engine {engine.name!r} does not run models of {self.library}",
+                where="--engine",
+                fix=f"use {self.engine} or {self.engine}:DEVICE, or leave it out",
+            )
+        return [engine]
 
     def reference(self) -> Session:
-        """A session of the fp32 model, used for its numbers and never timed."""
-        ...
+        """The model in the types that it states, used for its numbers and never timed."""
+        return exact_session(self.model)
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if any, and notes for the user."""
-        ...
+        return None, tuple(self.told)
 
-    def prepare(self, policy: Policy) -> PreparedModel:
+    def to_fp32(self, from_type: str) -> OpenedModel:
+        """Refuse: the model has to be exported in fp32."""
+        raise UsageError(
+            f"--from-type {from_type} does not apply to {self.library} models",
+            where=self.name,
+            fix=self.fp32_fix,
+        )
+
+    def source_for(self, plan: Plan) -> NativeSource[FileT, PreparedT]:
+        """The model that ``plan`` was made for: this one, or this one converted to fp32.
+
+        Raises:
+            ModelError: If the plan was made for another model.
+        """
+        del plan
+        return self
+
+    def prepare(self, policy: Policy) -> PreparedT:
         """The model prepared for ``policy``; the last one is cached."""
-        ...
+        if self._prepared is None or self._prepared[0] != policy:
+            self._prepared = (policy, self._prepare(policy))
+        return self._prepared[1]
 
-    def prepare_once(self, *, own: bool) -> PreparedModel:
+    def prepare_once(self, *, own: bool) -> PreparedT:
         """The model prepared without a change; not copied if it is the caller's ``own``."""
-        ...
+        del own
+        return self.prepare(AS_IT_IS)
 
-    @property
-    def told(self) -> Sequence[str]:
-        """Notes for the user on how the model was read."""
-        ...
+    def check_policy(self, policy: Policy) -> None:
+        """Prepare the model, which refuses names that match nothing."""
+        self.prepare(policy)
 
-    @property
-    def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
-        """Declared shapes of the inputs that a caller gives."""
-        ...
-
-    def kept_notes(self, graph: Graph, policy: Policy) -> Sequence[str]:
-        """Notes on ops that keep a type other than fp32, and what to do about it."""
-        ...
-
-    def earlier_notes(self, policy: Policy) -> Sequence[str]:
-        """Notes on what becomes of an earlier conversion of the model."""
-        ...
-
-    def check(self, output: Destination) -> None:
-        """Raise UsageError unless the model, converted, may be written there."""
-        ...
+    def build(self, plan: Plan) -> EngineBuilt:
+        """Replay the plan on a copy of the model."""
+        return self._built(plan, self._apply(plan, None))
 
     def consume(self, prepared: PreparedModel, plan: Plan) -> EngineBuilt:
         """As ``build``, but parts of ``prepared`` may be used in the result."""
-        ...
+        self._prepared = None
+        return self._built(plan, self._apply(plan, prepared))
 
+    def _built(self, plan: Plan, applied: AppliedModel) -> EngineBuilt:
+        return EngineBuilt(
+            model=applied.model,
+            plan=plan,
+            size_bytes=self._size_of(applied.model),
+            casts=0 if plan.by_hint else cast_count(applied.graph, applied.edits),
+            applied=applied,
+        )
+
+    def returned(self, built: EngineBuilt) -> Any:
+        """The model of a plan as the caller gets it if it is not written to a file."""
+        return built.model
+
+    def reference_name(self, graph: Graph) -> str:
+        """The name of the baseline: fp32, or the model given if that was low or quantized."""
+        came_low = self.earlier_notes(AS_IT_IS) or quantized_notes(graph)
+        return "the model given" if came_low else Format.FP32.label
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Notes on an earlier conversion, and on ops that keep their types."""
+        policy, graph = planner.policy, planner.graph
+        return [
+            *self.earlier_notes(policy),
+            *self.kept_notes(graph, policy),
+            *quantized_notes(graph),
+        ]
+
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
+        """Notes on ops that keep a type other than fp32, and what to do about it."""
+        return [f"{text}: {self.fp32_fix}" for text in kept_types(graph, policy).values()]
+
+    def earlier_notes(self, policy: Policy) -> list[str]:
+        """Notes on what becomes of an earlier conversion of the model."""
+        return earlier_conversion(self.file.converted, policy)
+
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+        """A copy, prepared for the policy of that label, to which roundings are added.
+
+        Its operands are adjusted. A library without such copies has a ``Program`` of its own.
+        """
+        raise NotImplementedError(self.library)
+
+    @abstractmethod
+    def _prepare(self, policy: Policy) -> PreparedT: ...
+
+    @abstractmethod
+    def _apply(self, plan: Plan, prepared: PreparedModel | None) -> AppliedModel:
+        """Replay the plan; parts of ``prepared``, if given, may be used in the result."""
+
+    @abstractmethod
+    def _size_of(self, model: Any) -> int:
+        """Bytes of a native model and its tensors."""
+
+    @abstractmethod
     def store(
         self,
         built: EngineBuilt,
@@ -229,7 +286,8 @@ class NativeSource(SourceModel, Protocol):
     ) -> tuple[int, Verified]:
         """Write the model; returns its bytes on disk, and how it was verified.
 
-        The first of ``engines`` that runs this model and the fp32 one verifies it.
+        The model is loaded and run before it takes its name. The first of ``engines`` that
+        runs this model and the fp32 one verifies it.
 
         Raises:
             UsageError: If the output cannot be written.
@@ -237,24 +295,7 @@ class NativeSource(SourceModel, Protocol):
             WrongNumbersError: If its formats do not explain its outputs.
             EngineError: If no engine can load it.
         """
-        ...
-
-    def returned(self, built: EngineBuilt) -> Any:
-        """The model of a plan as the caller gets it if it is not written to a file."""
-        ...
-
-    def build(self, plan: Plan) -> EngineBuilt:
-        """The model of ``plan``.
-
-        Raises:
-            ModelError: If the plan was made for another model.
-        """
-        ...
 
 
-class RoundableSource(NativeSource, Protocol):
-    """A model that can be copied with roundings of its values done in fp32."""
-
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
-        """A new copy, prepared for the policy of that label, with adjusted operands."""
-        ...
+Source: TypeAlias = NativeSource[Any, Any]
+"""A model of any library."""

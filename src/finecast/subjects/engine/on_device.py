@@ -6,22 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from finecast.engines.emulator import EmulatorEngine
+from finecast.frontends.prepared import PreparedModel
 from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
 from finecast.pipeline.program import PlanRequest
 from finecast.pipeline.roundings import points_of
+from finecast.pipeline.subject import Examined
 from finecast.planning.cost import RooflineCost
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.units import make_units
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Scope
-from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDevice:
+class OnDevice(Examined):
     """A model whose every op the rules have judged for a device."""
 
     planner: Planner

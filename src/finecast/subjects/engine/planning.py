@@ -8,19 +8,18 @@ from typing import Final, NoReturn
 
 from finecast import rules
 from finecast.devices.neuron import check_formats
-from finecast.engines import EMULATOR
 from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.faults import faults
 from finecast.engines.integers import codes_results, engines_for
-from finecast.engines.kernels import kernel_query
 from finecast.engines.loading import load_model
 from finecast.engines.probe import probe_one, speed_of
 from finecast.errors import UsageError
+from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline import profiles
 from finecast.pipeline.adjusting import no_adjustments
+from finecast.pipeline.casting import measure_casts
 from finecast.pipeline.profiles import Profiles
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
@@ -30,10 +29,8 @@ from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.adjusting import AdjustableModel
 from finecast.subjects.engine.by_hint import check_by_hint
-from finecast.subjects.engine.casting import measure_casts
-from finecast.subjects.engine.native import NativeSource, PreparedModel
+from finecast.subjects.engine.native import Source
 
 AUTOCASTS: Final = "torch"
 """The engine beside whose own mixed precision the scope ``like-autocast`` is held."""
@@ -62,13 +59,12 @@ def make_planner(
     known = faults(engine.name, engine.device, prepared.graph, policy.formats)
     told = broken or {}
     wrong = {n.id: told[n.name] for n in prepared.graph.nodes if n.name in told}
-    name = f"{EMULATOR}:{engine.device}" if engine.name == EMULATOR else engine.name
     context = Context(
         graph=prepared.graph,
         policy=policy,
         facts=facts or {},
-        kernels=kernel_query(engine),
-        engine=name,
+        kernels=engine.has_kernel,
+        engine=engine.label,
         faults={fmt: {**here, **wrong} for fmt, here in known.items()},
         user_rules=(*user_rules, *active()),
         measured=measured,
@@ -90,7 +86,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
 
     The same for adjustments of operands if the model has no such operands.
     """
-    if policy.adjust and not isinstance(prepared, AdjustableModel):
+    if policy.adjust and not prepared.adjusts:
         raise no_adjustments(f"one of {prepared.library}")
     if policy.by_hint:
         check_by_hint(policy, engine, prepared)
@@ -101,17 +97,18 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             where="--auto-cast",
             fix="use auto, all or like-grappler",
         )
-    if isinstance(engine, EmulatorEngine):
-        check_formats(engine.emulation, policy)
+    device = engine.emulates
+    if device is not None:
+        check_formats(device, policy)
     for fmt in policy.formats:
-        if fmt is Format.TF32 and engine.name != EMULATOR:
+        if fmt is Format.TF32 and device is None:
             raise UsageError(
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
             )
         if fmt not in prepared.states:
             _refuse(fmt, prepared)
-        if fmt.scaled and engine.name != EMULATOR and not probe_one(engine, fmt).runs:
+        if fmt.scaled and device is None and not probe_one(engine, fmt).runs:
             needs = "" if fmt.constants_only else " on a CPU with integer products (VNNI)"
             raise UsageError(
                 speed_of(engine, fmt).text,
@@ -136,7 +133,7 @@ def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
 
 
 def profile_ends(
-    source: NativeSource,
+    source: Source,
     planner: Planner,
     engine: Engine,
     feeds: Feeds,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from finecast.devices.emulation import Emulation
 from finecast.devices.setting import Setting
@@ -16,25 +15,23 @@ from finecast.engines.emulator.native_session import (
     check_emulation,
     plan_session,
 )
+from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import PlanRequest
+from finecast.pipeline.program import PlanRequest, Program
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts, facts_in
-from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.native import NativeSource, PreparedModel, RoundableSource
+from finecast.subjects.engine.native import AS_IT_IS, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.on_device import OnDevice
 
-_AS_IT_IS: Final = Policy(scope=Scope.NONE)
-
-SourceT = TypeVar("SourceT", bound=NativeSource)
+SourceT = TypeVar("SourceT", bound=Source)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
 
 
 @dataclass(slots=True, kw_only=True)
-class EngineProgram(ABC, Generic[SourceT, PreparedT]):
-    """The base class of ``Program``s; ``prepared`` is the model that is emulated."""
+class EngineProgram(Program, Generic[SourceT, PreparedT]):
+    """A ``Program`` of a model that engines run; ``prepared`` is the model that is emulated."""
 
     source: SourceT
     emulation: Emulation
@@ -55,7 +52,7 @@ class EngineProgram(ABC, Generic[SourceT, PreparedT]):
 
 
 @dataclass(slots=True, kw_only=True)
-class NativeProgram(EngineProgram[RoundableSource, PreparedModel]):
+class NativeProgram(EngineProgram[Source, PreparedModel]):
     """A ``Program`` of a model that is emulated as it is."""
 
     def __post_init__(self) -> None:
@@ -64,7 +61,7 @@ class NativeProgram(EngineProgram[RoundableSource, PreparedModel]):
         Raises:
             UsageError: If ``emulation`` has options that are not emulated here.
         """
-        self.prepared = self.source.prepare(_AS_IT_IS)
+        self.prepared = self.source.prepare(AS_IT_IS)
         check_emulation(self.emulation, self.prepared.library)
 
     def session(
@@ -73,7 +70,7 @@ class NativeProgram(EngineProgram[RoundableSource, PreparedModel]):
         """A session for the setting; it is built anew where another one is applied."""
         del switched
         return NativeEmulatorSession(
-            copy=partial(self.source.roundable, _AS_IT_IS.label),
+            copy=partial(self.source.roundable, AS_IT_IS.label),
             emulation=emulation,
             setting=setting,
         )

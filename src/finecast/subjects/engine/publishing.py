@@ -11,7 +11,7 @@ from typing import Final
 from finecast.data.feeds import last_indices
 from finecast.data.lengths import affordable, length_limits
 from finecast.engines import crashes, what_loads_it
-from finecast.engines.base import Array, Engine, Feeds, Session, Steps, keeps_state
+from finecast.engines.base import Array, Engine, Feeds, Session, Steps
 from finecast.errors import EngineError, UsageError
 from finecast.files import writing
 from finecast.graph import Graph
@@ -183,7 +183,7 @@ def _with_more_steps(
 
     What an op does with a state does not show while the state is empty.
     """
-    if not keeps_state(reference) or isinstance(given, Steps):
+    if not reference.keeps_state or isinstance(given, Steps):
         return given, outputs
     sequence = Steps([given] * _STEPS)
     try:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from finecast.engines.base import Feeds
+from finecast.frontends.prepared import PreparedModel
 from finecast.numbers.formats import Format
 from finecast.pipeline import roundings
 from finecast.pipeline.roundings import Points
@@ -16,7 +17,6 @@ from finecast.planning.sensitivity import Probe, Sensitivity
 from finecast.planning.switches import Switch
 from finecast.planning.units import Units
 from finecast.progress import Progress
-from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.switched import switched_probe
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finecast.engines.base import Feeds, TensorSpec
+from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph, Value
-from finecast.subjects.engine.native import PreparedModel
 from finecast.subjects.engine.observing import observe
 
 

@@ -10,24 +10,18 @@ from functools import cache, partial
 from itertools import islice
 from typing import Final
 
-from finecast.engines.base import (
-    Engine,
-    Feeds,
-    HintingEngine,
-    Session,
-    StreamingEngine,
-)
+from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import FUSIONS, fuses
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
+from finecast.frontends.prepared import PreparedModel
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.measuring import no_streams
 from finecast.pipeline.roundings import find_units
-from finecast.pipeline.subject import Built, UserRules
+from finecast.pipeline.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.pipeline.workload import (
     MOST_PROBED_ROWS,
     Workload,
@@ -38,26 +32,20 @@ from finecast.pipeline.workload import (
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
-from finecast.rules.policy import Adjust, Policy, Scope
+from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.adjusting import Adjuster
 from finecast.subjects.engine.by_hint import by_hint, check_marks
-from finecast.subjects.engine.hint import (
-    HintedModel,
-    OriginalModel,
-    hinted_models,
-    original_model,
-)
+from finecast.subjects.engine.hint import hinted_models, original_model
 from finecast.subjects.engine.integers import (
     check_on_integers,
     check_on_one_thread,
     drop_unfused,
     quantized_mismatch,
 )
-from finecast.subjects.engine.native import EngineBuilt, NativeSource, PreparedModel
+from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
     check_stated,
@@ -73,17 +61,11 @@ _REQUESTS_A_STREAM: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class EngineSubject:
+class EngineSubject(Subject):
     """A model in ``engine``; ``reference`` is the fp32 model, loaded there."""
 
-    model: NativeSource
+    model: Source
     engine: Engine
-    reference: Session
-    truth: Session | None = None
-    told: tuple[str, ...] = ()
-    target: str = ""
-    max_steps: int = MAX_STEPS
-    compiles: bool = False
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -95,6 +77,11 @@ class EngineSubject:
     def runner(self) -> str:
         """The name of the engine."""
         return self.engine.name
+
+    @property
+    def verifiers(self) -> Sequence[Engine]:
+        """The engine."""
+        return [self.engine]
 
     def check_formats(self, policy: Policy) -> None:
         """Raise UsageError for a format that the engine lacks or a model cannot state."""
@@ -113,7 +100,7 @@ class EngineSubject:
     @property
     def _plain(self) -> PreparedModel:
         """The model prepared without a change."""
-        return self.model.prepare(Policy(scope=Scope.NONE))
+        return self.model.prepare(AS_IT_IS)
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
@@ -158,19 +145,16 @@ class EngineSubject:
         if note:
             self.tell(note)
 
-    def hints(self, planner: Planner) -> Sequence[HintedModel]:
+    def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The fp32 model under each precision hint of the engine, if it has any."""
         return tuple(hinted_models(self.model, self.engine, planner))
 
-    def original(self, planner: Planner) -> OriginalModel | None:
+    def original(self, planner: Planner) -> Built | None:
         """The quantized model that the fp32 one was made from, if there is one and it runs."""
         return original_model(self.model, self.engine, planner)
 
     def session(self, built: Built) -> Session:
         """The session of a plan's model, loaded once."""
-        if isinstance(built, HintedModel | OriginalModel):
-            return built.loaded
-        assert isinstance(built, EngineBuilt)
         if built.loaded is None:
             built.loaded = load_model(self.engine, built.model)
         return built.loaded
@@ -208,27 +192,22 @@ class EngineSubject:
         """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
         return by_hint(self.engine, self._plain, plan)
 
-    def tell(self, *notes: str) -> None:
-        """Add notes for the user, each once."""
-        self.told = (*dict.fromkeys((*self.told, *notes)),)
-
     def check_streams(self) -> None:
         """Raise UsageError if the engine takes one request at a time."""
-        if not isinstance(self.engine, StreamingEngine):
-            raise no_streams(self.engine.name)
+        if not self.engine.serves_streams:
+            Subject.check_streams(self)
 
     def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Time all models with as many requests in flight as the engine serves best."""
         engine, timing = self.engine, workload.timing()
-        assert isinstance(engine, StreamingEngine)
         anchor = engine.load_streams(self.model.loadable)
         share = max(1, math.ceil(_REQUESTS_A_STREAM * anchor.requests / len(timing)))
         load = list(timing) * share
         calls: dict[str, Callable[[], object]] = {}
         for name, one in built.items():
             try:
-                if isinstance(one, HintedModel):
-                    streams = engine.load_streams(self.model.loadable, one.fmt)
+                if isinstance(one, Hinted):
+                    streams = engine.load_streams(self.model.loadable, one.format)
                 else:
                     streams = from_memory(one.model, engine.load_streams)
                 calls[name] = partial(streams.serve, load)
@@ -238,20 +217,14 @@ class EngineSubject:
 
     def stream_session(self, built: Built) -> Session:
         """A session in the configuration that ``streamed`` times; not kept."""
-        assert isinstance(self.engine, StreamingEngine)
         engine = self.engine.as_one_stream()
-        if isinstance(built, HintedModel):
-            assert isinstance(engine, HintingEngine)
-            return engine.load_hinted(self.model.loadable, built.fmt)
+        if isinstance(built, Hinted):
+            return engine.load_hinted(self.model.loadable, built.format)
         return load_model(engine, built.model)
-
-    def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """The feeds that are timed."""
-        return workload.timing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineExamined:
+class EngineExamined(Examined):
     """A model whose values were observed, with its planner."""
 
     subject: EngineSubject
@@ -261,6 +234,11 @@ class EngineExamined:
     workload: Workload
     progress: Progress
     adjuster: Adjuster
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether there are codes among the operands of such models."""
+        return self.prepared.adjusts
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with adjustments found by runs on the calibration data.

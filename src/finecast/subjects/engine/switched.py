@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from finecast.engines.base import Array, Feeds, Session, each_call, outputs_on
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
+from finecast.frontends.prepared import PreparedModel
 from finecast.planning.sensitivity import Probe
 from finecast.planning.switches import SWITCH, Switch
-from finecast.subjects.engine.native import PreparedModel
 
 # Fewer parts than this are not worth the time to load their sessions.
 _FEWEST_PARTS: Final = 3

@@ -10,21 +10,12 @@ from typing import TypeAlias
 
 from finecast.data.deviation import NOTICED, deviation
 from finecast.data.response import change, resampled
-from finecast.engines import EMULATOR
-from finecast.engines.base import (
-    Array,
-    Engine,
-    Feeds,
-    HintingEngine,
-    Loadable,
-    Session,
-    StreamingEngine,
-)
-from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, WrongNumbersError
+from finecast.frontends.prepared import AppliedModel
 from finecast.frontends.roundable import with_roundings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -34,7 +25,7 @@ from finecast.planning.plan import Plan
 from finecast.subjects.engine.acceptance import Case, accept, feeds_for
 from finecast.subjects.engine.by_hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers
-from finecast.subjects.engine.native import AppliedModel, EngineBuilt, RoundableSource
+from finecast.subjects.engine.native import EngineBuilt, Source
 from finecast.subjects.engine.publishing import (
     ReferenceRun,
     as_given,
@@ -95,8 +86,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         EngineError: If the engine cannot run one of the models.
     """
     engine, plan, applied = pair.engine, pair.plan, pair.applied
-    emulated = isinstance(engine, EmulatorEngine)
-    name = f"{EMULATOR}:{engine.device}" if emulated else engine.name
+    emulated, name = engine.emulates is not None, engine.label
     with as_given():
         reference, before = pair.reference(engine)
         careful = pair.careful() if pair.careful is not None else None
@@ -134,8 +124,9 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         usual=partial(_usual, pair, given),
     )
     warnings = accept(case, got, wanted)
-    if isinstance(engine, StreamingEngine):
-        _accept_on_one_thread(pair, case, engine.on_one_thread(), got)
+    alone = engine.on_one_thread()
+    if alone is not None:
+        _accept_on_one_thread(pair, case, alone, got)
     found = compare(name, got, wanted)
     found = replace(
         found,
@@ -203,7 +194,7 @@ def _usual(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
 def _under_hint(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
     """The fp32 model's outputs under the engine's hint for the plan's format, and its name."""
     engine, lows = pair.engine, pair.plan.low_formats
-    if not isinstance(engine, HintingEngine) or len(lows) != 1:
+    if not engine.lowers_by_hint or len(lows) != 1:
         return None
     (low,) = lows
     session = engine.load_hinted(pair.fp32, low)
@@ -223,7 +214,7 @@ def _products_of(plan: Plan) -> Plan:
 
 
 def verify(
-    source: RoundableSource,
+    source: Source,
     built: EngineBuilt,
     written: Loadable,
     engines: Sequence[Engine],
@@ -251,23 +242,21 @@ def verify(
     return verified_by_first(engines, verify_in)
 
 
-def _pair(
-    source: RoundableSource, built: EngineBuilt, written: Loadable, engine: Engine
-) -> Pair:
+def _pair(source: Source, built: EngineBuilt, written: Loadable, engine: Engine) -> Pair:
     """The pair for a library whose models an emulator runs with roundings put into them."""
     plan = built.plan
     copy = partial(source.roundable, plan.policy, plan.adjustments)
 
     def reference(engine: Engine) -> tuple[Session, Kernels]:
         # A device may have no fp32 products of its own: it is compared with exact fp32.
-        if isinstance(engine, EmulatorEngine):
+        if engine.emulates is not None:
             return source.reference(), ()
         return load_with_kernels(engine, source.loadable)
 
     def converted(engine: Engine) -> tuple[Session, Kernels]:
-        if isinstance(engine, EmulatorEngine):
+        if engine.emulates is not None:
             source.runners(None)[0].load(written)  # raises EngineError if it does not load
-            return plan_session(copy, plan, engine.emulation), ()
+            return plan_session(copy, plan, engine.emulates), ()
         return load_with_kernels(engine, written)
 
     def emulated(of: Plan, given: Feeds) -> Outputs:

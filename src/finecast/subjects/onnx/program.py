@@ -14,19 +14,19 @@ from finecast.engines.emulator import (
 )
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import Prepared
+from finecast.frontends.onnx import OnnxFile, Prepared
 from finecast.numbers.formats import Format
 from finecast.pipeline.program import PlanRequest
 from finecast.planning.plan import Plan
 from finecast.rules.facts import facts_in
 from finecast.rules.policy import Scope
+from finecast.subjects.engine.native import NativeSource
 from finecast.subjects.engine.on_device import OnDevice
 from finecast.subjects.engine.program import EngineProgram
-from finecast.subjects.onnx.source import OnnxSource
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(EngineProgram[OnnxSource, Prepared]):
+class OnnxProgram(EngineProgram[NativeSource[OnnxFile, Prepared], Prepared]):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     def __post_init__(self) -> None:

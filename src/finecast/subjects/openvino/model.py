@@ -9,9 +9,14 @@ from typing import Any, ClassVar
 
 from finecast.engines.base import Engine, Session
 from finecast.engines.loading import exact_session
+from finecast.errors import UsageError, naming
+from finecast.files import check_writable
+from finecast.files.staging import staging
 from finecast.frontends import openvino as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
+from finecast.frontends.openvino.model import IR_SUFFIX, WEIGHTS_SUFFIX
+from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim
 from finecast.pipeline.artefact import Destination, Verified
@@ -19,10 +24,10 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.model import ModelAsIs
-from finecast.subjects.engine.native import EngineBuilt, PreparedModel
-from finecast.subjects.engine.source import check_trust
-from finecast.subjects.openvino.artefact import check_output, write
+from finecast.subjects.engine.model import EngineModel
+from finecast.subjects.engine.native import EngineBuilt, check_trust
+from finecast.subjects.engine.publishing import publish
+from finecast.subjects.engine.verifying import verify
 
 
 def read(path: Path, *, trust: bool = False) -> OvModel:
@@ -48,12 +53,12 @@ def take(model: Any) -> OvModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class OvModel(ModelAsIs[OvFile, OvPrepared]):
+class OvModel(EngineModel[OvFile, OvPrepared]):
     """An OpenVINO model, opened."""
 
-    _LIBRARY: ClassVar[str] = "OpenVINO"
-    _ENGINE: ClassVar[str] = "openvino"
-    _FIX: ClassVar[str] = "convert the model in fp32"
+    library: ClassVar[str] = "OpenVINO"
+    engine: ClassVar[str] = "openvino"
+    fp32_fix: ClassVar[str] = "convert the model in fp32"
 
     @property
     def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
@@ -80,8 +85,22 @@ class OvModel(ModelAsIs[OvFile, OvPrepared]):
         return frontend.size_bytes(model)
 
     def check(self, output: Destination) -> None:
-        """Raise UsageError unless IR may be written to ``output``."""
-        check_output(output)
+        """Raise UsageError unless both files of IR may be written to ``output``."""
+        if output.external_data is not None:
+            raise UsageError(
+                "--external-data/--one-file does not apply to OpenVINO models",
+                where=str(output.path),
+                fix="leave it out: constants are always beside the .xml, in the .bin",
+            )
+        output.check()
+        if output.path is not None:
+            if output.path.suffix != IR_SUFFIX:
+                raise UsageError(
+                    f"OpenVINO writes no IR whose name does not end in {IR_SUFFIX}",
+                    where=str(output.path),
+                    fix=f"name it {output.path.with_suffix(IR_SUFFIX)}",
+                )
+            check_writable(output.path.with_suffix(WEIGHTS_SUFFIX), force=output.force)
 
     def store(
         self,
@@ -90,5 +109,19 @@ class OvModel(ModelAsIs[OvFile, OvPrepared]):
         engines: Sequence[Engine],
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
-        """Write both files of IR, once the model was loaded and run."""
-        return write(self, built, output, engines, feeds)
+        """Write both files of IR, once the model was loaded and run.
+
+        Neither of the two files is there without the other, and nothing half-written stays.
+        """
+        self.check(output)
+        place = output.path.parent if output.path is not None else None
+        with staging(place) as folder:
+            staged = folder / (output.path.name if output.path is not None else "model.xml")
+            with naming(staged, str(output.path or folder)):
+                size = frontend.save(built.model, staged)
+            with naming(staged, f"{self.name}, converted"):
+                verified = verify(self, built, staged, engines, feeds)
+            if place is not None:
+                weights, model = staged.with_suffix(WEIGHTS_SUFFIX), staged
+                publish([weights, model], place, str(output.path))
+        return size, verified

@@ -93,12 +93,11 @@ class Function:
         """
         from finecast.subjects import check_written
         from finecast.subjects.tensorflow import model
-        from finecast.subjects.tensorflow.artefact import publish
 
         path = Path(folder)
         check_written(model.__name__, path)
         check_writable_folder(path, GRAPH_FILE, force=force)
-        publish(lambda staged: save(self.frozen, staged), path, force=force)
+        model.publish(lambda staged: save(self.frozen, staged), path, force=force)
 
 
 def _as_declared(name: str, given: Any, declared: Any) -> Any:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from finecast.engines.base import Engine
 from finecast.errors import UsageError
-from finecast.files import check_writable_folder, digest, folder_files
+from finecast.files import check_writable_folder, digest, folder_files, publish_folder
+from finecast.files.staging import staging
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
+from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.roundable import Roundable
 from finecast.frontends.tensorflow import (
     FrozenModel,
@@ -24,16 +26,16 @@ from finecast.frontends.tensorflow import (
 from finecast.frontends.tensorflow.library import tf
 from finecast.frontends.tensorflow.loading import GRAPH_FILE, load, of_keras
 from finecast.frontends.tensorflow.regions import unopened
+from finecast.frontends.tensorflow.saving import save
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.model import ModelAsIs
-from finecast.subjects.engine.native import EngineBuilt, PreparedModel
-from finecast.subjects.engine.source import check_trust
-from finecast.subjects.tensorflow.artefact import write
+from finecast.subjects.engine.model import EngineModel
+from finecast.subjects.engine.native import EngineBuilt, check_trust
+from finecast.subjects.engine.verifying import verify
 
 _DIGITS: Final = 16
 
@@ -89,12 +91,12 @@ def _of(model: FrozenModel, model_digest: str, path: Path) -> TensorFlowModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
+class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
     """A SavedModel or a Keras model, opened."""
 
-    _LIBRARY: ClassVar[str] = "TensorFlow"
-    _ENGINE: ClassVar[str] = "tensorflow"
-    _FIX: ClassVar[str] = "save the model in fp32 first"
+    library: ClassVar[str] = "TensorFlow"
+    engine: ClassVar[str] = "tensorflow"
+    fp32_fix: ClassVar[str] = "save the model in fp32 first"
 
     @property
     def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
@@ -121,7 +123,7 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
 
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep their types, and on functions that are not read as bodies."""
-        found = ModelAsIs.kept_notes(self, graph, policy)
+        found = EngineModel.kept_notes(self, graph, policy)
         inner = unopened(self.file.binding.regions)
         if inner and policy.scope is not Scope.NONE:
             listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
@@ -144,5 +146,33 @@ class TensorFlowModel(ModelAsIs[TensorFlowFile, TensorFlowPrepared]):
         engines: Sequence[Engine],
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
-        """Write a SavedModel, once it was loaded and run."""
-        return write(self, built, output, engines, feeds)
+        """Write a SavedModel, once it was loaded and run; without a path run it in memory."""
+        model = built.model
+        if output.path is None:
+            return model.size_bytes, verify(self, built, model, engines, feeds)
+        verified: list[Verified] = []
+
+        def staged(folder: Path) -> None:
+            save(model, folder)
+            verified.append(verify(self, built, folder, engines, feeds))
+
+        publish(staged, output.path, force=output.force)
+        return model.size_bytes, verified[0]
+
+
+def publish(make: Callable[[Path], None], path: Path, *, force: bool) -> None:
+    """Let ``make`` write a SavedModel into a folder beside ``path``, then move it there.
+
+    Raises:
+        UsageError: If it cannot be written there.
+    """
+    try:
+        with staging(path.parent) as folder:
+            staged = folder / path.name
+            make(staged)
+            check_writable_folder(path, GRAPH_FILE, force=force)
+            publish_folder(staged, path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the output: {error.strerror}", where=str(path)
+        ) from error

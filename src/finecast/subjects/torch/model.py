@@ -31,7 +31,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified, compare_finite
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion, nothing_converted
-from finecast.pipeline.model import RunOptions
+from finecast.pipeline.model import OpenedModel, RunOptions
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import PlanRequest, Program
@@ -69,7 +69,6 @@ def read(path: Path, *, trust: bool = False) -> TorchModel:
         captured=frontend.capture(program, ()),
         name=str(path),
         digest=digest(path),
-        size_bytes=path.stat().st_size,
     )
 
 
@@ -91,12 +90,17 @@ def take(model: Any) -> TorchModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchModel(TorchSource):
+class TorchModel(TorchSource, OpenedModel):
     """A ``.pt2`` file, opened: ``model`` is its program."""
 
     model: ExportedProgram
     path: Path
     external: tuple[Path, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.path.stat().st_size
 
     def to_fp32(self, from_type: str) -> TorchModel:
         """Refuse: a module has to be in fp32 before it is exported."""
@@ -132,7 +136,6 @@ class TorchModel(TorchSource):
             captured=self.captured,
             name=self.name,
             digest=self.digest,
-            size_bytes=self.size_bytes,
         )
         return TorchSubject(
             model=module,

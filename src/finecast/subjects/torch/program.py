@@ -19,7 +19,6 @@ from finecast.engines.emulator.torch_program import (
     prepare_program,
 )
 from finecast.engines.emulator.torch_session import TorchEmulatorSession
-from finecast.engines.kernels import kernel_query
 from finecast.engines.torch.planning import (
     ENGINE,
     analysis_of,
@@ -33,7 +32,8 @@ from finecast.frontends.torch import Captured
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import PlanRequest
+from finecast.pipeline.program import PlanRequest, Program
+from finecast.pipeline.subject import Examined
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
@@ -46,7 +46,7 @@ from finecast.rules.override import active, check_overrides
 
 
 @dataclass(slots=True, kw_only=True)
-class TorchProgram:
+class TorchProgram(Program):
     """A ``Program`` of an exported program."""
 
     program: ExportedProgram
@@ -106,7 +106,7 @@ class TorchProgram:
             graph=captured.graph,
             policy=request.policy,
             facts=facts,
-            kernels=kernel_query(EmulatorEngine(emulation=request.emulation)),
+            kernels=EmulatorEngine(emulation=request.emulation).has_kernel,
             engine=ENGINE,
             user_rules=(*request.user_rules, *active()),
             measured=request.measured,
@@ -132,7 +132,7 @@ class TorchProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchOnDevice:
+class TorchOnDevice(Examined):
     """A program judged for a device; ``leaves`` are the inputs that errors are measured on."""
 
     planner: Planner

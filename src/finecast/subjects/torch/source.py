@@ -17,6 +17,7 @@ from finecast.frontends.torch.aten import BODIES
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.conversion import kept_types
+from finecast.pipeline.subject import Built, SourceModel
 from finecast.planning.edits import Edit, cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -29,19 +30,12 @@ CODED: Final = (Format.INT8,)
 
 
 @dataclass(slots=True, kw_only=True)
-class TorchBuilt:
+class TorchBuilt(Built):
     """The module of a plan; ``run`` is the prepared module that is timed, once it was made."""
 
     model: ConvertedModule
-    plan: Plan
     edits: Sequence[Edit]
-    casts: int
     run: Callable[..., Any] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its parameters and buffers."""
-        return state_bytes(self.model)
 
     def release(self) -> None:
         """Forget the prepared module."""
@@ -49,14 +43,18 @@ class TorchBuilt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchSource:
+class TorchSource(SourceModel):
     """A module or an exported program, with its graph."""
 
     model: Any
     captured: Captured
     name: str
     digest: str
-    size_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the module's parameters and buffers."""
+        return state_bytes(self.model)
 
     def check_policy(self, policy: Policy) -> None:
         """Raise UsageError for types of ports, unsupported formats, or unknown names."""
@@ -69,11 +67,6 @@ class TorchSource:
     def build(self, plan: Plan) -> TorchBuilt:
         """The module of a plan, with the plan attached."""
         return built_of(self.captured, plan, self.name)
-
-    def reference_name(self, graph: Graph) -> str:
-        """fp32: no module comes converted."""
-        del graph
-        return Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Notes on ops that keep a type other than fp32."""
@@ -98,7 +91,8 @@ def built_of(captured: Captured, plan: Plan, where: str = "") -> TorchBuilt:
     model.eval()
     model.finecast_plan = plan
     casts = cast_count(captured.graph, edits)
-    return TorchBuilt(model=model, plan=plan, edits=edits, casts=casts)
+    size = state_bytes(model)
+    return TorchBuilt(model=model, plan=plan, size_bytes=size, edits=edits, casts=casts)
 
 
 def kept_advice(graph: Graph, policy: Policy) -> tuple[str, ...]:

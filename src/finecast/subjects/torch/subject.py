@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
+from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
 from finecast.engines.torch.integers import Prepare, compiled_frozen
@@ -43,7 +43,7 @@ from finecast.frontends.torch.observing import observe
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.subject import Built, UserRules
+from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
@@ -64,7 +64,6 @@ from finecast.subjects.torch.source import (
     CODED,
     TorchBuilt,
     TorchSource,
-    state_bytes,
     uses_codes,
     without_codes,
 )
@@ -119,21 +118,14 @@ class TuneOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleSession:
+class ExampleSession(Session):
     """A module that always runs on its example inputs: feeds are ignored."""
 
     module: torch.nn.Module
     arguments: Arguments
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """Empty: the inputs have no names."""
-        return ()
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """Empty: outputs are known by number."""
-        return ()
+    inputs: Sequence[TensorSpec] = ()  # they have no names
+    outputs: Sequence[TensorSpec] = ()  # they are known by number
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Outputs, by number."""
@@ -144,14 +136,9 @@ class ExampleSession:
         tensors = (x for x in leaves if isinstance(x, torch.Tensor))
         return {str(number): output_array(x) for number, x in enumerate(tensors)}
 
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Empty: compiled kernels do not carry the names of ops."""
-        del feeds, repeats
-        return []
-
 
 @dataclass(slots=True, kw_only=True)
-class TorchSubject:
+class TorchSubject(Subject):
     """A PyTorch module to tune.
 
     Attributes:
@@ -159,18 +146,12 @@ class TorchSubject:
         options: How plans are tried.
         examples: Positional and keyword inputs; None for the workload's first feeds.
         signature: That of the exported program; None for a module.
-        reference: The module in fp32.
     """
 
     model: TorchSource
     options: TuneOptions
     examples: Arguments | None
     signature: ProgramSignature | None
-    reference: Session
-    truth: None = None
-    told: tuple[str, ...] = ()
-    target: str = ""
-    runner: str = ENGINE
     _frozen: bool = field(default=False, init=False)
     _run: Callable[..., Any] | None = field(default=None, init=False)
     _progress: Progress = field(default=silent, init=False)
@@ -198,7 +179,6 @@ class TorchSubject:
             captured=captured,
             name=type(original).__name__,
             digest=captured.graph.digest,
-            size_bytes=state_bytes(original),
         )
         return cls(
             model=source,
@@ -207,6 +187,11 @@ class TorchSubject:
             signature=None,
             reference=ExampleSession(module=original, arguments=examples),
         )
+
+    @property
+    def runner(self) -> str:
+        """PyTorch."""
+        return ENGINE
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -249,11 +234,6 @@ class TorchSubject:
         """Whether a format is faster than fp32, by timed products."""
         return speed_here(self.device, fmt)
 
-    def first_nan(self, workload: Workload) -> str:
-        """Empty: it is not looked for."""
-        del workload
-        return ""
-
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> TorchExamined:
@@ -264,12 +244,12 @@ class TorchSubject:
         facts = self._facts(workload) if self._frozen else None
         planner = judged(captured, arguments, policy, user_rules, facts)
         if self._frozen:
-            self._tell(*uncalibrated(planner.graph, policy.formats, facts or {}), FROZEN_TIMES)
+            self.tell(*uncalibrated(planner.graph, policy.formats, facts or {}), FROZEN_TIMES)
             try:
                 planner, told = drop_unfused(captured, planner, arguments, progress)
-                self._tell(*told)
+                self.tell(*told)
             except EngineError as error:
-                self._tell(f"{error.what}: nothing is planned in int8; {error.fix}")
+                self.tell(f"{error.what}: nothing is planned in int8; {error.fix}")
                 planner = judged(captured, arguments, without_codes(policy), user_rules)
         exact = Exact.of(self.reference, self.feeds(workload), workload.of)
         return TorchExamined(
@@ -289,9 +269,6 @@ class TorchSubject:
         for feeds in workload.calibration():
             facts = merge(facts, observe(captured, signature.leaves(feeds)))
         return facts
-
-    def _tell(self, *notes: str) -> None:
-        self.told = (*dict.fromkeys((*self.told, *notes)),)
 
     def session(self, built: Built) -> Session:
         """A session of a plan's module, not compiled."""
@@ -319,7 +296,7 @@ class TorchSubject:
                 try:
                     calls[name] = partial(call, self._prepared(one, (args, kwargs)))
                 except EngineError as error:
-                    self._tell(f"a plan was dropped: {error.what}")
+                    self.tell(f"a plan was dropped: {error.what}")
             anchor = self._prepared(None, (args, kwargs))
             self._compile([partial(call, anchor), *calls.values()])
             return Race.of(partial(call, anchor), calls, effort)
@@ -369,7 +346,7 @@ class TorchSubject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchExamined:
+class TorchExamined(Examined):
     """A module whose every op the rules have judged.
 
     ``counted`` are numbers of the outputs that errors are of.
