@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
+from finecast.engines.torch.session import arguments_of
 from finecast.errors import UsageError
 from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.pipeline import tuning
@@ -21,7 +22,8 @@ from finecast.pipeline.workload import check_finite, metric_value
 from finecast.progress import Progress, reporting
 from finecast.rules import UserRule
 from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.subjects.torch.subject import TorchSubject, TuneOptions
+from finecast.subjects.torch.model import of_module
+from finecast.subjects.torch.subject import TuneOptions
 from finecast.usercode import guarded
 
 Evaluate = Callable[[torch.nn.Module], float]
@@ -80,12 +82,19 @@ def tune(
         timeout_s=timeout_s,
     )
     with reporting(progress, "tuning") as report:
-        subject = TorchSubject.of_module(module, example_inputs, example_kwargs, how)
+        wanted = Policy.of(policy)
+        arguments = arguments_of(module, example_inputs, example_kwargs)
+        model = of_module(module, arguments, dynamic_shapes=how.dynamic_shapes, policy=wanted)
         found = tuning.tune(
-            subject,
-            ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
+            model.tuned_as(how),
+            ModuleWorkload(
+                function=evaluate,
+                known=baseline,
+                criterion=goal.criterion,
+                examples=model.examples,
+            ),
             goal,
-            Policy.of(policy),
+            wanted,
             user_rules=tuple((user_rules or {}).items()),
             progress=report,
         )
@@ -129,6 +138,7 @@ class ModuleWorkload:
     function: Evaluate
     known: float | None
     criterion: Criterion
+    examples: Feeds
     digest: str = ""
     of: tuple[str, ...] = ()
     worst: None = None
@@ -164,9 +174,9 @@ class ModuleWorkload:
         return ()
 
     def calibration(self) -> Iterable[Feeds]:
-        """Empty: the module is observed on its example inputs."""
-        return ()
+        """The module's example inputs."""
+        return (self.examples,)
 
     def timing(self) -> Sequence[Feeds]:
-        """Empty: the module is timed on its example inputs."""
-        return ()
+        """The module's example inputs."""
+        return (self.examples,)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule
 
 from finecast.errors import UsageError
@@ -73,14 +74,9 @@ def capture(
         ModelError: If ``torch.export`` cannot capture the module; says why.
         UsageError: If the module has no data.
     """
-    program = (
-        module
-        if isinstance(module, ExportedProgram)
-        else _export(module, args, kwargs, dynamic_shapes)
-    )
+    program = exported(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     with quiet(), told_apart(program.graph_module):
-        program = program.run_decompositions({})
-        unlifted = program.module(check_guards=False)
+        unlifted = program.run_decompositions({}).module(check_guards=False)
     assert isinstance(unlifted, GraphModule)
     _check_data(unlifted)
     _drop_assertions(unlifted)
@@ -90,8 +86,14 @@ def capture(
         if names_biases():
             expand(unlifted, BIASES)
     read_whole_memory(unlifted)
-    graph, binding = read(unlifted)
+    graph, binding = read(unlifted, outputs=_output_names(program))
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
+
+
+def _output_names(program: ExportedProgram) -> list[str]:
+    """The names of the program's results, by which sessions give them."""
+    specs = program.graph_signature.output_specs
+    return [str(s.arg.name) for s in specs if s.kind is OutputKind.USER_OUTPUT]
 
 
 def shared_copy(original: GraphModule) -> GraphModule:
@@ -127,12 +129,20 @@ def _drop_assertions(module: GraphModule) -> None:
     module.recompile()
 
 
-def _export(
-    module: torch.nn.Module,
+def exported(
+    module: torch.nn.Module | ExportedProgram,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    dynamic_shapes: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
 ) -> ExportedProgram:
+    """``module`` exported in evaluation mode; a program is itself.
+
+    Raises:
+        ModelError: If ``torch.export`` cannot capture the module; says why.
+    """
+    if isinstance(module, ExportedProgram):
+        return module
     try:
         with evaluating(module), torch.no_grad(), quiet(), without_partial_graph():
             return torch.export.export(

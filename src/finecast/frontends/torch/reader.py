@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from finecast import ops
 from finecast.frontends.torch.aten import (
@@ -62,8 +63,11 @@ class FxBinding:
     values: list[ValueSource] = field(default_factory=list[ValueSource])
 
 
-def read(module: GraphModule) -> tuple[Graph, FxBinding]:
+def read(module: GraphModule, *, outputs: Sequence[str] = ()) -> tuple[Graph, FxBinding]:
     """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
+
+    Values that the module computes and gives out are called by ``outputs``, if given; all
+    others by their FX nodes.
 
     Law: every tensor is a Value, every call of an ATen op a Node. The module's attributes are
     constants, unless the graph writes to them; a plan converts constants ahead of time.
@@ -72,7 +76,7 @@ def read(module: GraphModule) -> tuple[Graph, FxBinding]:
     reader = _Reader(module)
     for node in module.graph.nodes:
         reader.visit(node)
-    return reader.finish(), reader.binding
+    return reader.finish(outputs), reader.binding
 
 
 def value_ids(binding: FxBinding) -> dict[FxNode, int]:
@@ -264,15 +268,16 @@ class _Reader:
         found: torch.Tensor = val if source.index is None else val[source.index]
         return found
 
-    def finish(self) -> Graph:
+    def finish(self, outputs: Sequence[str]) -> Graph:
         values: list[Value] = []
+        names = self._output_names(outputs)
         for number, source in enumerate(self.binding.values):
             tensor = self._tensor(number)
             suffix = "" if source.index is None else f".{source.index}"
             values.append(
                 Value(
                     id=number,
-                    name=f"{source.node.name}{suffix}",
+                    name=names.get(number, f"{source.node.name}{suffix}"),
                     dtype=self._label(number),
                     shape=tuple(_dim(d) for d in tensor.shape),
                     producer=self.builder.producer(number),
@@ -283,6 +288,20 @@ class _Reader:
                 )
             )
         return self.builder.finish(values, self._digest())
+
+    def _output_names(self, outputs: Sequence[str]) -> dict[int, str]:
+        """Names by value id of the tensors that are given out, as far as they are computed."""
+        (end,) = self.module.graph.find_nodes(op="output")
+        given = tree_leaves(end.args[0])
+        if len(given) != len(outputs):
+            return {}
+        pairs = zip(given, outputs, strict=True)
+        found = ((self._all(n), name) for n, name in pairs if isinstance(n, FxNode))
+        return {
+            ids[0]: name
+            for ids, name in found
+            if len(ids) == 1 and self.builder.producer(ids[0]) is not None
+        }
 
     def _digest(self) -> str:
         text = hashlib.sha256()

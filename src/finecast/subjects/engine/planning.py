@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NoReturn
 
@@ -12,7 +12,7 @@ from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.faults import faults
 from finecast.engines.integers import codes_results, engines_for
 from finecast.engines.loading import load_model
-from finecast.engines.probe import probe_one, speed_of
+from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
@@ -27,7 +27,7 @@ from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
-from finecast.rules.override import active, check_overrides
+from finecast.rules.override import Overrides, active, check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.by_hint import check_by_hint
 from finecast.subjects.engine.native import Source
@@ -45,17 +45,30 @@ def make_planner(
     user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
     measured: bool = False,
     broken: Mapping[str, str] | None = None,
+    judges: Sequence[rules.Rule] = rules.RULES,
+    overrides: Overrides | None = None,
 ) -> Planner:
-    """Let the rules judge every op, among them overrides that are active around the caller.
+    """Let the rules judge every op.
 
-    ``broken`` has reasons why ops, by name, stay in fp32: the engine computes them wrongly.
+    Args:
+        prepared: The model.
+        policy: The user's request.
+        engine: The engine that plans are made for.
+        facts: Facts of values.
+        user_rules: The user's rule functions by name.
+        measured: Whether errors will be measured.
+        broken: Reasons why ops, by name, stay in fp32: the engine computes them wrongly.
+        judges: The rules.
+        overrides: Overrides, some of which may be for other graphs; None for those that are
+            active around the caller, which have to be for ops of this graph.
 
     Raises:
         RuleConflictError: If they leave an op no format.
         UsageError: If the model cannot state a format, or an override names no op of it.
     """
     check_stated(policy, engine, prepared)
-    check_overrides(prepared.graph)
+    if overrides is None:
+        check_overrides(prepared.graph)
     known = faults(engine.name, engine.device, prepared.graph, policy.formats)
     told = broken or {}
     wrong = {n.id: told[n.name] for n in prepared.graph.nodes if n.name in told}
@@ -66,7 +79,7 @@ def make_planner(
         kernels=engine.has_kernel,
         engine=engine.label,
         faults={fmt: {**here, **wrong} for fmt, here in known.items()},
-        user_rules=(*user_rules, *active()),
+        user_rules=(*user_rules, *active(overrides)),
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
         coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
@@ -74,7 +87,7 @@ def make_planner(
     return Planner(
         graph=prepared.graph,
         policy=policy,
-        permissions=rules.permit(context),
+        permissions=rules.permit(context, judges),
         engine=engine.name,
         opset=prepared.minimal_opset,
         from_type=prepared.from_type,
@@ -108,7 +121,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             )
         if fmt not in prepared.states:
             _refuse(fmt, prepared)
-        if fmt.scaled and device is None and not probe_one(engine, fmt).runs:
+        if fmt.scaled and device is None and not engine.capability(fmt).runs:
             needs = "" if fmt.constants_only else " on a CPU with integer products (VNNI)"
             raise UsageError(
                 speed_of(engine, fmt).text,

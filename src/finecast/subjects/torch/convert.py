@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,40 +9,18 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from finecast.engines.torch.autocast import autocast_formats, squared_error
-from finecast.engines.torch.kernel_check import flat_inputs, missing_kernels
-from finecast.engines.torch.planning import (
-    Known,
-    RuleSet,
-    analysis_of,
-    choose,
-    compiled_cost,
-    device_of,
-    formats_to_follow,
-    make_torch_planner,
-    points_of,
-    products_low,
-    sensitivities,
-)
-from finecast.engines.torch.session import Arguments, arguments_of
-from finecast.errors import ModelError
-from finecast.frontends import torch as frontend
-from finecast.frontends.torch import Captured, ConvertedModule
+from finecast.engines.torch import TorchEngine
+from finecast.engines.torch.session import arguments_of
+from finecast.frontends.torch import ConvertedModule
 from finecast.frontends.torch.converted import own_tensors
-from finecast.frontends.torch.input_check import check_examples
-from finecast.frontends.torch.probing import Isolated
-from finecast.frontends.torch.reader import hinted_shapes
-from finecast.pipeline.subject import UserRules
-from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
-from finecast.planning.proposing import frontier_of, proposal
+from finecast.pipeline.artefact import Destination
+from finecast.pipeline.model import RunOptions
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
-from finecast.rules.matching import check_names
-from finecast.rules.override import check_overrides
-from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
-from finecast.subjects.torch.integers import quantized
-from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice, uses_codes
+from finecast.rules.policy import DEFAULT_POLICY, Policy
+from finecast.subjects.torch.conversion import slow_formats
+from finecast.subjects.torch.model import of_module
+from finecast.subjects.torch.planning import RuleSet
 
 
 def convert(
@@ -65,8 +42,7 @@ def convert(
     it stays as it is where ``module`` is trained on. The predicted error of ``auto`` and
     ``like-autocast`` is at most that of ``torch.autocast``: among such plans ``auto`` takes
     the fastest, and ``like-autocast``, with every product low, the one that moves least
-    memory. The plan,
-    with every rule's reason, is ``result.finecast_plan``.
+    memory. The plan, with every rule's reason, is ``result.finecast_plan``.
 
     Args:
         module: The module (captured in evaluation mode), or an exported program.
@@ -86,99 +62,15 @@ def convert(
     """
     arguments = arguments_of(module, example_inputs, example_kwargs)
     wanted = Policy.of(policy)
-    captured = frontend.capture(
-        module,
-        *arguments,
-        dynamic_shapes=dynamic_shapes,
-        fold=wanted.scope is not Scope.NONE,
-    )
-    check_examples(captured.module, captured.program, *arguments)
-    rules = tuple((user_rules or {}).items())
-    if uses_codes(wanted):
-        built, told = quantized(captured, arguments, wanted, rules, progress)
-    else:
-        built, told = lowered(captured, arguments, wanted, rules, RuleSet.parse(rule_set))
-    for text in told:
+    model = of_module(module, arguments, dynamic_shapes=dynamic_shapes, policy=wanted)
+    model.rule_set = RuleSet.parse(rule_set)
+    model.check_policy(wanted)
+    options = RunOptions(user_rules=user_rules or {}, verify=False, progress=progress)
+    done = model.convert(Destination(path=None), wanted, options)
+    engine = model.runners(None)[0]
+    assert isinstance(engine, TorchEngine)
+    for text in (*done.warnings, *slow_formats(done.plan, engine)):
         warnings.warn(text, stacklevel=2)
-    own_tensors(built.model)
-    return built.model
-
-
-def lowered(
-    captured: Captured,
-    arguments: Arguments,
-    policy: Policy,
-    rules: UserRules = (),
-    rule_set: RuleSet = RuleSet.FINECAST,
-) -> tuple[TorchBuilt, tuple[str, ...]]:
-    """The captured module converted in floating-point formats, and notes for the user."""
-    graph = captured.graph
-    check_names(policy, graph)
-    check_overrides(graph)
-    args = flat_inputs(*arguments)
-    device = device_of(captured.module, args)
-    followed = formats_to_follow(policy, device)
-    unsupported: frozenset[str] = frozenset()
-    while True:
-        planner = make_torch_planner(
-            graph,
-            followed.policy,
-            known=Known(measured=followed.policy.scope is Scope.AUTO, unsupported=unsupported),
-            user_rules=rules,
-            rule_set=rule_set,
-        )
-        if followed.obstacle:
-            plan = planner.highest(followed.obstacle)
-        else:
-            plan = _plan(planner, captured, args, device)
-        built = built_of(captured, plan)
-        missing = missing_kernels(built.model, *arguments)
-        if not missing:
-            return built, (*kept_advice(graph, policy), *followed.told)
-        if not unsupported:
-            _check_runs(captured, args)
-        if missing <= unsupported:
-            raise ModelError(
-                f"the converted module does not run: {', '.join(sorted(missing))}",
-                fix="exclude these ops by a rule, and report the module",
-            )
-        unsupported |= missing
-
-
-def _check_runs(captured: Captured, args: Sequence[Any]) -> None:
-    """Raise ModelError if the module fails as it came, on its own example inputs."""
-    try:
-        with torch.no_grad():
-            Isolated(captured.module).run(*args, enable_io_processing=False)
-    except (RuntimeError, NotImplementedError) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise ModelError(
-            f"the module does not run on its example inputs: {first}",
-            fix="give inputs on which the module itself runs",
-        ) from error
-
-
-def _plan(planner: Planner, captured: Captured, args: Sequence[Any], device: str) -> Plan:
-    """The plan by the scope: ``auto`` and ``like-autocast`` within the error of autocast."""
-    policy = planner.policy
-    if policy.scope not in (Scope.AUTO, Scope.LIKE_AUTOCAST) or not planner.is_free:
-        return planner.lowest()
-    points = points_of(planner)
-    found = sensitivities(captured, points, policy.formats, args)
-    formats = autocast_formats(planner.graph, planner.permissions, policy.formats)
-    # If autocast rounds nothing, its error is no limit.
-    budget = squared_error(points, found, formats) or math.inf
-    if policy.scope is Scope.LIKE_AUTOCAST:
-        if budget == math.inf:
-            return planner.lowest()
-        planner = products_low(planner)
-    cost = compiled_cost(
-        planner.graph,
-        policy,
-        device,
-        shapes=hinted_shapes(captured.binding),
-        binding=captured.binding if policy.scope is Scope.AUTO else None,
-    )
-    analysis = analysis_of(planner, cost, points, found)
-    choice = choose(frontier_of(planner, analysis), budget)
-    return proposal(planner, analysis, choice).plan
+    own_tensors(done.model)
+    result: ConvertedModule = done.model
+    return result
