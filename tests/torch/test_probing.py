@@ -11,11 +11,11 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from finecast.engines.torch.planning import sensitivities
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
 from finecast.numbers.formats import Format
 from finecast.planning.points import find_points
+from finecast.subjects.torch.planning import sensitivities
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -15,7 +15,6 @@ from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.exporting import export_freely
 from finecast.compat.neural_compressor.modules import convertible, lower_modules
 from finecast.compat.neural_compressor.torch_result import TorchResult, of_graph
-from finecast.engines.torch.planning import device_of
 from finecast.engines.torch.rates import rate_here
 from finecast.engines.torch.session import Arguments, examples
 from finecast.errors import ModelError, UsageError
@@ -23,7 +22,8 @@ from finecast.frontends.torch.aten import DTYPES
 from finecast.numbers.formats import Format
 from finecast.rules import NodeView
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.torch.convert import convert
+from finecast.subjects.torch.planning import device_of
+from finecast.torch.modules import convert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

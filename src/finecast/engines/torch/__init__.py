@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
 
 from finecast.engines.base import Capability, Engine, Loadable, Session
-from finecast.engines.torch.integers import takes_codes
+from finecast.engines.torch.integers import Prepare, takes_codes
 from finecast.engines.torch.rates import capabilities, rate_here
 from finecast.engines.torch.session import (
     CopySession,
@@ -69,7 +69,9 @@ class TorchEngine(Engine):
         return replace(self, lacking=self.lacking | ops)
 
     def load(self, model: Loadable, *, profiling: bool = False) -> Session:
-        """A session of a ``.pt2`` file, a program, a module or a copy of one; not compiled.
+        """A session of a ``.pt2`` file, a program, a module or a copy of one.
+
+        A file, which is loaded to be timed, runs as it is deployed: compiled in ``torch``.
 
         Raises:
             UsageError: If there is no such file.
@@ -78,7 +80,11 @@ class TorchEngine(Engine):
         """
         del profiling
         if isinstance(model, Path):
-            model = load_program(model, trust=False)
+            program = load_program(model, trust=False)
+            prepare = deployed() if self.name == NAME else _as_it_is
+            signature = ProgramSignature.of(program)
+            module: Any = prepare(runnable(program))
+            return ModuleSession(module=module, signature=signature)
         if isinstance(model, ExportedProgram):
             return ModuleSession(module=runnable(model), signature=ProgramSignature.of(model))
         if isinstance(model, RunnableModule):
@@ -90,6 +96,22 @@ class TorchEngine(Engine):
             "PyTorch cannot load the model: it is no exported program",
             fix="give a .pt2 file, or use another engine",
         )
+
+
+def deployed() -> Prepare:
+    """``torch.compile`` where there is a C++ compiler for it, else the module as it is."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return _as_it_is
+    return torch.compile
+
+
+def _as_it_is(module: torch.nn.Module) -> torch.nn.Module:
+    return module
 
 
 def compiled(device: str) -> TorchEngine:
@@ -105,6 +127,6 @@ def eager(device: str) -> TorchEngine:
 def _on(device: str, name: str) -> TorchEngine:
     if device.upper() not in devices():
         raise EngineError(
-            f"PyTorch has no device {device!r} here", fix=f"use {name}:{devices()[0]}"
+            f"PyTorch has no device {device!r} here", fix=f"use one of {', '.join(devices())}"
         )
     return TorchEngine(name=name, device=device.upper())

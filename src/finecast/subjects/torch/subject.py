@@ -11,7 +11,7 @@ import torch
 
 from finecast.engines.base import Session
 from finecast.engines.exact import Exact
-from finecast.engines.torch import EAGER, TorchEngine
+from finecast.engines.torch import EAGER, TorchEngine, deployed
 from finecast.engines.torch.integers import Prepare, compiled_frozen
 from finecast.engines.torch.session import (
     Arguments,
@@ -61,18 +61,6 @@ FROZEN_TIMES: Final = (
 
 # Plans of the frontier that are built and timed: each costs a compilation.
 _STEPS: Final = 5
-
-
-def deployed() -> Prepare:
-    """``torch.compile`` where there is a C++ compiler for it, else the module as it is."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return lambda module: module
-    return torch.compile
 
 
 def deployed_frozen() -> Prepare:
