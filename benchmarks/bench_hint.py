@@ -42,11 +42,10 @@ from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, TunedRow, write_ta
 from finecast import api
 from finecast.data.deviation import deviation
 from finecast.engines import get_engine
-from finecast.engines.base import Array, Feeds, HintingEngine
+from finecast.engines.base import Array, Feeds
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.pipeline.hint import Hinting, choices_of
 from finecast.pipeline.workload import FunctionWorkload, Run
 from finecast.planning.plan import Plan
 from finecast.progress import silent
@@ -123,9 +122,8 @@ def hint_plans(net: hint_nets.Net) -> dict[str, Plan]:
         function=lambda _: 0.0, name="", calibrate=lambda: net.feeds, remembered=[*net.feeds]
     )
     examined = subject.examine(Policy.parse("auto:bf16"), (), workload, silent)
-    assert isinstance(subject, Hinting)
     for hinted in subject.hints(examined.planner):
-        (_, choice), (_, exact) = choices_of(hinted)
+        (_, choice), (_, exact) = hinted.choices
         return {"choice": choice, "exact": exact}
     return {}
 
@@ -133,7 +131,6 @@ def hint_plans(net: hint_nets.Net) -> dict[str, Plan]:
 def low_only_in(plan: Plan, fp32: Path, low: Path) -> dict[str, Any]:
     """Ops that ``low`` computes low and the hint does not; ops that only move do not count."""
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     hinted = engine.load_hinted(fp32, Format.BF16).kernel_formats()
     ours = engine.load_hinted(low, Format.FP32).kernel_formats()
     names = [d.node for d in plan.decisions if not by_name(d.op).exact]

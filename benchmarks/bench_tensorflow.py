@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.common import report, skip
 from finecast import api
 from finecast.engines import get_engine
-from finecast.engines.base import Feeds, HintingEngine, Session
+from finecast.engines.base import Feeds, Session
 from finecast.numbers.formats import Format
 
 BATCH = 8
@@ -77,8 +77,6 @@ def sessions(make: Callable[[Any], Any], folder: Path) -> dict[str, Session]:
     opened = api.load(folder / "m")
     data = named(opened.reference())
     tensorflow, openvino = get_engine("tensorflow"), get_engine("openvino")
-    assert isinstance(tensorflow, HintingEngine)
-    assert isinstance(openvino, HintingEngine)
     found: dict[str, Session] = {
         "fp32": tensorflow.load(opened.model),
         GRAPPLER: tensorflow.load_hinted(opened.model, Format.BF16),

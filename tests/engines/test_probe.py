@@ -1,21 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
-from finecast.engines.probe import PROBED, probe, probe_one
+from finecast.engines.base import Array, Engine, Feeds, Session, TensorSpec
+from finecast.engines.probe import PROBED, probe_one
 from finecast.engines.probe_models import PROBES, Probe, admitted, build
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 
 
-class FakeSession:
+class FakeSession(Session):
     def __init__(self, probe_model: Probe, fmt: Format, *, wrong: bool, exact: bool) -> None:
         y = probe_model.expected.astype(np.float32)
         self._y: Array = y if exact else round_to(y, fmt)
@@ -28,20 +28,14 @@ class FakeSession:
     def run(self, feeds: Feeds) -> dict[str, Array]:
         return {"y": self._y}
 
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        return []
 
-
-class FakeEngine:
+class FakeEngine(Engine):
     """Runs fp32 and bf16, computes fp16 in fp32, or gets it wrong, refuses all else."""
 
     def __init__(self, device: str, *, wrong: bool = False) -> None:
         self.name = "fake"
         self.device = device
         self._wrong = wrong
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        return probe(self)
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> FakeSession:
         for candidate in PROBES:

@@ -6,7 +6,6 @@ engine's own that ``install`` puts under finecast's timing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +17,11 @@ from onnx.reference import ReferenceEvaluator
 
 from finecast import engines
 from finecast.engines import EngineEntry, probe
-from finecast.engines.base import Array, Capability, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, Engine, Feeds, KernelTime, Session
 from finecast.engines.ports import DTYPES, dtype_label, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.measure import timing
-from finecast.numbers.formats import Format
 
 STEP_S: Final = 1e-3
 SPEED: Final = {"bf16": 4.0}
@@ -64,7 +62,7 @@ def devices() -> tuple[str, ...]:
     return (ROW.device,)
 
 
-class ToyEngine:
+class ToyEngine(Engine):
     """Runs each step of a model by ONNX's own definition of the op."""
 
     name = "toy"
@@ -73,9 +71,6 @@ class ToyEngine:
         if device not in devices():
             raise EngineError(f"the toy has no device {device!r}", fix="use CPU")
         self.device = device
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        return probe.probe(self)
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> ToySession:
         source = read_source(model)
@@ -88,20 +83,15 @@ class ToyEngine:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToySession:
+@dataclass(kw_only=True)
+class ToySession(Session):
     source: ModelSource
     runs: ReferenceEvaluator
     kernels: list[KernelTime]
     profiling: bool
 
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        return self.source.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        return self.source.outputs
+    def __post_init__(self) -> None:
+        self.inputs, self.outputs = self.source.inputs, self.source.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         arrays = ordered_feeds(feeds, self.inputs)

@@ -14,7 +14,6 @@ from openvino import opset13 as op
 
 import finecast
 from finecast.engines import get_engine
-from finecast.engines.base import HintingEngine
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.marks import hint_of, marked
@@ -49,7 +48,6 @@ def convolutions(count: int = 4) -> openvino.Model:
 def hint_runs() -> bool:
     """Whether OpenVINO runs models under its hint: not where oneDNN is held to AVX2."""
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     try:
         engine.load_hinted(convolutions(), Format.BF16).run(FEEDS)
     except EngineError:
@@ -70,7 +68,6 @@ def planned(model: openvino.Model, *kept: str) -> tuple[frontend.OvFile, Planner
 def computed(model: openvino.Model | Path) -> dict[str, str]:
     """The format of the kernel of each op, as the engine loads the model."""
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     kernels = engine.load_hinted(model, Format.FP32).kernel_formats()
     return {name: kernel.computed for kernel in kernels for name in kernel.ops}
 
@@ -101,7 +98,6 @@ def test_outputs_are_those_of_the_hint_where_nothing_is_kept() -> None:
     file, planner = planned(model)
     low = frontend.apply(file, planner.lowest()).model
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     ours = engine.load(low).run(FEEDS)["y"]
     assert np.array_equal(ours, engine.load_hinted(model, Format.BF16).run(FEEDS)["y"])
     assert not np.array_equal(ours, engine.load(model).run(FEEDS)["y"])
@@ -164,7 +160,6 @@ def test_a_lost_mark_is_an_error() -> None:
     file, planner = planned(chain(), "^first$")
     low = frontend.apply(file, planner.lowest()).model
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     session = engine.load_hinted(low, Format.FP32)
     if computed(low)["first"] == "fp32":
         check_marks(planner.lowest(), planner.graph, session)
@@ -195,7 +190,6 @@ def test_marks_in_bodies_are_not_taken_for_kept() -> None:
     plan = planner.lowest()
     assert plan.formats["product"] is Format.FP32
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     session = engine.load_hinted(frontend.apply(file, plan).model, Format.FP32)
     with pytest.raises(EngineError, match=r"'product' is planned in fp32 in a body") as raised:
         check_marks(plan, planner.graph, session)
@@ -210,7 +204,6 @@ def test_a_product_whose_bias_ends_the_model_is_checked() -> None:
     product = op.matmul(x, weights, False, False, name="product")
     ends = op.add(product, op.constant(np.ones((1, 16), np.float32)), name="ends")
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     for kept, is_lost in (("^product$", True), ("^ends$", False)):
         model = model_of([ends], [x])
         model.get_results()[0].set_friendly_name("ends/sink_port_0")  # as of ONNX models
@@ -236,7 +229,6 @@ def test_a_plan_by_hint_that_lowers_nothing_leaves_the_model_alone() -> None:
     assert not marked(model)
     assert not hint_of(model)
     engine = get_engine("openvino")
-    assert isinstance(engine, HintingEngine)
     check_marks(plan, planner.graph, engine.load_hinted(model, Format.FP32))
 
 

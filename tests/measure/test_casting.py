@@ -9,22 +9,18 @@ from typing import Any
 
 import pytest
 
-from finecast.engines.base import Capability, KernelTime
+from finecast.engines.base import Engine, KernelTime
 from finecast.numbers.formats import Format
 from finecast.pipeline import casting as rates
-from finecast.subjects.engine import casting
 
 
 @dataclass
-class Casts:
+class Casts(Engine):
     """Loads anything; a cast takes 1 us and 1 ns a byte."""
 
     name: str = "toy"
     device: str = "CPU"
     loads: list[int] = field(default_factory=list[int])
-
-    def capabilities(self) -> Mapping[Format, Capability]:
-        return {}
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> Any:
         del profiling
@@ -44,11 +40,11 @@ class Casts:
 def test_measured_once_per_name_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "_KNOWN", {})
     first, second, other = Casts(), Casts(), Casts(device="GPU")
-    rate = casting.measure_casts(first, Format.BF16)  # pyright: ignore[reportArgumentType]
+    rate = rates.measure_casts(first, Format.BF16)
     assert rate.overhead_s == pytest.approx(1e-6)
     assert rate.bandwidth_gb_s == pytest.approx(1.0)
     assert len(first.loads) == 2
-    assert casting.measure_casts(second, Format.BF16) is rate  # pyright: ignore[reportArgumentType]
+    assert rates.measure_casts(second, Format.BF16) is rate
     assert not second.loads
-    casting.measure_casts(other, Format.BF16)  # pyright: ignore[reportArgumentType]
+    rates.measure_casts(other, Format.BF16)
     assert len(other.loads) == 2

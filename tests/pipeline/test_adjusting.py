@@ -20,6 +20,7 @@ from finecast.pipeline.adjusting import (
     plan_error,
     share_left,
 )
+from finecast.pipeline.subject import Examined
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
@@ -29,8 +30,15 @@ PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
 EQUALISE, SMOOTH, BIAS = Adjust
 
 
-class Examined:
+class Adjusted(Examined):
     """Adjusts one constant for each kind, but for those of ``lacking``."""
+
+    @property
+    def adjusts(self) -> bool:
+        return True
+
+    def analysis(self) -> Any:
+        raise NotImplementedError
 
     def __init__(self, *lacking: Adjust) -> None:
         self.lacking = lacking
@@ -66,8 +74,10 @@ def test_each_is_tried_beside_those_that_gain(
     stay: tuple[Adjust, ...],
 ) -> None:
     by_kind = dict(zip(Adjust, shares, strict=True))
-    examined = Examined(*lacking)
-    found = measure_gains(PLAN, tuple(Adjust), examined, lambda plan: error(by_kind, plan))
+    examined = Adjusted(*lacking)
+    found = measure_gains(
+        PLAN, tuple(Adjust), examined.adjusted, lambda plan: error(by_kind, plan)
+    )
     assert tuple(g.kind for g in found) == tried
     assert gaining_kinds(found) == stay
     at = 0.1
@@ -143,7 +153,7 @@ def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None
     subject: Any = ToySubject(dict(zip(Adjust, (0.5, 0.25, 0.8), strict=True)))
     workload: Any = SimpleNamespace(of=())
     adjustments = Adjustments(
-        subject=subject, workload=workload, examined=Examined(), kinds=tuple(Adjust)
+        subject=subject, workload=workload, examined=Adjusted(), kinds=tuple(Adjust)
     )
     found = adjustments.measure(PLAN)
     wanted = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)

@@ -96,6 +96,8 @@ class ToyStreams:
 class StreamingToy(ToyEngine):
     """As slow in a low format, one request after the other; under load four times as fast."""
 
+    serves_streams: bool = True
+
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> ToyStreams:
         del fmt
         session = self.load(model)

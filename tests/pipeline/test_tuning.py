@@ -32,7 +32,7 @@ from finecast.pipeline.workload import EvalFunction, Run
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.subject import EngineSubject
-from finecast.subjects.onnx.source import OnnxSource
+from finecast.subjects.onnx.model import OnnxModel
 
 _LABELS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",
@@ -54,21 +54,16 @@ class Clock:
         return self.now_s
 
 
-@dataclass(frozen=True)
-class ToySession:
+@dataclass
+class ToySession(Session):
     """A real engine's numbers at stated times."""
 
     inner: Session
     engine: ToyEngine
     proto: onnx.ModelProto
 
-    @property
-    def inputs(self) -> Any:
-        return self.inner.inputs
-
-    @property
-    def outputs(self) -> Any:
-        return self.inner.outputs
+    def __post_init__(self) -> None:
+        self.inputs, self.outputs = self.inner.inputs, self.inner.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         took_s = sum(k.time_s for k in self.engine.kernels(self.proto))
@@ -81,7 +76,7 @@ class ToySession:
 
 
 @dataclass(eq=False)
-class ToyEngine:
+class ToyEngine(Engine):
     """An op takes 1 ms in fp32 and ``1 / gain`` ms in a low format; a cast 0.1 ms."""
 
     clock: Clock
@@ -131,6 +126,12 @@ class ToyEngine:
         return kernels
 
 
+class CompilingSubject(EngineSubject):
+    @property
+    def compiles(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
 class Bench:
     """A small convolutional net, its data and an engine."""
@@ -164,10 +165,9 @@ class Bench:
             tolerance=tolerance,
             higher_is_better=workload.higher_is_better,
         )
-        model = OnnxSource(file=frontend.load(self.model))
-        subject = EngineSubject(
-            model=model, engine=chosen, reference=chosen.load(self.model), compiles=compiles
-        )
+        model = OnnxModel(file=frontend.load(self.model))
+        kind = CompilingSubject if compiles else EngineSubject
+        subject = kind(model=model, engine=chosen, reference=chosen.load(self.model))
         goal = Goal(
             criterion=criterion,
             objective=objective,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from finecast.data.datasets import Dataset
 from finecast.data.metrics import METRICS
-from finecast.engines.base import Array, Feeds, TensorSpec
+from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.errors import UserCodeError
 from finecast.pipeline.workload import (
     DataWorkload,
@@ -28,8 +28,10 @@ from finecast.pipeline.workload import (
 )
 
 
-class Session:
+class Counting(Session):
     """Gives back what it is fed, and counts."""
+
+    inputs = outputs = ()
 
     def __init__(self) -> None:
         self.runs = 0
@@ -74,7 +76,7 @@ def comparing(images: Array) -> DataWorkload:
 
 def test_a_metric_that_compares_with_fp32_runs_it_once_on_each_batch() -> None:
     workload = comparing(np.eye(5, 3, dtype=np.float32))
-    sessions: list[Any] = [Session(), Session(), Session()]
+    sessions: list[Any] = [Counting(), Counting(), Counting()]
     exact, *others = sessions
     assert workload.evaluate(exact, None) == 1.0
     assert [workload.evaluate(other, exact) for other in others] == [1.0, 1.0]
@@ -83,7 +85,7 @@ def test_a_metric_that_compares_with_fp32_runs_it_once_on_each_batch() -> None:
 
 def test_another_fp32_model_is_run_anew() -> None:
     workload = comparing(np.eye(5, 3, dtype=np.float32))
-    sessions: list[Any] = [Session(), Session(), Session()]
+    sessions: list[Any] = [Counting(), Counting(), Counting()]
     one_model, another, low = sessions
     workload.evaluate(one_model, None)
     workload.evaluate(low, another)
@@ -97,7 +99,7 @@ def shapes(feeds: Sequence[Feeds]) -> list[int]:
 
 def test_the_feeds_kept_are_those_of_the_baseline() -> None:
     workload = evaluating([one(1), one(2)], [one(5)], [one(7)])
-    session: Any = Session()
+    session: Any = Counting()
     workload.evaluate(session, None)
     first = shapes(list(workload.calibration()))
     for _ in range(2):
@@ -112,7 +114,7 @@ def test_an_evaluation_s_feeds_calibrate_by_as_many_samples_as_are_probed(
 ) -> None:
     """Errors of nets that are called with one sample differ manyfold from call to call."""
     workload = evaluating([one(rows)] * 360)
-    session: Any = Session()
+    session: Any = Counting()
     workload.evaluate(session, None)
     assert len(list(workload.calibration())) == calls
     assert len(workload.timing()) == 3
@@ -121,7 +123,7 @@ def test_an_evaluation_s_feeds_calibrate_by_as_many_samples_as_are_probed(
 def test_feeds_of_megabytes_are_kept() -> None:
     rows = [1 << 17, 1 << 18, 1 << 16]
     workload = evaluating([one(n) for n in rows])
-    session: Any = Session()
+    session: Any = Counting()
     workload.evaluate(session, None)
     assert sorted(shapes(workload.timing())) == sorted(rows)
 
@@ -129,7 +131,7 @@ def test_feeds_of_megabytes_are_kept() -> None:
 def test_kept_feeds_are_copies() -> None:
     feeds = one(2, 1.0)
     workload = evaluating([feeds])
-    session: Any = Session()
+    session: Any = Counting()
     workload.evaluate(session, None)
     feeds["x"][:] = 9.0
     assert next(iter(workload.timing()))["x"].max() == 1.0
@@ -137,7 +139,7 @@ def test_kept_feeds_are_copies() -> None:
 
 def test_given_calibration_feeds_come_before_those_of_the_evaluation() -> None:
     workload = replace_calibration(evaluating([one(1)]), lambda: [one(3), one(4)])
-    session: Any = Session()
+    session: Any = Counting()
     workload.evaluate(session, None)
     assert shapes(list(workload.calibration())) == [3, 4]
     assert shapes(workload.timing()) == [4, 3]
@@ -168,7 +170,7 @@ def test_a_spread_is_even_and_as_close_as_the_count_allows(given: int, count: in
 
 def test_a_function_that_runs_nothing_says_so() -> None:
     workload = evaluating([])
-    session: Any = Session()
+    session: Any = Counting()
     with pytest.raises(UserCodeError, match="returns 1 and never ran the model"):
         workload.evaluate(session, None)
 
@@ -183,7 +185,7 @@ def test_the_baseline_is_judged_twice_and_run_once() -> None:
         return calls[-1]
 
     workload = FunctionWorkload(function=function, name="mine")
-    session: Any = Session()
+    session: Any = Counting()
     assert workload.evaluate(session, None) == 12.0
     assert calls == [12.0, 12.0]
     assert session.runs == 2
@@ -204,7 +206,7 @@ def test_a_baseline_of_infinity_is_refused(value: float) -> None:
         run(one(1))
         return value
 
-    session: Any = Session()
+    session: Any = Counting()
     workload = FunctionWorkload(function=function, name="mine")
     with pytest.raises(UserCodeError, match="inf for the fp32 model"):
         workload.evaluate(session, None)
@@ -221,7 +223,7 @@ def test_a_metric_that_gives_something_else_each_time_is_refused(unlike: str) ->
         outputs = run(one(1, draw if unlike == "in what it runs" else 1.0))
         return float(outputs["x"].sum()) if unlike == "in what it runs" else draw
 
-    session: Any = Session()
+    session: Any = Counting()
     workload = FunctionWorkload(function=function, name="mine")
     with pytest.raises(UserCodeError, match="different numbers for the same outputs"):
         workload.evaluate(session, None)

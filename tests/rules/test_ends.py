@@ -1,4 +1,4 @@
-"""Ops whose results are the model's outputs keep fp32 where the user asks for Grappler's way."""
+"""Ops whose results are the model's outputs keep fp32 in the scope of that."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ output %11
         (LIKE, False, {"end"}),
         (LIKE, True, set[str]()),  # its error on real data decides
         (Policy.parse("auto:bf16"), False, set[str]()),  # its tier decides
-        (Policy.parse("like-grappler:fp8_e4m3"), False, set[str]()),  # results are not stored in it
+        (
+            Policy.parse("like-grappler:fp8_e4m3"),
+            False,
+            set[str](),
+        ),  # results are not stored in it
         (replace(LIKE, io={"shares": Format.BF16}), False, set[str]()),
         (replace(LIKE, io_low=True), False, set[str]()),
     ],

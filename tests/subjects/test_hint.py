@@ -17,14 +17,12 @@ from finecast.engines import get_engine, probe
 from finecast.engines.base import Capability, KernelFormats
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
-from finecast.pipeline.hint import Hinting
-from finecast.pipeline.hinted_plan import stated
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.hint import hinted_models
+from finecast.subjects.engine.hint import hinted_models, stated
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.engine.subject import EngineSubject
-from finecast.subjects.onnx.source import OnnxSource
+from finecast.subjects.onnx.model import OnnxModel
 from tests.frontends.tools import parse, tensor
 
 RNG = np.random.default_rng(0)
@@ -105,7 +103,7 @@ def test_a_node_without_a_kernel_goes_with_what_it_reads(planner: Planner) -> No
 
 def test_an_engine_without_a_hint_has_none(planner: Planner, tmp_path: Path) -> None:
     file = frontend.load(tmp_path / "model.onnx")
-    assert not list(hinted_models(OnnxSource(file=file), get_engine("onnxruntime"), planner))
+    assert not list(hinted_models(OnnxModel(file=file), get_engine("onnxruntime"), planner))
 
 
 def test_openvino_states_what_each_kernel_computes_in(tmp_path: Path) -> None:
@@ -148,19 +146,18 @@ def test_tune_tries_the_choice_and_shows_the_hint(
     path = tmp_path / "model.onnx"
     onnx.save(residual(), path)
     built: list[Mapping[str, Format]] = []
-    plain = OnnxSource.build
+    plain = OnnxModel.build
 
-    def build(self: OnnxSource, plan: Any) -> Any:
+    def build(self: OnnxModel, plan: Any) -> Any:
         built.append(plan.formats)
         return plain(self, plan)
 
     opened = EngineSubject.hints
-    assert issubclass(EngineSubject, Hinting)
 
     def hints(self: EngineSubject, planner: Planner) -> Any:
         return opened(replace(self, engine=Lowering()), planner)
 
-    monkeypatch.setattr(OnnxSource, "build", build)
+    monkeypatch.setattr(OnnxModel, "build", build)
     monkeypatch.setattr(EngineSubject, "hints", hints)
     gains = {Format.BF16: Capability(runs=True, speed=2.0)}  # whatever else this machine does
     monkeypatch.setitem(probe._cache, ("openvino", "CPU"), gains)

@@ -36,7 +36,7 @@ from finecast.subjects.engine.integers import (
     unfused,
 )
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.onnx.source import OnnxSource
+from finecast.subjects.onnx.model import OnnxModel
 from tests.subjects.drawn import write_drawn
 
 INT8 = Format.INT8
@@ -302,7 +302,7 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     # Without `one` and `join` nothing reads codes of r, and then `two` is not fused either.
     engine = FusesSome(fused={"stem", "two", "head"})
     asked = replace(planner(net), opset=lambda _: 17)
-    found = drop_unfused(OnnxSource(file=frontend.load(net)), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
+    found = drop_unfused(OnnxModel(file=frontend.load(net)), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
     plan = found.lowest(INT8)
     assert coded(plan) == ["head", "stem"]
     (reason,) = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import finecast
 from finecast import api, cli
-from finecast.engines.base import Array, Feeds, Steps, keeps_state, outputs_of_calls
+from finecast.engines.base import Array, Feeds, Steps, outputs_of_calls
 from finecast.errors import EngineError, ExitCode
 from finecast.frontends import openvino as frontend
 from finecast.numbers.formats import Format
@@ -44,7 +44,7 @@ def session() -> OpenVinoSession:
 
 def test_runs_start_anew_and_steps_go_on(session: OpenVinoSession) -> None:
     calls = rows(3)
-    assert keeps_state(session)
+    assert session.keeps_state
     alone = [session.run(one)["y"] for one in calls]
     np.testing.assert_array_equal(session.run(calls[0])["y"], alone[0])
     session.reset()

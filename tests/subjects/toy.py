@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,12 +23,11 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.model import RunOptions
+from finecast.pipeline.model import OpenedModel, RunOptions
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.program import Program
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from tests.subjects.toy_chain import Chain, ToySession, graph_of, verify
 from tests.subjects.toy_subject import ToyBuilt, ToySubject, built_of, check_policy, planner_of
@@ -53,8 +51,7 @@ def read(path: Path, *, trust: bool = False) -> ToyModel:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path)) from error
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         raise ModelError(f"no toy: {error}", where=str(path), fix="write it again") from error
-    size = path.stat().st_size
-    return ToyModel(path=path, name=str(path), model=chain, graph=graph, size_bytes=size)
+    return ToyModel(path=path, name=str(path), model=chain, graph=graph, digest=graph.digest)
 
 
 def take(model: object) -> ToyModel:
@@ -62,17 +59,16 @@ def take(model: object) -> ToyModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyModel:
+class ToyModel(OpenedModel):
     path: Path
     name: str
     model: Chain
     graph: Graph
-    size_bytes: int
-    external: tuple[Path, ...] = ()
+    digest: str
 
     @property
-    def digest(self) -> str:
-        return self.graph.digest
+    def size_bytes(self) -> int:
+        return self.path.stat().st_size
 
     def to_fp32(self, from_type: str) -> ToyModel:
         raise UsageError("--from-type does not apply to .toy files", where=from_type)
@@ -91,12 +87,6 @@ class ToyModel:
 
     def build(self, plan: Plan) -> ToyBuilt:
         return built_of(self.model, self.graph, plan, self.name)
-
-    def reference_name(self, graph: Graph) -> str:
-        return "fp32"
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        return ()
 
     def subject(self, engine: str | None, device: Emulation | None) -> ToySubject:
         if engine is not None or device is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.engines.ports import ordered_feeds
 from finecast.graph import ConstantStats, Graph, Node, Value
 from finecast.numbers.formats import Format
@@ -69,7 +69,7 @@ def time_s(op: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToySession:
+class ToySession(Session):
     chain: Chain
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
@@ -94,9 +94,6 @@ class ToySession:
                 else round_to(x, Format.parse(op["format"]))
             )
         return {self.outputs[0].name: x}
-
-    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        return []
 
 
 def lowered(chain: Chain, plan: Plan) -> Chain:

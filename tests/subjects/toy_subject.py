@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from finecast import rules
-from finecast.engines.base import Feeds
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.subject import Built, SourceModel, UserRules
+from finecast.pipeline.subject import Built, Examined, Subject, UserRules
 from finecast.pipeline.workload import Workload
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import rounding_points
 from finecast.planning.problem import Analysis, roundings
-from finecast.planning.proposing import MAX_STEPS
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units
 from finecast.progress import Progress
@@ -31,26 +29,9 @@ from finecast.rules.policy import Policy
 from tests.subjects.toy_chain import FORMATS, Chain, ToySession, lowered, time_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToyBuilt:
-    model: Chain
-    plan: Plan
-
-    @property
-    def casts(self) -> int:
-        inner = self.model[1:-1]  # those of the input and the output are at the ends
-        return sum(op["op"] == "cast" for op in inner)
-
-    @property
-    def content(self) -> bytes:
-        return json.dumps({"ops": self.model, "plan": self.plan.digest}).encode()
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.content)
-
-    def release(self) -> None:
-        """Nothing was loaded."""
+@dataclass(kw_only=True)
+class ToyBuilt(Built):
+    content: bytes
 
 
 def check_policy(graph: Graph, policy: Policy) -> None:
@@ -73,30 +54,32 @@ def planner_of(
 
 def built_of(chain: Chain, graph: Graph, plan: Plan, name: str) -> ToyBuilt:
     plan.check(graph, where=name)
-    return ToyBuilt(model=lowered(chain, plan), plan=plan)
+    model = lowered(chain, plan)
+    content = json.dumps({"ops": model, "plan": plan.digest}).encode()
+    inner = model[1:-1]  # casts of the input and the output are at the ends
+    casts = sum(op["op"] == "cast" for op in inner)
+    return ToyBuilt(
+        model=model, plan=plan, size_bytes=len(content), casts=casts, content=content
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToySubject:
-    model: SourceModel
+@dataclass(kw_only=True)
+class ToySubject(Subject):
     graph: Graph
-    reference: ToySession
-    truth: None = None
-    told: tuple[str, ...] = ()
-    runner: str = "toy"
-    target: str = ""
-    max_steps: int = MAX_STEPS
-    compiles: bool = False
-    formats: tuple[Format, ...] = (Format.BF16,)
+
+    @property
+    def runner(self) -> str:
+        return "toy"
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        return (Format.BF16,)
 
     def check_formats(self, policy: Policy) -> None:
         pass  # a model has those that it computes in
 
     def speed(self, fmt: Format) -> Speed:
         return Speed(gains=True, text=f"{fmt.label} takes a quarter of fp32's time")
-
-    def first_nan(self, workload: Workload) -> str:
-        return ""
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
@@ -110,12 +93,9 @@ class ToySubject:
         seconds = {n: sum(map(time_s, one.model)) for n, one in built.items()}
         return Race.stated(sum(map(time_s, self.model.model)), seconds)
 
-    def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        return workload.timing()
-
 
 @dataclass(frozen=True, kw_only=True)
-class ToyExamined:
+class ToyExamined(Examined):
     planner: Planner
 
     def analysis(self) -> Analysis:

@@ -170,12 +170,12 @@ def test_a_weight_that_is_still_there_in_fp32_is_read_again(tmp_path: Path) -> N
 def test_nothing_half_written_stays(
     mlp: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from finecast.subjects.tensorflow import artefact
+    from finecast.subjects.tensorflow import model as opened
 
     def full(*_: object) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artefact, "verify", full)
+    monkeypatch.setattr(opened, "verify", full)
     with pytest.raises(UsageError, match="No space left"):
         finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp"]

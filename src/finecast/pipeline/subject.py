@@ -238,8 +238,8 @@ class Subject(ABC):
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The model under each precision hint of the engine, if it has any.
 
-        Each can be run and timed like the model of a plan. A hint under which the engine lowers
-        nothing, or cannot run the model, is left out.
+        Each can be run and timed like the model of a plan. A hint under which the engine
+        lowers nothing, or cannot run the model, is left out.
         """
         del planner
         return ()

@@ -29,7 +29,7 @@ from finecast.rules.policy import Policy
 class EmulatedSubject(Subject):
     """A model on the device of ``emulation``; ``states`` are formats that models can state."""
 
-    model: OpenedModel
+    model: OpenedModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
     emulation: Emulation
     states: Collection[Format]
     reference: Session = field(init=False)

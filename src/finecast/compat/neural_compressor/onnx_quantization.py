@@ -30,8 +30,7 @@ from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
 from finecast.subjects.engine.integers import check_on_integers, drop_unfused
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import check_stated, make_planner
-from finecast.subjects.engine.subject import EngineSubject
-from finecast.subjects.onnx.source import OnnxSource
+from finecast.subjects.onnx.model import OnnxModel
 
 
 def quantize(
@@ -77,8 +76,8 @@ class _Quantization:
         """The best model, by the objective, that keeps the accuracy; None if there is none."""
         file, tuning = self.source.file, conf.tuning_criterion
         criterion = conf.accuracy_criterion.to_criterion()
-        inner = EngineSubject(
-            model=OnnxSource(file=file),
+        subject = EvaluatedSubject(
+            model=OnnxModel(file=file),
             engine=self.engine,
             reference=self.engine.load(file.path),
         )
@@ -94,9 +93,7 @@ class _Quantization:
             timeout_s=tuning.timeout or None,
             first_is_enough=not tuning.timeout,
         )
-        outcome = tune(
-            EvaluatedSubject(inner=inner), workload, goal, self.policy, user_rules=rules
-        )
+        outcome = tune(subject, workload, goal, self.policy, user_rules=rules)
         for text in outcome.warnings:
             warnings.warn(text, stacklevel=4)
         if not outcome.improved:
@@ -107,7 +104,7 @@ class _Quantization:
     def lowest(self, rules: tuple[tuple[str, UserRule], ...]) -> OnnxResult:
         """The model with every op low that may be and that the engine runs so."""
         file = self.source.file
-        source = OnnxSource(file=file)
+        source = OnnxModel(file=file)
         prepared = frontend.prepare(file, self.policy)
         facts = observe(prepared, lambda: self.feeds)
         planner = make_planner(

@@ -48,7 +48,7 @@ _OWN: Final = frozenset({EMULATION_SWITCH, OFFSET})
 
 @final
 class EmulatorSession(EmulatedSession):
-    """A model in ONNX Runtime, instrumented; ``apply`` changes what is cast without a rebuild."""
+    """A model in ONNX Runtime, instrumented: ``apply`` needs no other session."""
 
     def __init__(self, session: Session, instrumented: Emulated, setting: Setting) -> None:
         self._session = session

@@ -26,7 +26,6 @@ from finecast.graph import Node
 from finecast.numbers.formats import Format
 
 NAME: Final = "torch"
-EAGER: Final = "torch-eager"
 
 
 def devices() -> tuple[str, ...]:
@@ -39,12 +38,13 @@ class TorchEngine(Engine):
     """Runs programs and modules; ops compute in the types that their graphs state.
 
     Attributes:
-        name: ``torch`` if models are timed compiled, ``torch-eager`` if as they are.
+        eager: Whether models are timed as they are, and not compiled.
         device: The kind of device that the model's tensors are on.
         lacking: Native names of ops without a working kernel in low formats, for one model.
     """
 
     device: str = "CPU"
+    eager: bool = False
     name: str = NAME
     reads_onnx: bool = False
     lacking: frozenset[str] = frozenset()
@@ -81,7 +81,7 @@ class TorchEngine(Engine):
         del profiling
         if isinstance(model, Path):
             program = load_program(model, trust=False)
-            prepare = deployed() if self.name == NAME else _as_it_is
+            prepare = _as_it_is if self.eager else deployed()
             signature = ProgramSignature.of(program)
             module: Any = prepare(runnable(program))
             return ModuleSession(module=module, signature=signature)
@@ -116,17 +116,17 @@ def _as_it_is(module: torch.nn.Module) -> torch.nn.Module:
 
 def compiled(device: str) -> TorchEngine:
     """The engine ``torch``."""
-    return _on(device, NAME)
+    return TorchEngine(device=_known(device))
 
 
 def eager(device: str) -> TorchEngine:
     """The engine ``torch-eager``."""
-    return _on(device, EAGER)
+    return TorchEngine(device=_known(device), eager=True)
 
 
-def _on(device: str, name: str) -> TorchEngine:
+def _known(device: str) -> str:
     if device.upper() not in devices():
         raise EngineError(
             f"PyTorch has no device {device!r} here", fix=f"use one of {', '.join(devices())}"
         )
-    return TorchEngine(name=name, device=device.upper())
+    return device.upper()

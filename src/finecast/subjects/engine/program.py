@@ -31,7 +31,7 @@ PreparedT = TypeVar("PreparedT", bound=PreparedModel)
 
 @dataclass(slots=True, kw_only=True)
 class EngineProgram(Program, Generic[SourceT, PreparedT]):
-    """A ``Program`` of a model that engines run; ``prepared`` is the model that is emulated."""
+    """A ``Program`` of a model that engines run; ``prepared`` is what is emulated."""
 
     source: SourceT
     emulation: Emulation

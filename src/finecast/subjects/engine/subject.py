@@ -64,7 +64,7 @@ _REQUESTS_A_STREAM: Final = 8
 class EngineSubject(Subject):
     """A model in ``engine``; ``reference`` is the fp32 model, loaded there."""
 
-    model: Source
+    model: Source  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
     engine: Engine
 
     @property

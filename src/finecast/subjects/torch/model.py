@@ -14,9 +14,9 @@ from torch.export import ExportedProgram
 
 from finecast.data.deviation import LIMIT
 from finecast.devices.emulation import Emulation
-from finecast.engines import get_engine
+from finecast.engines import PROGRAMS, get_engine, reading
 from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.torch import EAGER, NAME
+from finecast.engines.torch import NAME
 from finecast.engines.torch.session import Arguments, ProgramSignature, examples, runnable
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import check_writable, digest
@@ -205,11 +205,11 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             UsageError: If another engine is asked for.
         """
         engine = get_engine(spec or NAME)
-        if engine.name not in (NAME, EAGER):
+        if engine.name != NAME:
             raise UsageError(
                 f"engine {engine.name!r} does not run models of {self.library}",
                 where="--engine",
-                fix=f"use {NAME} or {EAGER}, or leave it out",
+                fix=f"use {' or '.join(reading(PROGRAMS))}, or leave it out",
             )
         return [engine]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -11,7 +11,7 @@ import torch
 
 from finecast.engines.base import Session
 from finecast.engines.exact import Exact
-from finecast.engines.torch import EAGER, TorchEngine, deployed
+from finecast.engines.torch import TorchEngine, deployed
 from finecast.engines.torch.integers import Prepare, compiled_frozen
 from finecast.engines.torch.session import (
     Arguments,
@@ -102,9 +102,10 @@ class TorchSubject(EngineSubject):
     _progress: Progress = field(default=silent, init=False)
 
     def __post_init__(self) -> None:
-        """The engine ``torch-eager`` times modules as they are."""
-        if self.engine.name == EAGER and self.options.prepare is None:
-            self.options = TuneOptions(prepare=lambda module: module)
+        """An eager engine times modules as they are."""
+        eager = isinstance(self.engine, TorchEngine) and self.engine.eager
+        if eager and self.options.prepare is None:
+            self.options = replace(self.options, prepare=lambda module: module)
 
     @property
     def formats(self) -> tuple[Format, ...]:
