@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from finecast.engines.probe import speed_of
 from finecast.engines.torch import TorchEngine
 from finecast.errors import UsageError
-from finecast.frontends.torch import TorchPrepared
+from finecast.frontends.torch import CASTS, TorchPrepared
 from finecast.frontends.torch.regions import mark_regions
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
@@ -205,7 +205,7 @@ class Backend:
         if self.coverage is not None:
             self.coverage.planned_flops += graph_flops(graph, shapes)
         planner = planner_of(
-            TorchPrepared(graph=graph),
+            TorchPrepared(graph=graph, of=CASTS),
             policy,
             engine,
             user_rules=self.user_rules,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,9 +45,10 @@ __all__ = [
     "planned_edits",
 ]
 
-LIBRARY: Final = ModelLibrary(
-    name="PyTorch", types=(), states=(Format.BF16, Format.FP16, Format.INT8)
-)
+CASTS: Final = ModelLibrary(name="PyTorch", types=(), states=(Format.BF16, Format.FP16))
+"""What graphs state by casts alone: training graphs, and programs for an emulated device."""
+LIBRARY: Final = replace(CASTS, states=(*CASTS.states, Format.INT8))
+"""What programs state, which are compiled with frozen weights for int8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

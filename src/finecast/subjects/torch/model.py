@@ -22,7 +22,13 @@ from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
 from finecast.frontends.prepared import PreparedModel
-from finecast.frontends.torch import RunnableModule, TorchApplied, TorchFile, TorchPrepared
+from finecast.frontends.torch import (
+    CASTS,
+    RunnableModule,
+    TorchApplied,
+    TorchFile,
+    TorchPrepared,
+)
 from finecast.frontends.torch.aten import BODIES
 from finecast.frontends.torch.capture import exported
 from finecast.frontends.torch.input_check import check_examples
@@ -45,7 +51,7 @@ from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.lengths import longest
 from finecast.subjects.torch.planning import RuleSet
-from finecast.subjects.torch.program import CASTABLE, TorchProgram
+from finecast.subjects.torch.program import TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
 
@@ -227,17 +233,11 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         captured = self.file.captured(Policy().label)
         return TorchProgram(program=self.file.program, captured=captured, emulation=emulation)
 
-    def check_policy(self, policy: Policy) -> None:
-        """Raise UsageError for types of ports, or unknown names."""
-        if policy.io or policy.io_low:
-            raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
-        EngineModel.check_policy(self, policy)
-
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The program compiled, if there is a compiler, else as it is; or on ``device``."""
         found = EngineModel.subject(self, engine, device)
         if isinstance(found, EmulatedSubject):
-            found.states = CASTABLE
+            found.states = CASTS.states
         if not isinstance(found, EngineSubject):
             return found
         return TorchSubject(
@@ -281,6 +281,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         )
 
     def _prepare(self, policy: Policy) -> TorchPrepared:
+        if policy.io or policy.io_low:
+            raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
         return frontend.prepare(self.file, policy)
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:

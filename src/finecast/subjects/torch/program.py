@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from torch.export import ExportedProgram
 
@@ -20,7 +20,7 @@ from finecast.engines.emulator.torch_program import (
 from finecast.engines.emulator.torch_session import TorchEmulatorSession
 from finecast.engines.torch.session import ProgramSignature
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch import LIBRARY, Captured, TorchPrepared
+from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -36,10 +36,6 @@ from finecast.rules.matching import check_names
 from finecast.rules.policy import Scope
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.torch.planning import analysis_of, points_of, sensitivities
-
-CASTABLE: Final = (Format.BF16, Format.FP16)
-"""Formats that a program states by casts, tried on a device if the user names none."""
-_LIBRARY: Final = replace(LIBRARY, states=CASTABLE)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +94,7 @@ class TorchProgram(Program):
         check_names(request.policy, captured.graph)
         facts = facts_in(captured.graph, request.facts, self.graph)
         planner = make_planner(
-            TorchPrepared(graph=captured.graph, captured=captured, of=_LIBRARY),
+            TorchPrepared(graph=captured.graph, captured=captured, of=CASTS),
             request.policy,
             # The casts are the plan's: the device's compiler adds none.
             EmulatorEngine(emulation=replace(request.emulation, scope=Scope.NONE)),
