@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
 from finecast.errors import ModelError, UsageError
@@ -87,14 +87,16 @@ def capture(
         if names_biases():
             expand(unlifted, BIASES)
     read_whole_memory(unlifted)
-    graph, binding = read(unlifted, outputs=_output_names(program))
+    graph, binding = read(unlifted, **_port_names(program))
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
 
 
-def _output_names(program: ExportedProgram) -> list[str]:
-    """The names of the program's results, by which sessions give them."""
-    specs = program.graph_signature.output_specs
-    return [str(s.arg.name) for s in specs if s.kind is OutputKind.USER_OUTPUT]
+def _port_names(program: ExportedProgram) -> dict[str, list[str]]:
+    """The names of the program's arguments and results, by which sessions know them."""
+    of = program.graph_signature
+    taken = (s.arg for s in of.input_specs if s.kind is InputKind.USER_INPUT)
+    given = (s.arg for s in of.output_specs if s.kind is OutputKind.USER_OUTPUT)
+    return {"inputs": [str(a.name) for a in taken], "outputs": [str(a.name) for a in given]}
 
 
 def shared_copy(original: GraphModule) -> GraphModule:

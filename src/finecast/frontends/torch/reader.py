@@ -63,11 +63,13 @@ class FxBinding:
     values: list[ValueSource] = field(default_factory=list[ValueSource])
 
 
-def read(module: GraphModule, *, outputs: Sequence[str] = ()) -> tuple[Graph, FxBinding]:
+def read(
+    module: GraphModule, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+) -> tuple[Graph, FxBinding]:
     """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
 
-    Values that the module computes and gives out are called by ``outputs``, if given; all
-    others by their FX nodes.
+    What the module takes and gives is called by ``inputs`` and ``outputs``, if they are given;
+    all other values by their FX nodes.
 
     Law: every tensor is a Value, every call of an ATen op a Node. The module's attributes are
     constants, unless the graph writes to them; a plan converts constants ahead of time.
@@ -76,7 +78,7 @@ def read(module: GraphModule, *, outputs: Sequence[str] = ()) -> tuple[Graph, Fx
     reader = _Reader(module)
     for node in module.graph.nodes:
         reader.visit(node)
-    return reader.finish(outputs), reader.binding
+    return reader.finish(inputs, outputs), reader.binding
 
 
 def value_ids(binding: FxBinding) -> dict[FxNode, int]:
@@ -268,9 +270,9 @@ class _Reader:
         found: torch.Tensor = val if source.index is None else val[source.index]
         return found
 
-    def finish(self, outputs: Sequence[str]) -> Graph:
+    def finish(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         values: list[Value] = []
-        names = self._output_names(outputs)
+        names = self._port_names(inputs, outputs)
         for number, source in enumerate(self.binding.values):
             tensor = self._tensor(number)
             suffix = "" if source.index is None else f".{source.index}"
@@ -289,19 +291,25 @@ class _Reader:
             )
         return self.builder.finish(values, self._digest())
 
-    def _output_names(self, outputs: Sequence[str]) -> dict[int, str]:
-        """Names by value id of the tensors that are given out, as far as they are computed."""
-        (end,) = self.module.graph.find_nodes(op="output")
-        given = tree_leaves(end.args[0])
-        if len(given) != len(outputs):
-            return {}
-        pairs = zip(given, outputs, strict=True)
-        found = ((self._all(n), name) for n, name in pairs if isinstance(n, FxNode))
-        return {
-            ids[0]: name
-            for ids, name in found
-            if len(ids) == 1 and self.builder.producer(ids[0]) is not None
-        }
+    def _port_names(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, str]:
+        """Names by value id of the inputs, and of the outputs that are computed."""
+        graph = self.module.graph
+        (end,) = graph.find_nodes(op="output")
+        taken, given = graph.find_nodes(op="placeholder"), tree_leaves(end.args[0])
+        found: dict[int, str] = {}
+        for nodes, names in ((given, outputs), (taken, inputs)):
+            if len(nodes) == len(names):
+                pairs = zip(nodes, names, strict=True)
+                found |= {i: n for node, n in pairs for i in self._port(node)}
+        return found
+
+    def _port(self, node: object) -> list[int]:
+        """The id of the one tensor that is an input, or an output that is computed."""
+        ids = self._all(node) if isinstance(node, FxNode) else []
+        one = len(ids) == 1 and (
+            ids[0] in self.inputs or self.builder.producer(ids[0]) is not None
+        )
+        return ids if one else []
 
     def _digest(self) -> str:
         text = hashlib.sha256()
