@@ -70,7 +70,7 @@ $(TF_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-tensorflow: $(TF_VENV)/.installed
-	FINECAST_MXNET=1 $(TF_VENV)/bin/pytest tests/tensorflow tests/subjects/test_conformance.py
+	$(TF_VENV)/bin/pytest tests/tensorflow tests/subjects/test_conformance.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

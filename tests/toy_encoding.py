@@ -1,4 +1,4 @@
-"""An encoding with a scale, registered by the rows that a real one has: facts, codes, nodes.
+"""An encoding with a scale, registered by the rows that a real one has: facts and nodes.
 
 Values have 256 codes and a zero point, constants 15 codes a channel; ONNX states them by
 QuantizeLinear and DequantizeLinear.
@@ -12,12 +12,9 @@ from typing import Final, TypeVar
 import numpy as np
 import pytest
 
-from finecast.frontends.onnx.quantization import SINCE, dequantize, quantize, reader
-from finecast.frontends.onnx.statements import STATEMENTS, Statement
+from finecast.frontends.onnx.statements import STATEMENTS, by_codes
 from finecast.numbers import formats
-from finecast.numbers.encodings import SCALED, ScaledFormat
-from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Grid
+from finecast.numbers.formats import Format, Grid
 
 T = TypeVar("T")
 
@@ -32,15 +29,15 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Format:
     toy = object.__new__(Format)
     # A scale gives it fp32's range.
     toy._value_ = formats._Layout(
-        exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True
+        exponent_bits=8,
+        mantissa_bits=7,
+        bits=8,
+        codes=formats._Codes(values=VALUES, constants=CONSTANTS),
     )
     toy._name_ = LABEL.upper()
     monkeypatch.setitem(formats._BY_LABEL, LABEL, toy)
     monkeypatch.setitem(formats._DTYPES, toy, INT8)
-    monkeypatch.setitem(_open(SCALED), toy, ScaledFormat(values=VALUES, constants=CONSTANTS))
-    read = reader(toy, CONSTANTS)
-    row = Statement(into=quantize, back=dequantize, since=SINCE, read=read)
-    monkeypatch.setitem(_open(STATEMENTS), toy, row)
+    monkeypatch.setitem(_open(STATEMENTS), toy, by_codes(toy))
     return toy
 
 

@@ -39,7 +39,7 @@ from finecast.planning.plan import Plan
 from finecast.progress import Progress, reporting
 from finecast.rules import UserRule
 from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.rules.user import without_opinion
+from finecast.rules.user_rules import without_opinion
 from finecast.subjects import check_output_name, check_written, opened, written_with
 
 if TYPE_CHECKING:

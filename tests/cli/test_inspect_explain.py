@@ -13,7 +13,7 @@ from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import RULES
-from finecast.rules.reason import DECISION, Reason
+from finecast.rules.base import DECISION, Reason
 from finecast.subjects.engine import model
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor

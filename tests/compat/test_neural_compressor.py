@@ -18,10 +18,11 @@ from finecast.compat.neural_compressor import (
     load,
     mix_precision,
 )
-from finecast.compat.neural_compressor.fallback import Fallback
+from finecast.compat.neural_compressor.mix_precision import fallback
 from finecast.data.criterion import Criterion, CriterionKind
-from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.errors import FinecastError, ModelError, UsageError, UserCodeError
 from finecast.numbers.formats import Format
+from finecast.pipeline.goal import Goal
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 
@@ -147,26 +148,39 @@ def test_what_cannot_be_done_raises(settings: dict[str, object], message: str) -
         mix_precision.fit(net(), MixedPrecisionConfig(**settings))  # type: ignore[arg-type]
 
 
+def search(
+    types: dict[str, str],
+    evaluate: Callable[[frozenset[str]], float],
+    *,
+    baseline: float,
+    criterion: Criterion,
+    timeout_s: float | None = None,
+    quant_level: str | int = "auto",
+) -> frozenset[str] | None:
+    """What stays in fp32 where ``evaluate`` gives the accuracy, as INC searches."""
+    first = timeout_s is None
+    goal = Goal(
+        criterion=criterion, max_trials=100, timeout_s=timeout_s, first_is_enough=first
+    )
+    return fallback(types, lambda kept: (kept, evaluate(kept)), goal, baseline, quant_level)[0]
+
+
+TENTH = Criterion(kind=CriterionKind.RELATIVE, tolerance=0.1)
+
+
 def test_fallback_finds_the_one_bad_op() -> None:
     tried: list[frozenset[str]] = []
+    types = {"a1": "A", "b1": "B", "b2": "B"}
 
     def evaluate(kept: frozenset[str]) -> float:
         tried.append(kept)
         return 1.0 if "b2" in kept else 0.5
 
-    search: Fallback[frozenset[str]] = Fallback(
-        types={"a1": "A", "b1": "B", "b2": "B"},
-        build=lambda kept: kept,
-        counts=lambda model: True,
-        evaluate=evaluate,
-        criterion=Criterion(kind=CriterionKind.RELATIVE, tolerance=0.1),
-        tuning=TuningCriterion(),
-    )
-    assert search.search(1.0) == {"b1", "b2"}  # its type, the first trial that passes
+    found = search(types, evaluate, baseline=1.0, criterion=TENTH)
+    assert found == {"b1", "b2"}  # its type, the first trial that passes
     assert tried == [frozenset(), {"a1"}, {"b1", "b2"}]
-    search.scores.clear()
-    search.tuning = TuningCriterion(timeout=100)
-    assert search.search(1.0) == {"b2"}  # with time left, the fewest ops
+    found = search(types, evaluate, baseline=1.0, criterion=TENTH, timeout_s=100)
+    assert found == {"b2"}  # with time left, the fewest ops
 
 
 @pytest.mark.parametrize(
@@ -207,16 +221,9 @@ def test_quant_level_says_what_falls_back(
         tried.append(kept)
         return 0.5
 
-    search: Fallback[frozenset[str]] = Fallback(
-        types={"a1": "A", "b1": "B", "b2": "B"},
-        build=lambda kept: kept,
-        counts=lambda model: True,
-        evaluate=evaluate,
-        criterion=Criterion(kind=CriterionKind.RELATIVE, tolerance=0.1),
-        tuning=TuningCriterion(),
-        quant_level=quant_level,
-    )
-    assert search.search(1.0) is None
+    types = {"a1": "A", "b1": "B", "b2": "B"}
+    found = search(types, evaluate, baseline=1.0, criterion=TENTH, quant_level=quant_level)
+    assert found is None
     assert tried == expected
 
 
@@ -231,17 +238,11 @@ def test_the_op_that_costs_most_accuracy_falls_back_first(higher_is_better: bool
         loss = sum(cost for name, cost in costs.items() if name not in kept)
         return -loss if higher_is_better else loss
 
-    search: Fallback[frozenset[str]] = Fallback(
-        types=dict.fromkeys(costs, "Linear"),
-        build=lambda kept: kept,
-        counts=lambda model: True,
-        evaluate=evaluate,
-        criterion=Criterion(
-            kind=CriterionKind.ABSOLUTE, tolerance=1.0, higher_is_better=higher_is_better
-        ),
-        tuning=TuningCriterion(),
+    one = Criterion(
+        kind=CriterionKind.ABSOLUTE, tolerance=1.0, higher_is_better=higher_is_better
     )
-    assert search.search(0.0) == {"b", "c"}
+    types = dict.fromkeys(costs, "Linear")
+    assert search(types, evaluate, baseline=0.0, criterion=one) == {"b", "c"}
     assert tried == [frozenset(), {"a"}, {"b"}, {"c"}, {"b", "c"}]
 
 
@@ -454,7 +455,7 @@ def test_batches_as_dicts_of_unlike_sizes_from_a_generator() -> None:
 
 
 def test_what_is_no_accuracy_or_no_setting_is_one_error() -> None:
-    with pytest.raises(UsageError, match=r"it gave None.*eval_func"):
+    with pytest.raises(UserCodeError, match=r"returns None .*eval_func"):
         mix_precision.fit(net(), eval_func=lambda model: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(UsageError, match="give a MixedPrecisionConfig"):
         mix_precision.fit(net(), {"precision": "bf16"})  # type: ignore[arg-type]

@@ -16,9 +16,10 @@ from finecast.compat.neural_compressor import (
     mix_precision,
 )
 from finecast.engines import get_engine
+from finecast.engines.probe import Speed
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.onnx import model as onnx_model
-from finecast.frontends.onnx import skeleton, stream
+from finecast.frontends.onnx import native, stream
 from finecast.numbers.formats import Format
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
@@ -176,13 +177,13 @@ def test_op_dicts_and_ports() -> None:
 
 
 def test_the_gate_measures_and_force_bf16_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from finecast.compat.neural_compressor.onnx_fit import OnnxFit
+    from finecast.compat.neural_compressor.engine_models import OnnxGiven
 
-    def slow(subject: OnnxFit, low: Format) -> str:
-        del subject, low
-        return "0.50 of fp32's speed (measured)"
+    def slow(model: OnnxGiven, low: Format) -> Speed:
+        del model, low
+        return Speed(gains=False, text="0.50 of fp32's speed (measured)")
 
-    monkeypatch.setattr(OnnxFit, "slow", slow)
+    monkeypatch.setattr(OnnxGiven, "speed", slow)
     assert mix_precision.fit(model()) is not None
     monkeypatch.delenv("FORCE_BF16")
     with pytest.raises(EngineError, match=r"0\.50 of fp32's speed.*FORCE_BF16=1"):
@@ -234,7 +235,7 @@ def test_external_data_is_kept_from_any_folder(
     (tmp_path / "away").rename(tmp_path / "weights")
     with pytest.raises(UsageError, match="would replace"):
         result.save(path)
-    with pytest.raises(UsageError, match="give the path of the model"):
+    with pytest.raises(ModelError, match="give the model's path"):
         mix_precision.fit(onnx.load(path, load_external_data=False))
 
 
@@ -243,7 +244,7 @@ def test_models_that_fit_no_message_are_saved_beside_their_tensors(
 ) -> None:
     # As if 100 bytes were the most that one message holds.
     monkeypatch.setattr(onnx_model, "EXTERNAL_ABOVE_BYTES", 100)
-    monkeypatch.setattr(skeleton, "KEEP_BELOW_BYTES", 0)
+    monkeypatch.setattr(native, "KEEP_BELOW_BYTES", 0)
     monkeypatch.setattr(stream, "KEEP_BELOW_BYTES", 0)
     path = tmp_path / "model.onnx"
     onnx.save(model(), path, save_as_external_data=True, location="weights", size_threshold=0)

@@ -26,8 +26,8 @@ from finecast.engines import get_engine, installed
 from finecast.engines.base import Capability
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import probe_one
-from finecast.errors import EngineError, FinecastError, UsageError
-from finecast.frontends.onnx.versions import NEWEST_IR
+from finecast.errors import EngineError, UsageError
+from finecast.frontends.onnx.opset import NEWEST_IR
 from finecast.numbers.formats import Format
 from finecast.pipeline.goal import Goal
 from finecast.rules.policy import Adjust
@@ -143,21 +143,6 @@ def test_precisions_of_mixed_precision() -> None:
         mix_precision.fit(net(), MixedPrecisionConfig(precisions="int8"), closeness)
     with pytest.raises(UsageError, match="fp16 beside int8 is for GPUs"):
         mix_precision.fit(net(), MixedPrecisionConfig(precisions="int8,fp16"), closeness)
-
-
-def test_int8_of_modules_is_sent_to_what_quantizes_them() -> None:
-    """Before data are asked for: with them it would be refused all the same."""
-    torch = pytest.importorskip("torch")
-    linear = torch.nn.Linear(4, 4)
-    calls = (
-        lambda: mix_precision.fit(linear, MixedPrecisionConfig(precisions=["int8", "bf16"])),
-        lambda: quantization.fit(linear, PostTrainingQuantConfig()),
-    )
-    for call in calls:
-        with pytest.raises(
-            UsageError, match=r"this one is of PyTorch: use finecast\.torch\.tune"
-        ):
-            call()
 
 
 @pytest.mark.parametrize(
@@ -306,8 +291,9 @@ def test_what_needs_data_or_another_model_says_so() -> None:
         fit(calib_dataloader=[])
     with pytest.raises(UsageError, match="give a PostTrainingQuantConfig"):
         quantization.fit(net(), MixedPrecisionConfig(), batches())
-    with pytest.raises(FinecastError, match="TensorFlow"):
-        quantization.fit("model.pb", PostTrainingQuantConfig(), batches())
+    for other, says in (("model.h5", "give the Keras model"), ("model.pb", "no such file")):
+        with pytest.raises(UsageError, match=says):
+            quantization.fit(other, PostTrainingQuantConfig(), batches())
 
 
 def test_formats_that_do_not_gain_are_left_out_and_said(

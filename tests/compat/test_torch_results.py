@@ -15,11 +15,9 @@ from torch import nn
 
 from finecast.compat.neural_compressor import (
     MixedPrecisionConfig,
-    PostTrainingQuantConfig,
     mix_precision,
-    quantization,
 )
-from finecast.compat.neural_compressor.torch_result import TorchResult
+from finecast.compat.neural_compressor.torch_models import TorchResult
 from finecast.errors import UsageError, UserCodeError
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -106,10 +104,3 @@ def test_a_metric_that_fails_is_one_error() -> None:
         mix_precision.fit(
             net(), MixedPrecisionConfig(), eval_dataloader=batches, eval_metric=Metric()
         )
-
-
-def test_what_quantizes_modules_is_said_first() -> None:
-    """Whatever the settings, another approach would not help."""
-    for approach in ("dynamic", "static", "weight_only"):
-        with pytest.raises(UsageError, match="for ONNX models, and this one is of PyTorch"):
-            quantization.fit(net(), PostTrainingQuantConfig(approach=approach))

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 
 import finecast
 from finecast import api
-from finecast.engines import faults, get_engine
+from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds
 from finecast.engines.probe import probe_one
 from finecast.errors import WrongNumbersError
@@ -185,10 +185,3 @@ def test_engines_on_one_thread_and_as_one_stream_compute_the_same(
         assert (other.name, other.device) == (engine.name, engine.device)
         (got,) = other.load(source).run(data()).values()
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_the_table_of_faults_has_its_row() -> None:
-    rows = [f for f in faults.FAULTS if f.find is faults.sums_of_codes]
-    assert [(f.engine, f.device, f.formats) for f in rows] == [
-        ("openvino", "CPU", frozenset({Format.INT8}))
-    ]

@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from finecast.frontends.onnx.definitions import definition
-from finecast.frontends.onnx.schema import signature
+from finecast.frontends.onnx.definitions import definition, signature
 
 
 def test_values_that_a_loop_carries_have_types_of_their_own() -> None:

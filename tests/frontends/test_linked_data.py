@@ -12,7 +12,7 @@ from finecast import api
 from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx.links import without_links
+from finecast.frontends.onnx.model import without_links
 
 DATA = "model.onnx_data"
 SIZE = 32

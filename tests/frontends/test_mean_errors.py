@@ -7,11 +7,11 @@ import onnx_ir as ir
 import pytest
 
 from finecast.engines.loading import exact_session
-from finecast.frontends.onnx.mean_errors import with_mean_errors
-from finecast.frontends.onnx.names import name_nodes
+from finecast.frontends.onnx.editor import name_nodes
+from finecast.frontends.onnx.instrument import with_mean_errors
 from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.types import infer
-from finecast.numbers.encodings import SCALED, Encodings
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.biases import biases
@@ -37,7 +37,7 @@ X = DRAW.uniform(0, 1, (32, 8)).astype(np.float32)
 
 def encoding(array: np.ndarray, axis: int | None) -> Scaled:
     over = tuple(i for i in range(array.ndim) if i != axis)
-    grid = SCALED[INT8].values if axis is None else SCALED[INT8].constants
+    grid = INT8.grid(constant=False) if axis is None else INT8.grid(constant=True)
     # Coarse steps, so that errors are far above those of fp32.
     return Scaled.fitted(INT8, grid, 8 * array.min(axis=over), 8 * array.max(axis=over), axis)
 

@@ -15,7 +15,7 @@ from finecast.engines import get_engine, installed
 from finecast.errors import EngineError
 from finecast.files import digest
 from finecast.frontends.onnx import load
-from finecast.frontends.onnx.versions import NEWEST_IR, NEWEST_OPSET, stated_for_engines
+from finecast.frontends.onnx.opset import NEWEST_IR, NEWEST_OPSET, stated_for_engines
 from finecast.numbers.formats import Format
 from tests.frontends.tools import parse, tensor
 

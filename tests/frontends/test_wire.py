@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from finecast.errors import ModelError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx import wire
-from finecast.frontends.onnx.wire import parse_model
+from finecast.frontends.onnx import stream
+from finecast.frontends.onnx.stream import parse_model
 
 
 def net() -> onnx.ModelProto:
@@ -64,7 +64,7 @@ def test_no_large_tensor_is_read_with_the_rest(
         sizes.append(len(view))
         return kept(view)
 
-    monkeypatch.setattr(wire, "bytes", counted, raising=False)
+    monkeypatch.setattr(stream, "bytes", counted, raising=False)
     assert parse_model(path, whole_below=1000) == net()
     large = sum(t.ByteSize() for t in net().graph.initializer if t.ByteSize() > 1000)
     assert sum(sizes) <= net().ByteSize() - large

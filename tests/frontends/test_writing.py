@@ -14,11 +14,11 @@ from onnx import helper
 
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx.instrument import SWITCH, with_switches
-from finecast.frontends.onnx.port_formats import following
+from finecast.frontends.onnx.definitions import following
+from finecast.frontends.onnx.instrument import with_switches
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.planning.switches import Switch
+from finecast.planning.switches import SWITCH, Switch
 from finecast.rules.policy import Policy
 from tests.frontends.tools import convert, convert_file, model, ops, parse, run, tensor
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
-from finecast.numbers.encodings import SCALED, Encoding, Encodings, encoded
+from finecast.numbers.encodings import Encoding, Encodings, packed, stored_bytes, unpacked
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.scaled import Scaled
 from tests import toy_encoding
@@ -22,28 +24,35 @@ def test_a_float_format_is_an_encoding_without_parameters(fmt: Format) -> None:
     x = np.array([1.0001, -1e-9, 1e9, np.inf, np.nan], np.float32)
     assert fmt.format is fmt
     assert np.array_equal(fmt.round(x), fmt.encode(x).astype(np.float32), equal_nan=True)
-    assert fmt not in SCALED
+    assert not fmt.has_scales
     assert Encodings.from_dict(fmt, {}) == Encodings()
 
 
 @given(st.integers(1, 40), st.sampled_from([Format.BF16, Format.TF32, BY_CHANNEL]))
 def test_pieces_are_the_codes_in_order(piece: int, encoding: Encoding) -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)
-    parts = list(encoded(x, encoding, piece=piece))
-    assert all(p.size <= piece for p in parts)
+    parts = list(stored_bytes(x, encoding, piece=piece))
+    assert all(len(p) <= piece * encoding.dtype.itemsize for p in parts)
     whole = encoding.encode(x)
-    assert np.concatenate(parts).tobytes() == whole.tobytes()
-    assert {p.dtype for p in parts} == {encoding.dtype} == {whole.dtype}
+    assert b"".join(parts) == whole.tobytes()
+    assert encoding.dtype == whole.dtype
+
+
+@given(hnp.arrays(np.int8, st.integers(0, 9), elements=st.integers(-8, 7)))
+def test_codes_of_4_bits_are_packed_in_pairs(codes: NDArray[np.int8]) -> None:
+    stored = packed(codes, 4)
+    assert stored.size == (codes.size + 1) // 2
+    assert np.array_equal(unpacked(stored, codes.size), codes)
 
 
 def test_one_number_is_a_piece() -> None:
     one = Scaled(format=Format.FP8_E4M3, grid=toy_encoding.VALUES, scale=(0.5,))
-    (part,) = encoded(np.array(1.2, np.float32), one, piece=4)
-    assert part.tolist() == [2]
+    (part,) = stored_bytes(np.array(1.2, np.float32), one, piece=4)
+    assert part == b"\x02"
 
 
-ROW = SCALED[Format.INT8]
-VALUE = Scaled(format=Format.INT8, grid=ROW.values, scale=(0.5,), zero_point=3)
+INT8 = Format.INT8
+VALUE = Scaled(format=INT8, grid=INT8.grid(constant=False), scale=(0.5,), zero_point=3)
 
 
 def test_a_result_may_be_stored_as_codes() -> None:
@@ -54,7 +63,7 @@ def test_a_result_may_be_stored_as_codes() -> None:
 
 def test_constants_alone_have_no_codes_of_values() -> None:
     weights = Format.INT8_WEIGHTS
-    one = Scaled(format=weights, grid=ROW.constants, scale=(0.5, 1.0), axis=1)
+    one = Scaled(format=weights, grid=INT8.grid(constant=True), scale=(0.5, 1.0), axis=1)
     found = Encodings(constants={1: one})
     assert Encodings.from_dict(weights, found.to_dict()) == found
     stored = Encodings()  # by an earlier conversion

@@ -21,7 +21,7 @@ def test_facts_equal_ml_dtypes(fmt: Format) -> None:
     assert fmt.epsilon == float(info.eps)
     assert fmt.mantissa_bits == info.nmant
     assert fmt.exponent_bits == info.nexp
-    assert 8 * fmt.storage_bytes == info.bits
+    assert fmt.bits == info.bits
 
 
 @pytest.mark.parametrize("fmt", STORED, ids=lambda f: f.label)
@@ -40,7 +40,7 @@ def test_tf32_has_the_range_of_fp32_and_the_fraction_of_fp16() -> None:
     assert tf32.max == float(np.uint32(0x7F7FE000).view(np.float32))
     assert tf32.smallest_subnormal == float(np.uint32(1 << 13).view(np.float32))
     assert tf32.storage is Format.FP32
-    assert tf32.storage_bytes == Format.FP32.storage_bytes
+    assert tf32.bits == Format.FP32.bits
     assert tf32.dtype == np.dtype(np.float32)
 
 
@@ -51,7 +51,7 @@ def test_derived_facts(fmt: Format) -> None:
     assert Format.parse(f" {fmt.label.upper()} ") is fmt
     if fmt is not Format.TF32:
         assert fmt.storage is fmt
-        assert 1 + fmt.exponent_bits + fmt.mantissa_bits == 8 * fmt.storage_bytes
+        assert 1 + fmt.exponent_bits + fmt.mantissa_bits == fmt.bits
 
 
 def test_unknown_format_names_the_known_ones() -> None:

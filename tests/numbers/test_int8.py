@@ -15,19 +15,17 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 
 INT8 = Format.INT8
-ROWS = SCALED[INT8]
 X = hnp.arrays(np.float32, (3, 5), elements=st.floats(-(2.0**13), 2.0**13, width=32))
 # The reference keeps quotients in 32 bits.
 SCALES = st.floats(2.0**-10, 2.0**10, width=32)
 
 
 def of_values(scale: float, zero: int) -> Scaled:
-    return Scaled(format=INT8, grid=ROWS.values, scale=(scale,), zero_point=zero)
+    return Scaled(format=INT8, grid=INT8.grid(constant=False), scale=(scale,), zero_point=zero)
 
 
 def model(encoding: Scaled, shape: tuple[int, ...]) -> bytes:
@@ -75,7 +73,7 @@ def test_values_are_coded_as_onnx_defines(
 def test_constants_are_coded_by_channel_as_onnx_defines(
     x: NDArray[np.float32], scales: list[float]
 ) -> None:
-    grid = ROWS.constants
+    grid = INT8.grid(constant=True)
     encoding = Scaled(format=INT8, grid=grid, scale=(*scales,), axis=0)
     codes, _ = reference(encoding, x)
     # ONNX's ends at -128, which the codes of a symmetric range leave out.

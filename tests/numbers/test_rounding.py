@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 FORMATS = st.sampled_from(formats.FLOATS)
 FLOATS = st.floats(width=32)
-NARROW = [f for f in formats.FLOATS if f.storage_bytes <= 2]
+NARROW = [f for f in formats.FLOATS if f.bits <= 16]
 SIGN_BIT = 0x80000000
 INFINITY_BITS = 0x7F800000
 DROPPED = Format.FP32.mantissa_bits - Format.TF32.mantissa_bits
@@ -31,8 +31,8 @@ def one(x: float, fmt: Format) -> float:
 
 def codes(fmt: Format) -> Floats:
     """Every finite non-negative number of ``fmt``, ascending."""
-    unsigned = np.dtype(f"u{fmt.storage_bytes}")
-    count = 1 << (8 * fmt.storage_bytes - 1)
+    unsigned = np.dtype(f"u{fmt.bits // 8}")
+    count = 1 << (fmt.bits - 1)
     with np.errstate(invalid="ignore"):
         numbers = np.arange(count, dtype=unsigned).view(fmt.dtype).astype(np.float32)
     return numbers[np.isfinite(numbers)]
@@ -88,7 +88,7 @@ def test_error_is_within_the_unit_roundoff(x: float, fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.label)
 def test_every_code_is_a_fixed_point(fmt: Format) -> None:
     numbers = codes(fmt)
-    assert len(numbers) > 1 << (8 * fmt.storage_bytes - 2)
+    assert len(numbers) > 1 << (fmt.bits - 2)
     assert same(round_to(numbers, fmt), numbers)
     assert same(round_to(-numbers, fmt), -numbers)
 
@@ -179,7 +179,7 @@ def test_keeps_shape_and_layout_of_any_view(fmt: Format) -> None:
 )
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_constants_saturate_up_to_one_ulp_beyond_the_range(fmt: Format, sign: float) -> None:
-    ulp = fmt.max - float(codes(fmt)[-2]) if fmt.storage_bytes <= 2 else 2.0**117
+    ulp = fmt.max - float(codes(fmt)[-2]) if fmt.bits <= 16 else 2.0**117
     assert overflow_limit(fmt) == fmt.max + ulp
     limit = min(overflow_limit(fmt), math.inf)
     with np.errstate(over="ignore"):

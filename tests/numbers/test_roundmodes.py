@@ -15,18 +15,16 @@ from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounder, Rounding, _by_steps, convert, draws
 
 Floats = NDArray[np.float32]
-NARROW = [f for f in FLOATS if f.storage_bytes <= 2]
+NARROW = [f for f in FLOATS if f.bits <= 16]
 LOW = [f for f in FLOATS if f is not Format.FP32]
 ANY_BITS = st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=64)
 
 
 def codes(fmt: Format) -> Floats:
     """Every number of ``fmt``, NaN and Inf too."""
-    count = 1 << (8 * fmt.storage_bytes)
+    count = 1 << (fmt.bits)
     with np.errstate(invalid="ignore"):
-        return (
-            np.arange(count, dtype=f"u{fmt.storage_bytes}").view(fmt.dtype).astype(np.float32)
-        )
+        return np.arange(count, dtype=f"u{fmt.bits // 8}").view(fmt.dtype).astype(np.float32)
 
 
 def same(got: Floats, expected: Floats) -> bool:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from finecast.errors import ModelError, UsageError
-from finecast.frontends.onnx.names import name_nodes
+from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.types import infer
 from finecast.graph import Graph

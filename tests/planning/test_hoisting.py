@@ -6,7 +6,7 @@ import pytest
 
 from finecast.graph import Graph
 from finecast.graph.text import from_text
-from finecast.numbers.encodings import SCALED, Encodings
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import RoundTrip, edits
@@ -14,8 +14,8 @@ from finecast.planning.units import make_units
 from finecast.rules import Permission
 
 INT8, FP32, BF16 = Format.INT8, Format.FP32, Format.BF16
-ONE = Scaled(format=INT8, grid=SCALED[INT8].values, scale=(0.5,), zero_point=3)
-OTHER = Scaled(format=INT8, grid=SCALED[INT8].values, scale=(0.25,), zero_point=3)
+ONE = Scaled(format=INT8, grid=INT8.grid(constant=False), scale=(0.5,), zero_point=3)
+OTHER = Scaled(format=INT8, grid=INT8.grid(constant=False), scale=(0.25,), zero_point=3)
 # act's result is pooled, then transposed, for two products; `side` reads it directly.
 NET = """\
 input %0 x fp32[n, 4]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
 from finecast.planning.plan import PLAN_VERSION, Decision, Plan
-from finecast.rules.reason import Reason
+from finecast.rules.base import Reason
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "plans"
 WORDS = st.text(max_size=12)

@@ -71,8 +71,8 @@ def test_a_constant_is_stored_once_in_each_format_that_reads_it(
     total = 4 * (64000 + 640)
     for label in product(range(len(formats)), repeat=4):
         chosen = [formats[k] for k in label]  # of first, middle, second, last
-        stored = sum(64000 * f.storage_bytes for f in {chosen[0], chosen[2]})
-        stored += 640 * chosen[3].storage_bytes
+        stored = sum(f.bytes_for(64000) for f in {chosen[0], chosen[2]})
+        stored += chosen[3].bytes_for(640)
         found = evaluate(problem, np.array(label)).time_s
         # Cast nodes take bytes, too, and the model's time counts as 1% of its bytes.
         assert stored <= found <= stored + 0.01 * total * 1.2 + 5 * 150

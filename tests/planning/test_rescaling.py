@@ -12,8 +12,8 @@ from finecast.planning.equalising import equalised
 from finecast.planning.rescaling import rescaling
 from finecast.planning.scalable import sites
 from finecast.planning.smoothing import smoothable, smoothed
-from finecast.rules.channels import ChannelFacts
-from finecast.rules.reason import Reason
+from finecast.rules.base import Reason
+from finecast.rules.facts import ChannelFacts
 from tests.planning import nets
 
 CHAIN = """net (float[n, 4, 6, 6] x) => (float[n, 5, 6, 6] y) {

@@ -15,8 +15,8 @@ from finecast.graph.text import from_text
 from finecast.planning.adjustments import together
 from finecast.planning.rescaling import Rescaling
 from finecast.planning.scalable import Site, sites, sites_in_front
+from finecast.rules.base import Reason
 from finecast.rules.policy import Policy, Scope
-from finecast.rules.reason import Reason
 from tests.frontends.tools import parse
 from tests.planning import nets
 

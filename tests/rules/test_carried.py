@@ -10,7 +10,7 @@ import pytest
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.carried import CARRIED
+from finecast.rules.constants import CARRIED
 from finecast.rules.facts import ValueFacts
 
 Judged = Callable[..., dict[str, Ruling | None]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from finecast.rules.channels import ChannelFacts
+from finecast.rules.facts import ChannelFacts
 
 
 def test_channels_by_themselves() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.carried import CARRIED
-from finecast.rules.constants import CONSTANTS
+from finecast.rules.constants import CARRIED, CONSTANTS
 from tests.frontends import tools
 
 Judged = Callable[..., dict[str, Ruling | None]]

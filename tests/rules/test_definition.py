@@ -8,7 +8,7 @@ import pytest
 
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.definition import DEFINITION
+from finecast.rules.support import DEFINITION
 
 Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\

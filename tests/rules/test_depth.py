@@ -9,8 +9,8 @@ import pytest
 
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.depth import DEPTH
 from finecast.rules.facts import ValueFacts
+from finecast.rules.tier import DEPTH
 
 Judged = Callable[..., dict[str, Ruling | None]]
 

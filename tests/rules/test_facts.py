@@ -24,7 +24,7 @@ FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 LIMITS = [
     limit
     for f in FLOATS
-    if f.storage_bytes < 4
+    if f.bits < 32
     for limit in (f.smallest_subnormal / 2, f.smallest_subnormal, f.smallest_normal, f.max)
 ]
 EDGES = [
@@ -38,7 +38,7 @@ EDGES = [
 ]
 NUMBERS = FINITE | SPECIAL | st.sampled_from(EDGES)
 ARRAYS = st.lists(NUMBERS, max_size=20).map(lambda x: np.array(x, np.float32))
-LOW = st.sampled_from([f for f in FLOATS if f.storage_bytes < 4])
+LOW = st.sampled_from([f for f in FLOATS if f.bits < 32])
 
 
 def same(a: ValueFacts, b: ValueFacts, *, but: frozenset[str] = frozenset()) -> bool:

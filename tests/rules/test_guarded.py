@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from finecast.rules import Ruling
-from finecast.rules.guarded import GUARDED
+from finecast.rules.constants import GUARDED
 
 Judged = Callable[..., dict[str, Ruling | None]]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from finecast.rules.histogram import Histogram
+from finecast.rules.facts import Histogram
 
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
 samples = arrays(np.float32, st.integers(0, 60), elements=numbers).map(lambda x: x[x != 0])

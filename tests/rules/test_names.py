@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.names import NAMES
 from finecast.rules.policy import Policy
+from finecast.rules.user_rules import NAMES
 
 Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\

@@ -8,8 +8,8 @@ import pytest
 
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.policy import Policy
+from finecast.rules.user_rules import OP_FORMATS
 
 Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\

@@ -84,7 +84,7 @@ def test_tf32_is_a_policys_format_though_it_is_stored_as_fp32() -> None:
 
 def test_low_formats_are_stored_in_fewer_bytes() -> None:
     assert [low_format(f.label) for f in LOW] == LOW
-    assert all(f.storage_bytes < Format.FP32.storage_bytes for f in LOW)
+    assert all(f.bits < Format.FP32.bits for f in LOW)
 
 
 def test_patterns_compile_or_name_the_option() -> None:

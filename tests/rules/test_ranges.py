@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from finecast.errors import UsageError
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.rules.facts import ValueFacts
 from finecast.rules.ranges import Calibration, covered
 
-GRID = SCALED[Format.INT8].values
+GRID = Format.INT8.grid(constant=False)
 DRAW = np.random.default_rng(0)
 NORMAL = DRAW.standard_normal(100_000).astype(np.float32)
 # Clipping helps here: all numbers but a few lie in a small part of the range.

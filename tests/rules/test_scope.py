@@ -8,7 +8,7 @@ import pytest
 
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.scope import SCOPE
+from finecast.rules.user_rules import SCOPE
 
 Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\

@@ -11,7 +11,7 @@ from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.rules import NodeView, Ruling, UserRule
 from finecast.rules.facts import ValueFacts
-from finecast.rules.user import USER
+from finecast.rules.user_rules import USER
 
 Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = """\

@@ -150,7 +150,7 @@ def stated_times(
 ) -> Race:
     """The more ops on codes, the faster."""
     del subject, workload, effort
-    codes = {n: sum(f.scaled for f in b.plan.formats.values()) for n, b in built.items()}
+    codes = {n: sum(f.has_scales for f in b.plan.formats.values()) for n, b in built.items()}
     return Race.stated(1.0, {n: 1.0 / (1 + count) for n, count in codes.items()})
 
 

@@ -18,7 +18,6 @@ from finecast.engines.probe import probe_one
 from finecast.errors import EngineError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.rounding import coded as by_arithmetic
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
@@ -198,7 +197,7 @@ def test_switches_round_to_codes() -> None:
     node = prepared.graph.find("product").id
     value = fitted(-1.0, 3.0)
     rows = Scaled.fitted(
-        INT8, SCALED[INT8].constants, weights.min(axis=0), weights.max(axis=0), axis=1
+        INT8, INT8.grid(constant=True), weights.min(axis=0), weights.max(axis=0), axis=1
     )
     both = [Switch(ports={(node, 0): value}), Switch(ports={(node, 1): rows})]
     switched = prepared.with_switches(both)
@@ -213,7 +212,7 @@ def test_switches_round_to_codes() -> None:
 
 
 def fitted(low: float, high: float) -> Scaled:
-    return Scaled.fitted(INT8, SCALED[INT8].values, np.asarray(low), np.asarray(high))
+    return Scaled.fitted(INT8, INT8.grid(constant=False), np.asarray(low), np.asarray(high))
 
 
 @pytest.mark.parametrize("ends", [(-1.0, 3.0), (0.0, 6.0), (-2.0, 0.0), (-1e-3, 1e4)])

@@ -21,7 +21,6 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends import openvino as ov_frontend
 from finecast.frontends.roundable import with_roundings
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
@@ -244,7 +243,7 @@ def test_what_a_kernel_reads_tells_whether_weights_rest_so() -> None:
 
 
 def test_its_constants_have_int8_s_codes() -> None:
-    assert SCALED[WEIGHTS].constants == SCALED[Format.INT8].constants
+    assert WEIGHTS.grid(constant=True) == Format.INT8.grid(constant=True)
     assert {Format.parse(n) for n in ("int8-weights", "w8", "INT8_WEIGHTS")} == {WEIGHTS}
 
 

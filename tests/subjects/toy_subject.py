@@ -24,8 +24,8 @@ from finecast.planning.problem import Analysis, roundings
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units
 from finecast.progress import Progress
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy
+from finecast.rules.user_rules import check_names
 from tests.subjects.toy_chain import FORMATS, Chain, ToySession, lowered, time_s
 
 

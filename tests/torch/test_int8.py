@@ -22,7 +22,6 @@ from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import read_back, scales_of_products, stored_codes
 from finecast.measure.environment import environment
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
 from finecast.pipeline.census import count_classes
@@ -365,7 +364,7 @@ def test_a_constant_is_read_back_along_the_axis_of_its_channels(axis: int | None
     """A matrix multiplied from the right has them along its columns."""
     tensor = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     scale = (0.5,) if axis is None else (0.5, 0.25, 0.125, 0.0625)
-    grid = SCALED[Format.INT8].constants
+    grid = Format.INT8.grid(constant=True)
     encoding = Scaled(format=Format.INT8, grid=grid, scale=scale, axis=axis)
     graph = torch.fx.Graph()
     parts = stored_codes(tensor, encoding)

@@ -15,10 +15,9 @@ from finecast.cli.output import add_row, new_table, warn, write_json, write_line
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import EngineError, UsageError
 from finecast.naming import number_of, unknown_name
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.rules import RULES
-from finecast.rules.reason import DECIDED_BY, DECISION
+from finecast.rules.base import DECIDED_BY, DECISION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from finecast.graph import Graph, Node
     from finecast.pipeline.model import OpenedModel
     from finecast.planning.plan import Decision, Plan
-    from finecast.rules.reason import Reason
+    from finecast.rules.base import Reason
 
 _FP32_TIME: Final = "fp32 us"
 _TIMES: Final = (
@@ -260,7 +259,7 @@ def _neighbours(
         maker = graph.nodes[value.producer] if value.producer is not None else None
         stored = formats.get(maker.name) if maker else None
         what = "constant" if value.constant else maker.name if maker else "model input"
-        if stored is not None and stored.operands_only:
+        if stored is not None and not stored.encodes_results:
             stored = None  # the op's results are stored in its own type
         label = value.dtype if stored is None or value.format is None else stored.label
         read_as = _read_as(node, port, decision) or label
@@ -273,7 +272,7 @@ def _read_as(node: Node, port: int, decision: Decision | None) -> str:
     if decision is None or not node.follows_in[port]:
         return ""
     fmt = decision.format
-    if fmt in SCALED and decision.encodings.at(port) is None:
+    if fmt.has_scales and decision.encodings.at(port) is None:
         return ""
     return fmt.label
 

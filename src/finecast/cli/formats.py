@@ -28,8 +28,8 @@ _DIGITS_WEAKNESS = {
     3: "very low precision",
     2: "very low precision",
 }
-_SIZE_STRENGTH = {2: "half the size of fp32", 1: "a quarter of the size of fp32"}
-_SIZE_WEAKNESS = {4: "size, speed"}
+_SIZE_STRENGTH = {16: "half the size of fp32", 8: "a quarter of the size of fp32"}
+_SIZE_WEAKNESS = {32: "size, speed"}
 
 
 def run(
@@ -58,21 +58,21 @@ def run(
 
 
 def strengths(fmt: Format) -> str:
-    """What the format is good at, by its bits and bytes."""
+    """What the format is good at, by its bits."""
     parts = (
         _RANGE_STRENGTH.get(fmt.exponent_bits),
         _DIGITS_STRENGTH.get(fmt.mantissa_bits),
-        _SIZE_STRENGTH.get(fmt.storage_bytes),
+        _SIZE_STRENGTH.get(fmt.bits),
     )
     return "; ".join(p for p in parts if p)
 
 
 def weaknesses(fmt: Format) -> str:
-    """What the format is bad at, by its bits and bytes."""
+    """What the format is bad at, by its bits."""
     parts = (
         _RANGE_WEAKNESS.get(fmt.exponent_bits),
         _DIGITS_WEAKNESS.get(fmt.mantissa_bits),
-        _SIZE_WEAKNESS.get(fmt.storage_bytes),
+        _SIZE_WEAKNESS.get(fmt.bits),
         "no infinities: overflow gives NaN" if fmt.finite_only else None,
     )
     return "; ".join(p for p in parts if p)
@@ -106,7 +106,7 @@ def _json(fmt: Format, numbers: Sequence[float]) -> dict[str, Any]:
         "format": fmt.label,
         "exponent_bits": fmt.exponent_bits,
         "mantissa_bits": fmt.mantissa_bits,
-        "storage_bytes": fmt.storage_bytes,
+        "storage_bytes": fmt.bytes_for(1),
         "minimum": -fmt.max,
         "maximum": fmt.max,
         "epsilon": fmt.epsilon,

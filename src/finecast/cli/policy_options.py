@@ -39,9 +39,9 @@ class Casting:
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT[,FORMAT]",
-            help="bf16, fp16; int8, with --data; in OpenVINO int8_weights, weights alone; for"
-            " a device that has it int8, fp8_e4m3 or tf32. Several: auto mixes them, other"
-            " scopes take the first that an op may have.",
+            help="bf16, fp16; int8, with --data; in OpenVINO int8_weights or int4_weights,"
+            " weights alone; for a device that has it int8, fp8_e4m3 or tf32. Several: auto"
+            " mixes them, other scopes take the first that an op may have.",
         ),
     ] = None
     fast_math: Annotated[
@@ -345,9 +345,7 @@ def _check_scaled(policy: Policy, option: str, lack: str) -> None:
     """
     from finecast.errors import UsageError
 
-    if not (
-        policy.open_formats or any(f.scaled and not f.constants_only for f in policy.formats)
-    ):
+    if not (policy.open_formats or any(f.needs_ranges for f in policy.formats)):
         named = ",".join(f.label for f in policy.formats)
         raise UsageError(
             f"{named} has {lack}",

@@ -85,7 +85,7 @@ class Emulation:
         return Rounder(
             format=fmt,
             rounding=alone or self.rounding,
-            saturate=fmt.storage_bytes == 1 and self.target.saturating_fp8,
+            saturate=fmt.bits == 8 and self.target.saturating_fp8,
             flush_subnormals=flush,
             seed=self.seed,
             encoding=encoding,
@@ -105,9 +105,9 @@ class Emulation:
         real = self.target.engine_for(by_name(node.op).kind).computes_in(self.format)
         if real is None or node.format is not Format.FP32:
             return None
-        if self.format.scaled:
+        if self.format.has_scales:
             coded = node.id in self.encodings and (
-                real is self.format or self.format.constants_only
+                real is self.format or not self.format.encodes_values
             )
             return EmulatedPorts(read=self.format, write=Format.FP32) if coded else None
         # An engine that computes in a wider format still reads operands rounded by the cast.
@@ -118,7 +118,7 @@ class Emulation:
     def held(self, fmt: Format) -> Format:
         """The target's own variant of ``fmt``: its e4m3 may end at 240."""
         real = self.target.engine_for(OpKind.MATMUL).computes_in(fmt)
-        if real is None or real.storage_bytes != fmt.storage_bytes:
+        if real is None or real.bits != fmt.bits:
             return fmt
         return min(fmt, real, key=lambda f: (f.mantissa_bits, f.max))
 
@@ -154,9 +154,9 @@ def check(emulation: Emulation) -> None:
         if engine.computes_in(fmt) is None:
             known = ", ".join(f.label for f in engine.rates_tflops if f is not Format.FP32)
             lacks = (
-                "no kernels known that widen weights as they read them"
-                if fmt.constants_only
-                else "no such arithmetic"
+                "no such arithmetic"
+                if fmt.encodes_values
+                else "no kernels known that widen weights as they read them"
             )
             raise UsageError(
                 f"--auto-cast-type {fmt.label} with --target {target.name}: the device has"

@@ -104,7 +104,7 @@ def setting_of_plan(
         fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
     """
     low = frozenset(i for i, f in formats.items() if f is emulation.format)
-    writes = frozenset[int]() if emulation.format.operands_only else low
+    writes = low if emulation.format.encodes_results else frozenset[int]()
     return Setting(
         reads=low,
         parameters=low - fp32_parameters,

@@ -327,7 +327,7 @@ class Engine(ABC):
         Raises:
             EngineError: If it has no kernels in the format.
         """
-        from finecast.frontends.onnx.probes import cast_model
+        from finecast.frontends.onnx.statements import cast_model
 
         return self.load(cast_model(low, size), profiling=True)
 

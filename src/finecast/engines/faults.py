@@ -1,7 +1,8 @@
-"""Faults of engines: ops and patterns that they compute wrongly in a low format.
+"""Ops and patterns that engines compute wrongly in a low format: plans never contain them.
 
-Plans never contain them. Each fault is shown by a test with the pinned release of the engine;
-when a later release is right, the test fails, and the row is removed.
+What each fault is, where it was reported and which test shows it is in the table of
+``finecast.faults``. A row here finds the nodes that the fault is about. It counts as long as
+the installed release of the engine has the fault.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final, TypeAlias
 
 from finecast.engines.openvino_mlp import sums_behind_products, sums_of_codes
 from finecast.engines.openvino_scales import scaled_twice
+from finecast.faults import known_faults
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
@@ -28,19 +30,24 @@ _PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What an engine computes wrongly in some formats; without ``device``, on every device."""
+    """Where a known fault shows, by its name; without ``device``, on every device."""
 
-    engine: str
+    name: str
     formats: frozenset[Format]
     find: Finder
-    device: str = ""
+    device: str = "CPU"
+
+    def holds(self, engine: str, device: str) -> bool:
+        """Whether the installed release of ``engine`` has the fault on ``device``."""
+        known = known_faults()[self.name]
+        return known.engine == engine and self.device in ("", device) and known.is_here
 
 
 def faults(
     engine: str, device: str, graph: Graph, lows: Collection[Format]
 ) -> dict[Format, dict[int, str]]:
     """The nodes that ``engine`` computes wrongly, with reasons, by each format of ``lows``."""
-    here = [f for f in FAULTS if f.engine == engine and f.device in ("", device)]
+    here = [f for f in FAULTS if f.holds(engine, device)]
     return {
         low: {
             node: why
@@ -69,9 +76,9 @@ def _kernels(*natives: str, **attributes: Collection[str]) -> Finder:
 def _second_bias(graph: Graph, low: Format) -> Mapping[int, str]:
     """Additions of several constant vectors, one after the other, to a product.
 
-    OpenVINO 2026.4 fuses them into the product even if there is a cast to or from fp16 between
-    them, and then adds only the last one (MatMul and Gemm; not convolutions). So all of them
-    keep out of fp16. Scalars are fused in another way, which is right; they and ops that move
+    OpenVINO fuses them into the product even if there is a cast to or from fp16 between them,
+    and then adds only the last one (MatMul and Gemm; not convolutions). So all of them keep
+    out of fp16. Scalars are fused in another way, which is right; they and ops that move
     numbers may be between the additions.
     """
     found: dict[int, str] = {}
@@ -119,7 +126,7 @@ def _next_bias(graph: Graph, start: Node) -> tuple[set[int], Node | None]:
     return between, None
 
 
-# OpenVINO 2026.4 leaves a GroupNormalization of fixed shape whole if a group fits into the
+# OpenVINO leaves a GroupNormalization of fixed shape whole if a group fits into the
 # first cache (32 or 48 KiB here), to compile it at once; and that it can in fp32 alone.
 _FIRST_CACHE_BYTES: Final = 1 << 16
 
@@ -134,16 +141,13 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
         groups = node.attributes.get("num_groups")
         if not fixed or not isinstance(groups, int):
             continue
-        if math.prod(fixed[1:]) // groups * low.storage_bytes <= _FIRST_CACHE_BYTES:
+        if low.bytes_for(math.prod(fixed[1:]) // groups) <= _FIRST_CACHE_BYTES:
             found[node.id] = f"openvino has no {low.label} kernel for it at this shape"
     return found
 
 
 def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Products by a constant of several matrices: their kernel on integers does not run.
-
-    ONNX Runtime 1.31: "MatmulInteger : b zero point is not valid".
-    """
+    """Products by a constant of several matrices: their kernel on integers does not run."""
     return {
         node.id: f"onnxruntime has no {low.label} kernel for weights of several matrices"
         for node in graph.nodes
@@ -155,8 +159,8 @@ def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
 def _computed_padding(graph: Graph, low: Format) -> Mapping[int, str]:
     """Pads by a number that the model computes.
 
-    OpenVINO 2026.4 pads by whatever its buffer has, mostly 0, in every type. In fp32 the
-    converted model gives at least what the given one gives.
+    OpenVINO pads by whatever its buffer has in every type. In fp32 the converted model gives
+    at least what the given one gives.
     """
     return {
         node.id: f"openvino pads by another number than the one that is computed: {low.label}"
@@ -168,10 +172,7 @@ def _computed_padding(graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def _computed_axes(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Reductions over axes that the model computes or is given, which OpenVINO has in fp32.
-
-    2026.4: "Cannot fallback on ngraph reference implementation", and the model does not load.
-    """
+    """Reductions over axes that the model computes or is given, which OpenVINO has in fp32."""
     return {
         node.id: f"openvino has no {low.label} kernel for a reduction over computed axes"
         for node in graph.nodes
@@ -195,55 +196,45 @@ _BF16: Final = frozenset({Format.BF16})
 _INT8: Final = frozenset({Format.INT8})
 
 FAULTS: Final[tuple[Fault, ...]] = (
-    Fault(engine="openvino", formats=_FP16, find=_second_bias),
-    Fault(engine="openvino", device="CPU", formats=_BF16, find=sums_behind_products),
-    Fault(engine="openvino", device="CPU", formats=_BF16, find=_small_group_norms),
-    Fault(engine="openvino", device="CPU", formats=_FP16 | _BF16, find=_computed_padding),
-    Fault(engine="openvino", device="CPU", formats=_BF16, find=_computed_axes),
-    Fault(engine="openvino", device="CPU", formats=_INT8, find=scaled_twice),
-    Fault(engine="openvino", device="CPU", formats=_INT8, find=sums_of_codes),
-    # OpenVINO's reader gives these ops of ONNX Runtime a constant in fp32 beside low operands,
-    # or refuses bf16, and the model does not load. (2026.4: "Arguments do not have the same
-    # element type"; "Unsupported input data type for X, expected FP16 or FP32 but got: bf16")
+    Fault(name="openvino-second-bias", device="", formats=_FP16, find=_second_bias),
+    Fault(name="openvino-block-and-chain", formats=_BF16, find=sums_behind_products),
+    Fault(name="openvino-small-group-norms", formats=_BF16, find=_small_group_norms),
+    Fault(name="openvino-computed-padding", formats=_FP16 | _BF16, find=_computed_padding),
+    Fault(name="openvino-computed-axes", formats=_BF16, find=_computed_axes),
+    Fault(name="openvino-scaled-twice", formats=_INT8, find=scaled_twice),
+    Fault(name="openvino-sums-of-codes", formats=_INT8, find=sums_of_codes),
     Fault(
-        engine="openvino",
+        name="openvino-quick-gelu",
+        device="",
         formats=_FP16 | _BF16,
         find=_kernels("com.microsoft::QuickGelu"),
     ),
-    Fault(engine="openvino", formats=_BF16, find=_kernels("com.microsoft::BiasAdd")),
     Fault(
-        engine="onnxruntime",
-        device="CPU",
-        formats=_INT8,
-        find=_batched_weights,
+        name="openvino-bias-add",
+        device="",
+        formats=_BF16,
+        find=_kernels("com.microsoft::BiasAdd"),
     ),
-    # ONNX Runtime lists these kernels and loads them, and they fail when they run. (1.31:
-    # "MLFloat16 data type is not supported with ScatterND opset 16 when reduction is 'add'".)
+    Fault(name="onnxruntime-batched-weights", formats=_INT8, find=_batched_weights),
     Fault(
-        engine="onnxruntime",
-        device="CPU",
+        name="onnxruntime-scatter-nd",
         formats=_FP16 | _BF16,
         find=_kernels("onnx::ScatterND", reduction=_REDUCTIONS),
     ),
     Fault(
-        engine="onnxruntime",
-        device="CPU",
+        name="onnxruntime-scatter-elements",
         formats=_FP16,
         find=_kernels("onnx::ScatterElements", reduction=("add", "mul")),
     ),
-    # ("Could not find an implementation for EyeLike(9)": others get casts around them.)
-    Fault(engine="onnxruntime", device="CPU", formats=_FP16, find=_kernels("onnx::EyeLike")),
     Fault(
-        engine="onnxruntime",
-        device="CPU",
+        name="onnxruntime-scatter-elements",
         formats=_BF16,
         find=_kernels("onnx::ScatterElements", reduction=_REDUCTIONS),
     ),
-    # Seen in PyTorch 2.13 on CPUs, over its own samples of every op: these compute
-    # coordinates, powers of a matrix, and exponentials of large numbers in the format itself,
-    # and give NaN or 15% to 50% of error.
+    Fault(name="onnxruntime-eye-like", formats=_FP16, find=_kernels("onnx::EyeLike")),
     Fault(
-        engine="torch",
+        name="torch-low-samplers",
+        device="",
         formats=frozenset(Format) - {Format.FP32},
         find=_kernels(
             *("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d"),

@@ -15,24 +15,34 @@ class Fusion:
     """What an engine needs so that it fuses quantized ops into kernels on integers.
 
     ``coded_results``: results have to be codes, too (``rules.scaled_operands.coded_result``);
-    otherwise its kernels can give floats.
+    otherwise its kernels can give floats. ``if_named``: the format loses so many digits that
+    it is not tried unless it is named.
     """
 
     coded_results: bool = False
+    if_named: bool = False
 
 
 FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT8: {"openvino": Fusion(), "onnxruntime": Fusion(coded_results=True)},
     Format.INT8_WEIGHTS: {"openvino": Fusion()},
+    Format.INT4_WEIGHTS: {"openvino": Fusion(if_named=True)},
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 
 _INTEGERS: Final = frozenset({"int8", "uint8"})
+_CODES: Final = _INTEGERS | {"int4", "uint4"}
 
 
 def fuses(engine: str, fmt: Format) -> bool:
     """Whether plans in ``fmt``, which has scales, are made for ``engine``."""
     return engine in FUSIONS.get(fmt, ())
+
+
+def tried_unnamed(engine: str) -> tuple[Format, ...]:
+    """The formats of codes that are tried for ``engine`` where nobody names a format."""
+    found = ((fmt, engines.get(engine)) for fmt, engines in FUSIONS.items())
+    return tuple(fmt for fmt, fusion in found if fusion is not None and not fusion.if_named)
 
 
 def codes_results(engine: str, fmt: Format) -> bool:
@@ -63,9 +73,9 @@ def not_as_planned(
 
 
 def reads_codes(kernel: KernelTime) -> bool:
-    """Whether the kernel reads constants of 8-bit integers."""
-    return not _INTEGERS.isdisjoint(kernel.constants)
+    """Whether the kernel reads constants of integers of at most 8 bits."""
+    return not _CODES.isdisjoint(kernel.constants)
 
 
 def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
-    return reads_codes(kernel) if fmt.constants_only else kernel.format in _INTEGERS
+    return kernel.format in _INTEGERS if fmt.encodes_values else reads_codes(kernel)

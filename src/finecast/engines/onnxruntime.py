@@ -59,7 +59,7 @@ _SUFFIX = "ExecutionProvider"
 _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
 _NEED_ROWS = frozenset({"GRU", "LSTM"})
-"""Ops at which ONNX Runtime 1.31 ends the process where a sequence or the batch is empty."""
+"""The ops of the fault ``onnxruntime-empty-recurrent``: an empty batch ends the process."""
 # The CPU provider runs an fp16 op that it has no kernel for in fp32, between casts of its own;
 # of bf16 it knows only conversions.
 _EMULATED = frozenset({("CPUExecutionProvider", Format.FP16)})
@@ -275,7 +275,7 @@ class OnnxRuntimeEngine(Engine):
         key = (self._provider, "" if domain == "onnx" else domain, op)
         if fmt is Format.TF32:
             return False
-        if key not in kernels or (self._provider, fmt) in _EMULATED or fmt.scaled:
+        if key not in kernels or (self._provider, fmt) in _EMULATED or fmt.has_scales:
             return None  # ops on codes become kernels by fusion, which only a run tells
         return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
 

@@ -46,7 +46,7 @@ from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
 from finecast.frontends.dry_run import DryRun, warm_up
-from finecast.frontends.onnx.links import without_links
+from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import load, reads, serialized

@@ -1,4 +1,4 @@
-"""What OpenVINO 2026.4 does wrongly with two small products, one behind the other.
+"""What OpenVINO does wrongly with two small products, one behind the other.
 
 It compiles a chain of small products into one kernel (a *block*), together with as many of
 the ops after it as its registers allow. Which numbers of rows it does so for depends on the

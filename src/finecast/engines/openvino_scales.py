@@ -1,6 +1,6 @@
 """Convolutions on integers whose scale OpenVINO applies to their result more than once.
 
-OpenVINO 2026.4 multiplies the sum of a convolution's codes by the scales for each op that
+OpenVINO multiplies the sum of a convolution's codes by the scales for each op that
 reads the result. Where the shape is open and the convolution has no bias it then fuses all of
 these multiplications into the convolution, one after the other: with two readers the result is
 multiplied by the scale's square. With a bias, or fixed shapes, it does not. Ops that change

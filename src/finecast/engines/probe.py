@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Capability, Engine
-from finecast.engines.integers import engines_for, fuses
+from finecast.engines.integers import FUSIONS, engines_for, fuses
 from finecast.engines.probe_models import Probe, admitted, probes_of
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
@@ -30,8 +30,7 @@ PROBED = (
     Format.FP16,
     Format.FP8_E4M3,
     Format.FP8_E5M2,
-    Format.INT8,
-    Format.INT8_WEIGHTS,
+    *FUSIONS,
 )
 _TF32_ENGINES = frozenset({("onnxruntime", "CUDA"), ("onnxruntime", "Tensorrt")})
 """Where fp32 ops may compute in tf32 (ONNX has no such type of its own)."""
@@ -111,7 +110,7 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
         return Capability(
             runs=not failed, speed=None if failed else 1.0, reason="; ".join(failed)
         )
-    if fmt.scaled and not fuses(engine.name, fmt):
+    if fmt.has_scales and not fuses(engine.name, fmt):
         reason = f"plans in {fmt.label} are made for {engines_for(fmt)} alone"
         return Capability(runs=False, reason=reason)
     speeds: list[float] = []
@@ -132,7 +131,7 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
 
 
 def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
-    if engine.reads_onnx and not fmt.scaled and not admitted(model.op, fmt):
+    if engine.reads_onnx and not fmt.has_scales and not admitted(model.op, fmt):
         return _Attempt(run=None, reason=f"ONNX has no {model.op} in {fmt.label}")
     try:
         session = engine.load_probe(model, fmt)

@@ -76,7 +76,7 @@ _WEIGHT_PROBES = (
 
 def probes_of(fmt: Format) -> tuple[Probe, ...]:
     """The probes for ``fmt``; they are run in fp32 as well, for comparison."""
-    return _WEIGHT_PROBES if fmt.constants_only else PROBES
+    return PROBES if fmt.encodes_values else _WEIGHT_PROBES
 
 
 def admitted(op: str, fmt: Format) -> bool:
@@ -93,7 +93,7 @@ def build(probe: Probe, fmt: Format) -> bytes:
     """The probe as an ONNX model: fp32 in and out, everything between in ``fmt``."""
     from onnx import TensorProto, helper
 
-    if fmt.scaled:
+    if fmt.has_scales:
         return build_scaled(probe, fmt)
 
     kinds = {
@@ -122,17 +122,17 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     """The probe with products on codes, whose scales fit its data."""
     from onnx import helper, numpy_helper
 
-    from finecast.numbers.encodings import SCALED
     from finecast.numbers.scaled import Scaled
 
-    row = SCALED[fmt]
     nodes: list[Any] = []
     constants: list[Any] = []
 
     def parameters(name: str, encoding: Scaled) -> list[str]:
-        scale = np.float32(encoding.scale[0])
-        zero = np.array(encoding.zero_point, encoding.dtype)
-        constants.append(numpy_helper.from_array(np.asarray(scale), f"{name}_scale"))
+        scale = np.asarray(encoding.scale[0], np.float32)
+        if encoding.group is not None:
+            scale = encoding.spread(weights.shape).squeeze((encoding.axis or 0) + 1)
+        zero = np.full(scale.shape, encoding.zero_point, encoding.dtype)
+        constants.append(numpy_helper.from_array(scale, f"{name}_scale"))
         constants.append(numpy_helper.from_array(zero, f"{name}_zero"))
         return [f"{name}_scale", f"{name}_zero"]
 
@@ -141,14 +141,16 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         nodes.append(made)
 
     weights = probe.w.astype(np.float32)
-    of_weights = Scaled.fitted(fmt, row.constants, weights.min(), weights.max())
+    of_weights = Scaled.of_constant(fmt, weights, (1,) if fmt.group_sizes else ())
     constants.append(numpy_helper.from_array(of_weights.encode(weights), "w"))
-    node("DequantizeLinear", ["w", *parameters("w", of_weights)], "w_read")
+    stated = {"axis": of_weights.axis, "block_size": of_weights.group}
+    grouping = stated if of_weights.group is not None else {}
+    node("DequantizeLinear", ["w", *parameters("w", of_weights)], "w_read", **grouping)
     pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
     value = "x"
     for i, stage in enumerate(probe.stages[:-1]):
-        if not fmt.constants_only:
-            of_value = Scaled.fitted(fmt, row.values, stage.min(), stage.max())
+        if fmt.encodes_values:
+            of_value = Scaled.of_value(fmt, stage.min(), stage.max())
             given = parameters(f"v{i}", of_value)
             node("QuantizeLinear", [value, *given], f"q{i}")
             node("DequantizeLinear", [f"q{i}", *given], f"d{i}")
@@ -157,10 +159,10 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         value = f"r{i}"
         node("Relu", [f"p{i}"], value)
     last = probe.stages[-1]
-    if fmt.constants_only:
+    if not fmt.encodes_values:
         node("Identity", [value], "y")
     else:  # some engines have only kernels that give codes
-        of_value = Scaled.fitted(fmt, row.values, last.min(), last.max())
+        of_value = Scaled.of_value(fmt, last.min(), last.max())
         given = parameters("last", of_value)
         node("QuantizeLinear", [value, *given], "q_last")
         node("DequantizeLinear", ["q_last", *given], "y")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from finecast.engines.base import TensorSpec
 from finecast.engines.ports import ONNX_LABELS
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH
+from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
 from finecast.frontends.wire import Field, fields, prefix
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Casts to bf16 that OpenVINO rounds wrongly: their numbers are first rounded in fp32.
 
-One of OpenVINO 2026.4's casts rounds to the nearest number only if that number's last bit is
+One of OpenVINO's casts rounds to the nearest number only if that number's last bit is
 odd, and truncates otherwise. It is used for values of dynamic shape, in bodies, and when a
 model is loaded, for what is computed from constants. It leaves numbers that bf16 holds as they
 are. So values that matrix products and convolutions read are rounded in fp32 before the cast.
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from finecast.faults import is_here
 from finecast.frontends.replaying import Restated
 from finecast.graph import Graph, Value
 from finecast.numbers.formats import Format
@@ -25,6 +26,7 @@ from finecast.planning.scalable import CONVOLUTIONS
 from finecast.rules.folded import computed_once
 
 _ENGINE: Final = "openvino"
+_FAULT: Final = "openvino-cast-rounding"
 _REASON: Final = f"{_ENGINE} rounds its cast wrongly, so it is rounded in fp32 before"
 _LOW: Final = Format.BF16
 _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
@@ -44,7 +46,7 @@ BACK: Final = 1 / _PART
 
 def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> frozenset[int]:
     """Ids of the values that are rounded before they are cast to bf16, for OpenVINO."""
-    if plan.engine != _ENGINE or plan.keep_ops:
+    if plan.engine != _ENGINE or plan.keep_ops or not is_here(_FAULT):
         return frozenset()
     casts = [e for e in edits if isinstance(e, InsertCast) and e.to is _LOW]
     fixed = computed_once(graph) if casts else frozenset[int]()

@@ -3,6 +3,9 @@
 Sources: IEEE 754-2019 (fp16, fp32); Google's bfloat16; NVIDIA's TF32; OCP 8-bit Floating
 Point Specification 1.0 (e4m3 "fn", e5m2); the IEEE-like e4m3 and e3m4 are ml_dtypes' and
 Neuron's.
+
+Code outside this package asks a format what it does (``encodes_values``, ``needs_ranges``,
+``bytes_for``) and never what kind of format it is, so that a new format is one row here.
 """
 
 from __future__ import annotations
@@ -20,35 +23,95 @@ from finecast.numbers.rounding import convert_constant, round_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The integer codes of an encoding: all integers from ``lowest`` to ``highest``.
+
+    In a ``symmetric`` grid the zero point is 0.
+    """
+
+    dtype: np.dtype[np.generic]
+    lowest: int
+    highest: int
+    symmetric: bool = False
+
+    def fit(
+        self, lows: NDArray[np.float64], highs: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float32], int]:
+        """The scales, and the zero point, whose codes cover each range from low to high.
+
+        Law: 0 is stored exactly, and what is within a range is read back within half a step;
+        a range of nothing but 0 has the scale 1. A grid that is not symmetric takes one range.
+        """
+        lows, highs = np.minimum(lows, 0.0), np.maximum(highs, 0.0)
+        if self.symmetric:
+            scales = np.maximum(-lows, highs) / min(-self.lowest, self.highest)
+        else:
+            scales = (highs - lows) / (self.highest - self.lowest)
+        scales = np.where(scales > 0, np.maximum(scales, Format.FP32.smallest_normal), 1.0)
+        scales = scales.astype(np.float32)
+        if self.symmetric:
+            return scales, 0
+        zero = np.rint(self.lowest - lows / scales)
+        return scales, int(zero.item())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Codes:
+    """What a format with scales stores as integer codes, and by which codes.
+
+    Without a grid for ``values`` the format is for constants alone: ops read values as they
+    are, and compute in fp32 on decoded constants. With ``groups``, sizes in order of
+    preference, the numbers of a channel have a scale for each group of so many.
+    """
+
+    values: Grid | None
+    constants: Grid
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     exponent_bits: int
     mantissa_bits: int
-    storage_bits: int
+    bits: int
     finite_only: bool = False
-    scaled: bool = False
-    constants_only: bool = False
+    codes: _Codes | None = None
+
+
+# What x86's integer products take: unsigned values, and signed weights symmetric around 0.
+_UINT8: Final = Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255)
+_INT8: Final = Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True)
+_INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmetric=True)
 
 
 class Format(Enum):
-    """A binary floating-point format, or a scaled format: integer codes and a scale.
+    """A binary floating-point format, or a format with scales: integer codes times a scale.
 
-    For a ``scaled`` format, ``mantissa_bits`` is the precision near the end of its range, and
+    For a format with scales, ``mantissa_bits`` is the precision near the end of its range, and
     ``exponent_bits`` is that of its scale. How it rounds depends on the parameters of an
     encoding (``scaled.Scaled``).
     """
 
-    FP32 = _Layout(exponent_bits=8, mantissa_bits=23, storage_bits=32)
-    TF32 = _Layout(exponent_bits=8, mantissa_bits=10, storage_bits=32)
-    BF16 = _Layout(exponent_bits=8, mantissa_bits=7, storage_bits=16)
-    FP16 = _Layout(exponent_bits=5, mantissa_bits=10, storage_bits=16)
-    FP8_E4M3 = _Layout(exponent_bits=4, mantissa_bits=3, storage_bits=8, finite_only=True)
-    FP8_E4M3_IEEE = _Layout(exponent_bits=4, mantissa_bits=3, storage_bits=8)
-    FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, storage_bits=8)
-    FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, storage_bits=8)
-    INT8 = _Layout(exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True)
-    # Weight-only: constants are stored as codes, and ops compute in fp32 on decoded numbers.
+    FP32 = _Layout(exponent_bits=8, mantissa_bits=23, bits=32)
+    TF32 = _Layout(exponent_bits=8, mantissa_bits=10, bits=32)
+    BF16 = _Layout(exponent_bits=8, mantissa_bits=7, bits=16)
+    FP16 = _Layout(exponent_bits=5, mantissa_bits=10, bits=16)
+    FP8_E4M3 = _Layout(exponent_bits=4, mantissa_bits=3, bits=8, finite_only=True)
+    FP8_E4M3_IEEE = _Layout(exponent_bits=4, mantissa_bits=3, bits=8)
+    FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, bits=8)
+    FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, bits=8)
+    INT8 = _Layout(
+        exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=_UINT8, constants=_INT8)
+    )
     INT8_WEIGHTS = _Layout(
-        exponent_bits=8, mantissa_bits=7, storage_bits=8, scaled=True, constants_only=True
+        exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=None, constants=_INT8)
+    )
+    # Large groups take the fewest scales; 128 is what other tools take by default, too.
+    INT4_WEIGHTS = _Layout(
+        exponent_bits=8,
+        mantissa_bits=3,
+        bits=4,
+        codes=_Codes(values=None, constants=_INT4, groups=(128, 64, 32)),
     )
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
@@ -70,14 +133,13 @@ class Format(Enum):
         return self.value.mantissa_bits
 
     @property
-    def storage_bytes(self) -> int:
-        """Bytes that one stored element takes (tf32 is stored as fp32)."""
-        return self.value.storage_bits // 8
+    def bits(self) -> int:
+        """Bits that one stored element takes (tf32 is stored as fp32)."""
+        return self.value.bits
 
-    @property
-    def operands_only(self) -> bool:
-        """Whether only operands are rounded to it: results of 8-bit and tf32 ops are wider."""
-        return self.storage_bytes == 1 or self is Format.TF32
+    def bytes_for(self, count: int) -> int:
+        """Bytes that ``count`` stored elements take, without scales."""
+        return -(-count * self.bits // 8)
 
     @property
     def finite_only(self) -> bool:
@@ -85,14 +147,53 @@ class Format(Enum):
         return self.value.finite_only
 
     @property
-    def scaled(self) -> bool:
+    def has_scales(self) -> bool:
         """Whether elements are integer codes that parameters map to numbers."""
-        return self.value.scaled
+        return self.value.codes is not None
 
     @property
-    def constants_only(self) -> bool:
-        """Whether an op in it only stores constants so, and reads values unrounded."""
-        return self.value.constants_only
+    def encodes_values(self) -> bool:
+        """Whether an op in it rounds the values that it reads; constants it always rounds."""
+        codes = self.value.codes
+        return codes is None or codes.values is not None
+
+    @property
+    def encodes_results(self) -> bool:
+        """Whether an op stores its result in it; those of 8-bit and tf32 ops are wider."""
+        return self.bits > 8 and self is not Format.TF32
+
+    @property
+    def result(self) -> Format:
+        """The format in which an op that computes in this one stores its result."""
+        return self if self.encodes_results else Format.FP32
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether its scales are chosen by values that were observed on data."""
+        return self.has_scales and self.encodes_values
+
+    @property
+    def runs_on_codes(self) -> bool:
+        """Whether kernels in it compute on integer codes, and not on decoded numbers."""
+        return self.has_scales and self.encodes_values
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """How many numbers of a constant may share a scale; empty for a whole channel."""
+        return self.value.codes.groups if self.has_scales else ()
+
+    def grid(self, *, constant: bool) -> Grid:
+        """The codes of values, or of constants.
+
+        Raises:
+            ValueError: If it has no scales, or values are not encoded.
+        """
+        codes = self.value.codes
+        grid = None if codes is None else codes.constants if constant else codes.values
+        if grid is None:
+            what = "constants" if constant else "values"
+            raise ValueError(f"{self.label} has no codes for {what}")
+        return grid
 
     @property
     def bias(self) -> int:
@@ -160,7 +261,7 @@ class Format(Enum):
         return codes.astype(np.float32, copy=False)
 
     def _check_float(self) -> None:
-        if self.scaled:
+        if self.has_scales:
             raise ValueError(
                 f"{self.label} does not round without the parameters of an encoding"
             )
@@ -191,8 +292,9 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.FP8_E3M4: np.dtype(ml_dtypes.float8_e3m4),
     Format.INT8: np.dtype(np.int8),
     Format.INT8_WEIGHTS: np.dtype(np.int8),
+    Format.INT4_WEIGHTS: np.dtype(ml_dtypes.int4),
 }
-FLOATS: Final = tuple(f for f in Format if not f.scaled)
+FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 """Floating-point formats: each rounds a number by itself, without parameters."""
 _BY_LABEL = {f.label: f for f in Format}
 # What PyTorch, numpy, ONNX, RAF and tools that compress weights call them.
@@ -210,4 +312,6 @@ _BY_ALIAS = {
     "int8-weights": Format.INT8_WEIGHTS,
     "int8_weight_only": Format.INT8_WEIGHTS,
     "w8": Format.INT8_WEIGHTS,
+    "int4-weights": Format.INT4_WEIGHTS,
+    "w4": Format.INT4_WEIGHTS,
 }

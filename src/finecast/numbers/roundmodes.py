@@ -37,7 +37,7 @@ class Rounding(Enum):
     STOCHASTIC = "stochastic"
     UP_FROM_ODD = "up_from_odd"
     """To nearest from an odd number, else toward zero: off by up to a step. It is what
-    OpenVINO 2026.4 does in a Convert from fp32 to bf16 that stands alone."""
+    OpenVINO does in a Convert from fp32 to bf16 that stands alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,52 +1,20 @@
 """Encodings with parameters: numbers stored as integer codes, by a scale and a zero point.
 
 ``x`` is stored as ``x / scale``, rounded to nearest even, plus the zero point, and clamped to
-the codes of the grid. A tensor has one scale, or one for each channel along an axis.
+the codes of the grid. A tensor has one scale, or one for each channel along an axis, or one
+for each group of some numbers in a row along an axis.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The codes of an encoding: all integers from ``lowest`` to ``highest``.
-
-    In a ``symmetric`` grid the zero point is 0.
-    """
-
-    dtype: np.dtype[np.generic]
-    lowest: int
-    highest: int
-    symmetric: bool = False
-
-    def fit(
-        self, lows: NDArray[np.float64], highs: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float32], int]:
-        """The scales, and the zero point, whose codes cover each range from low to high.
-
-        Law: 0 is stored exactly, and what is within a range is read back within half a step;
-        a range of nothing but 0 has the scale 1. A grid that is not symmetric takes one range.
-        """
-        lows, highs = np.minimum(lows, 0.0), np.maximum(highs, 0.0)
-        if self.symmetric:
-            scales = np.maximum(-lows, highs) / min(-self.lowest, self.highest)
-        else:
-            scales = (highs - lows) / (self.highest - self.lowest)
-        scales = np.where(scales > 0, np.maximum(scales, Format.FP32.smallest_normal), 1.0)
-        scales = scales.astype(np.float32)
-        if self.symmetric:
-            return scales, 0
-        zero = np.rint(self.lowest - lows / scales)
-        return scales, int(zero.item())
+from finecast.numbers.formats import Format, Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +22,8 @@ class Scaled:
     """An encoding with parameters: one scale for a tensor, or one per channel along ``axis``.
 
     Channels may lie along several axes, as those of a grouped convolution do: along ``axis``
-    and as many axes after it as give one channel for each scale.
+    and as many axes after it as give one channel for each scale. With ``group``, that many
+    numbers in a row along ``axis`` share a scale, apart for each index of the other axes.
 
     Laws: ``round`` is idempotent; what is within the range moves by half a step at most, and
     what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: a value
@@ -69,6 +38,7 @@ class Scaled:
     scale: tuple[float, ...]
     zero_point: int = 0
     axis: int | None = None
+    group: int | None = None
 
     def __post_init__(self) -> None:
         grid, zero = self.grid, self.zero_point
@@ -76,13 +46,18 @@ class Scaled:
             raise ValueError(f"{self.label} has no zero point {zero}")
         widest = max(grid.highest - zero, zero - grid.lowest)
         least, most = Format.FP32.smallest_normal, Format.FP32.max / widest
-        for scale in self.scale:
-            if not least <= scale <= most or float(np.float32(scale)) != scale:
-                raise ValueError(f"{scale!r} is no scale of {self.label}")
+        scales = np.asarray(self.scale, np.float64)
+        with np.errstate(over="ignore"):
+            exact = scales.astype(np.float32) == scales
+        wrong = scales[~((least <= scales) & (scales <= most) & exact)]
+        if wrong.size:
+            raise ValueError(f"{float(wrong[0])!r} is no scale of {self.label}")
         if not self.scale or (self.axis is None and len(self.scale) > 1):
             raise ValueError(f"{len(self.scale)} scales of one tensor")
         if self.axis is not None and self.axis < 0:
             raise ValueError(f"axis {self.axis}")
+        if self.group is not None and (self.axis is None or self.group < 1):
+            raise ValueError(f"groups of {self.group} along axis {self.axis}")
 
     @classmethod
     def fitted(
@@ -92,8 +67,9 @@ class Scaled:
         lows: NDArray[np.floating[Any]],
         highs: NDArray[np.floating[Any]],
         axis: int | None = None,
+        group: int | None = None,
     ) -> Scaled:
-        """The encoding whose range covers that from low to high, in each channel.
+        """The encoding whose range covers that from low to high, in each channel or group.
 
         Raises:
             ValueError: If an end is not finite, or too large for a scale.
@@ -103,7 +79,43 @@ class Scaled:
             raise ValueError("a range that is not finite has no scale")
         scales, zero = grid.fit(*ends)
         scale = tuple(float(s) for s in scales)
-        return cls(format=fmt, grid=grid, scale=scale, zero_point=zero, axis=axis)
+        return cls(format=fmt, grid=grid, scale=scale, zero_point=zero, axis=axis, group=group)
+
+    @classmethod
+    def of_value(cls, fmt: Format, low: float, high: float) -> Scaled:
+        """The encoding in ``fmt`` of a value whose numbers go from ``low`` to ``high``.
+
+        Raises:
+            ValueError: As ``fitted``, or if ``fmt`` does not encode values.
+        """
+        return cls.fitted(fmt, fmt.grid(constant=False), np.asarray(low), np.asarray(high))
+
+    @classmethod
+    def of_constant(
+        cls, fmt: Format, array: NDArray[np.generic], channels: tuple[int, ...] = ()
+    ) -> Scaled:
+        """The encoding in ``fmt`` that covers all numbers of a constant.
+
+        Args:
+            fmt: A format with scales.
+            array: The constant.
+            channels: The axes of its channels, each of which has a scale; empty for one scale.
+
+        Raises:
+            ValueError: As ``fitted``, or if the constant is empty.
+        """
+        array = array.astype(np.float32, copy=False)
+        if not array.size:
+            raise ValueError("it is empty")
+        if fmt.group_sizes:
+            axis, group = _grouping(array.shape, channels, fmt)
+            rows = array.reshape(_split(array.shape, axis, group))
+            ends = rows.min(axis=axis + 1), rows.max(axis=axis + 1)
+            return cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis, group=group)
+        others = tuple(i for i in range(array.ndim) if i not in channels)
+        ends = array.min(axis=others), array.max(axis=others)
+        axis = min(channels, default=None)
+        return cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis)
 
     @property
     def label(self) -> str:
@@ -135,20 +147,35 @@ class Scaled:
         return self.decode(self.encode(x))
 
     def along(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The scale of each element of an array of ``shape``, as a view.
+        """The scale of each element of an array of ``shape``.
 
         Raises:
-            ValueError: If the array does not have one channel for each scale.
+            ValueError: If the array does not have one channel, or group, for each scale.
         """
-        return np.broadcast_to(self.spread(shape), shape)
+        return np.broadcast_to(self.spread(shape), self.split(shape)).reshape(shape)
+
+    def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """``shape`` with an axis of groups cut in two: groups, and the numbers of each."""
+        if self.axis is None or self.group is None:
+            return shape
+        return _split(shape, self.axis, self.group)
 
     def spread(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The scales, in a shape that broadcasts to ``shape``.
+        """The scales, in a shape that broadcasts to ``split(shape)``.
 
         Raises:
             ValueError: As ``along``.
         """
         scale = np.asarray(self.scale, np.float32)
+        if self.axis is not None and self.group is not None:
+            fits = self.axis < len(shape) and math.prod(shape) == scale.size * self.group
+            if fits and shape[self.axis] % self.group == 0:
+                groups = _split(shape, self.axis, self.group)
+                return scale.reshape(*groups[: self.axis + 1], 1, *groups[self.axis + 2 :])
+            raise ValueError(
+                f"{scale.size} scales of {self.group} numbers each along axis {self.axis} of a"
+                f" tensor of shape {shape}"
+            )
         if self.axis is None:
             return scale.reshape(())
         for end in range(self.axis + 1, len(shape) + 1):
@@ -169,7 +196,9 @@ class Scaled:
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters as JSON content, without the format and its grid."""
-        return {"scale": list(self.scale), "zero_point": self.zero_point, "axis": self.axis}
+        grouped = {} if self.group is None else {"group": self.group}
+        scale, zero = list(self.scale), self.zero_point
+        return {"scale": scale, "zero_point": zero, "axis": self.axis, **grouped}
 
     @classmethod
     def from_dict(cls, fmt: Format, grid: Grid, content: dict[str, Any]) -> Scaled:
@@ -179,10 +208,40 @@ class Scaled:
             ValueError, TypeError, KeyError: If ``content`` has another form.
         """
         scale = cast("list[object]", content["scale"])
-        zero, axis = content["zero_point"], content["axis"]
-        if type(zero) is not int or type(axis) not in (int, type(None)):
-            raise TypeError(f"zero point {zero!r}, axis {axis!r}")
+        zero, axis, group = content["zero_point"], content["axis"], content.get("group")
+        if type(zero) is not int or not {type(axis), type(group)} <= {int, type(None)}:
+            raise TypeError(f"zero point {zero!r}, axis {axis!r}, group {group!r}")
         if type(scale) is not list or not all(type(s) is float for s in scale):
             raise TypeError("scales that are not a list of floats")
         numbers = tuple(cast("list[float]", scale))
-        return cls(format=fmt, grid=grid, scale=numbers, zero_point=zero, axis=axis)
+        return cls(
+            format=fmt, grid=grid, scale=numbers, zero_point=zero, axis=axis, group=group
+        )
+
+
+# OpenVINO's kernels by 4-bit weights take at least so many groups.
+_FEWEST_GROUPS: Final = 4
+
+
+def _grouping(
+    shape: tuple[int, ...], channels: tuple[int, ...], fmt: Format
+) -> tuple[int, int]:
+    """The axis of a matrix that lies across its channels, and the size of groups along it.
+
+    Raises:
+        ValueError: If the constant is no matrix with channels, or no size divides it.
+    """
+    if len(shape) != 2 or len(channels) != 1:
+        raise ValueError("groups are those of a matrix")
+    axis = 1 - channels[0]
+    for size in fmt.group_sizes:
+        if shape[axis] % size == 0 and shape[axis] >= _FEWEST_GROUPS * size:
+            return axis, size
+    sizes = ", ".join(map(str, fmt.group_sizes))
+    raise ValueError(
+        f"{shape[axis]} numbers are not {_FEWEST_GROUPS} or more groups of one of {sizes}"
+    )
+
+
+def _split(shape: tuple[int, ...], axis: int, group: int) -> tuple[int, ...]:
+    return (*shape[:axis], shape[axis] // group, group, *shape[axis + 1 :])

@@ -146,10 +146,12 @@ def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
     leaves values, too.
     """
     reads = graph.following_inputs(node)
-    if fmt.constants_only:
-        return {value.id: fmt.storage for value in reads if value.constant is not None}
-    found = {value.id: fmt.storage for value in reads}
-    if not fmt.operands_only:
+    found = {
+        value.id: fmt.storage
+        for value in reads
+        if fmt.encodes_values or value.constant is not None
+    }
+    if fmt.encodes_results:
         found |= {value.id: fmt.storage for value in graph.following_outputs(node)}
     return found
 
@@ -183,9 +185,13 @@ def _value_bytes(
     value: Value, formats: Mapping[int, Format], shapes: Shapes | None
 ) -> float | None:
     fmt = formats.get(value.id, value.format)
-    width = fmt.storage_bytes if fmt is not None else _OTHER_BYTES.get(value.dtype)
     shape = resolve_shape(value, shapes)
-    return None if shape is None or width is None else math.prod(shape) * float(width)
+    if shape is None:
+        return None
+    if fmt is not None:
+        return float(fmt.bytes_for(math.prod(shape)))
+    width = _OTHER_BYTES.get(value.dtype)
+    return None if width is None else math.prod(shape) * float(width)
 
 
 # Bytes per element of types that are no ``Format``, by the graph's names for them.

@@ -40,7 +40,7 @@ def measure_casts(engine: Engine, low: Format) -> CastRate:
 
 
 def _measured(engine: Engine, low: Format) -> CastRate:
-    bytes_per_element = Format.FP32.storage_bytes + low.storage_bytes
+    bytes_per_element = (Format.FP32.bits + low.bits) / 8
     try:
         times = [_cast_time_s(engine.load_cast_probe(low, size), size) for size in _SIZES]
     except EngineError:

@@ -95,7 +95,7 @@ def reasons(
         found.append(f"sums {depth} terms")
     if not found:
         size = f"{fmt.unit_roundoff:.2g}"
-        of = f"half a step is {size} of the range" if fmt.scaled else f"rounds to {size}"
+        of = f"half a step is {size} of the range" if fmt.has_scales else f"rounds to {size}"
         found.append(f"digits: {fmt.label} {of}")
     return tuple(found)
 

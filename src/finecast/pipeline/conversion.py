@@ -13,8 +13,8 @@ from finecast.ops import OpKind, by_name
 from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Verified
 from finecast.planning.plan import Decision, Plan
+from finecast.rules.base import DECISION, Reason
 from finecast.rules.policy import Policy, conversion_stays
-from finecast.rules.reason import DECISION, Reason
 from finecast.terminal import one_line
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")

@@ -68,7 +68,7 @@ def emulate(
     baseline = workload.evaluate(reference, None)
     program = model.program(emulation)
     device = DeviceModel(program=program, workload=workload, reference=reference)
-    if emulation.format.scaled:
+    if emulation.format.has_scales:
         coded = calibrated_nodes(device.graph, emulation.format, device.facts)
         emulation = replace(emulation, encodings=coded)
     setting = setting_of(device.graph, emulation)

@@ -51,7 +51,7 @@ def plan_time_s(
 ) -> float:
     """Seconds for one run of a plan's model; ``formats`` are the plan's, by node id."""
     low = {n: f for n, f in formats.items() if f is not Format.FP32}
-    stored = {n: f for n, f in low.items() if not f.operands_only}
+    stored = {n: f for n, f in low.items() if f.encodes_results}
     return modelled_time_s(graph, cost, emulation, low, stored)
 
 
@@ -140,4 +140,4 @@ def _cast_time_s(
 
 def _read_in(fmt: Format) -> Format:
     """What an op in ``fmt`` reads values in: as they are, if its constants alone are low."""
-    return Format.FP32 if fmt.constants_only else fmt.storage
+    return fmt.storage if fmt.encodes_values else Format.FP32

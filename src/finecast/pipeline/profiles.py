@@ -55,7 +55,9 @@ class Profiles:
         gains. If all formats gain nothing, all stay.
         """
         least_s = _LEAST_GAIN * _total_s(self.high)
-        slow = tuple(f for f in self.low if f.constants_only and self._gained_s(f) < least_s)
+        slow = tuple(
+            f for f in self.low if not f.encodes_values and self._gained_s(f) < least_s
+        )
         kept = {fmt: kernels for fmt, kernels in self.low.items() if fmt not in slow}
         return (replace(self, low=kept), slow) if kept else (self, ())
 
@@ -169,7 +171,7 @@ def measured_cost(
             for name in inside:
                 shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
     # The rate of casts between floats, if there are any; formats for constants need no casts.
-    lows = sorted((f for f in profiles.low if not f.constants_only), key=lambda f: f.scaled)
+    lows = sorted((f for f in profiles.low if f.encodes_values), key=lambda f: f.has_scales)
     rate = casts(lows[0]) if lows else CastRate()
     return MeasuredCost(
         times_s=times,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.pipeline.profiles import Profiles, kernel_nodes
 from finecast.planning.cost import CostModel
@@ -44,7 +43,7 @@ def points_of(
     graph = planner.graph
     return {
         fmt: scaled_points(graph, units, planner.permissions, fmt)
-        if fmt in SCALED
+        if fmt.has_scales
         else rounding_points(graph, units, kernels)
         for fmt, kernels in fused.items()
     }

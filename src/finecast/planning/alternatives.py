@@ -13,7 +13,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, build_problem
-from finecast.rules.reason import DECIDED_BY, DECISION, Reason
+from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.solver.assignment import Ints
 from finecast.solver.flips import Flips, flips
 from finecast.solver.labelling import LabelProblem, evaluate

@@ -77,4 +77,4 @@ def pick(permission: Permission, *preferred: Format) -> Format:
     for fmt in preferred:
         if fmt in permission.formats:
             return fmt
-    return min(permission.formats, key=lambda f: (f.storage_bytes, f.label))
+    return min(permission.formats, key=lambda f: (f.bits, f.label))

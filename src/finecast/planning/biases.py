@@ -20,7 +20,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, addable, constant_at
 from finecast.planning.plan import Plan
 from finecast.planning.scalable import CONVOLUTIONS, LINEAR, channel_axis
-from finecast.rules.reason import Reason
+from finecast.rules.base import Reason
 
 RULE: Final = "bias correction"
 
@@ -47,7 +47,7 @@ class Bias:
 
 def biases(graph: Graph, formats: Mapping[int, Format]) -> tuple[Bias, ...]:
     """The biases of products on codes that no other op reads, outside control-flow bodies."""
-    coded = (n for n in graph.nodes if n.id in formats and formats[n.id].scaled)
+    coded = (n for n in graph.nodes if n.id in formats and formats[n.id].has_scales)
     found = (_bias(graph, n) for n in coded if n.op in LINEAR and not n.region)
     return tuple(b for b in found if b is not None)
 

@@ -81,10 +81,10 @@ class RooflineCost:
         """Seconds to read in one format and write in the other; zero where casts are free."""
         if src.storage is dst.storage or self.target.free_casts or value.constant is not None:
             return 0.0
-        if src.operands_only:
+        if not src.encodes_results:
             return 0.0  # the op stores its result in fp32; its own time includes that
         elements = math.prod(self._shape(value) or ())
-        moved = elements * (src.storage_bytes + dst.storage_bytes)
+        moved = src.bytes_for(elements) + dst.bytes_for(elements)
         memory_s = moved / (self.target.bandwidth_gb_s * _GIGA)
         return self.target.cast_overhead_s + memory_s
 
@@ -139,10 +139,10 @@ class MeasuredCost:
         if src.storage is dst.storage or value.constant is not None:
             return 0.0
         elements = math.prod(resolve_shape(value, self.shapes) or ())
-        if src.scaled:
+        if src.has_scales:
             if len(value.uses) + value.is_output > 1:
                 return self.cast_time_s(value, Format.FP32, src)
-            more = elements * (dst.storage_bytes - src.storage_bytes)
+            more = dst.bytes_for(elements) - src.bytes_for(elements)
             return more / (self.cast_bandwidth_gb_s * _GIGA)
-        moved = elements * (src.storage_bytes + dst.storage_bytes)
+        moved = src.bytes_for(elements) + dst.bytes_for(elements)
         return self.cast_overhead_s + moved / (self.cast_bandwidth_gb_s * _GIGA)

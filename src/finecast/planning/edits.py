@@ -96,7 +96,7 @@ def edits(
             not, values are rounded directly in front of the ops that read them rounded.
     """
     io = io or {}
-    for_operands = {n: f for n, f in formats.items() if f.operands_only}
+    for_operands = {n: f for n, f in formats.items() if not f.encodes_results}
     formats = {n: f for n, f in formats.items() if n not in for_operands}
     changed: list[Edit] = [
         SetFormat(node=n.id, to=formats[n.id].storage)
@@ -164,7 +164,7 @@ def _hoist(
     codes. Only for scaled formats: values in other formats are cast and cast back.
     """
     for value, to in sorted(wanted, key=lambda key: -key[0]):
-        while (value, to) in wanted and to.format.scaled:
+        while (value, to) in wanted and to.format.has_scales:
             producer = graph.values[value].producer
             before = None if producer is None else moved_by(graph, graph.nodes[producer])
             if producer is None or before is None or not _all_round(graph, value, wanted, to):

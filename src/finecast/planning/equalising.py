@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from finecast.graph import Graph
 from finecast.planning.rescaling import Rescaling, by_channel, rescaling, weights_read
 from finecast.planning.scalable import LINEAR, Site, sites
-from finecast.rules.reason import Reason
+from finecast.rules.base import Reason
 
 RULE: Final = "equalisation"
 

@@ -36,7 +36,7 @@ class Resting:
     @property
     def size_bytes(self) -> int:
         """Bytes of its numbers."""
-        return self.elements * self.fmt.storage_bytes
+        return self.fmt.bytes_for(self.elements)
 
 
 def peak_bytes(
@@ -93,7 +93,7 @@ def _copies(
     made, own = value.producer, value.format or Format.FP32
     stored = own
     if made is not None and _among(value, graph.following_outputs(graph.nodes[made])):
-        stored = result_format(formats.get(made, own))
+        stored = formats.get(made, own).result
     copied: dict[Format, list[int]] = {}
     ends = [last] if value.is_output else []
     for index in value.uses:
@@ -116,11 +116,6 @@ def _copies(
             first=2 * min(nodes),
             last=2 * max(nodes) + 1,
         )
-
-
-def result_format(fmt: Format) -> Format:
-    """The type in which an op that computes in ``fmt`` stores its result."""
-    return Format.FP32 if fmt.operands_only else fmt
 
 
 def _among(value: Value, values: Iterable[Value]) -> bool:

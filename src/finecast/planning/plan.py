@@ -13,11 +13,11 @@ from typing import Any, Final, cast
 
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
-from finecast.numbers.encodings import SCALED, Encodings
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
+from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
-from finecast.rules.reason import DECISION, Reason
 from finecast.rules.scaled_operands import coded_result
 
 PLAN_VERSION: Final = 6
@@ -124,7 +124,7 @@ class Plan:
     @property
     def encodings(self) -> dict[str, Encodings]:
         """Encodings by node name, for nodes whose format has parameters."""
-        return {d.node: d.encodings for d in self.decisions if d.format in SCALED}
+        return {d.node: d.encodings for d in self.decisions if d.format.has_scales}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -392,7 +392,7 @@ def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
                 return index
             if value.constant is not None:
                 try:
-                    encoding.along(value.constant.read().shape)
+                    encoding.spread(value.constant.read().shape)
                 except ValueError:
                     return index
     return None
@@ -403,7 +403,7 @@ def _decision_to_dict(decision: Decision) -> dict[str, Any]:
         "node": decision.node,
         "op": decision.op,
         "format": decision.format.label,
-        **(decision.encodings.to_dict() if decision.format in SCALED else {}),
+        **(decision.encodings.to_dict() if decision.format.has_scales else {}),
         "reasons": [
             {
                 "rule": r.rule,

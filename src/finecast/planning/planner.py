@@ -11,8 +11,8 @@ from finecast.numbers.formats import Format
 from finecast.planning.assign import highest, lowest
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import Permission
+from finecast.rules.base import DECISION, Reason
 from finecast.rules.policy import Policy
-from finecast.rules.reason import DECISION, Reason
 
 
 def _no_opset(_: Mapping[int, Format]) -> int:

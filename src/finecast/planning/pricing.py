@@ -14,7 +14,7 @@ import numpy as np
 
 from finecast.graph import Graph, Value
 from finecast.numbers.formats import Format
-from finecast.planning.memory import alive_at_peak, peak_bytes, rest_in_memory, result_format
+from finecast.planning.memory import alive_at_peak, peak_bytes, rest_in_memory
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced
 from finecast.rules import Permission
@@ -33,7 +33,7 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
     per_second = _bytes_per_second(analysis, stored)
 
     def cast_bytes(value: Value, source: Format, to: Format) -> float:
-        if source.storage is to.storage or source.scaled or value.constant is not None:
+        if source.storage is to.storage or source.has_scales or value.constant is not None:
             return 0.0
         return _CAST_NODE_BYTES + per_second * analysis.cast_time(value, source, to)
 
@@ -58,8 +58,7 @@ def by_memory(planner: Planner, analysis: Analysis) -> Analysis:
         producer = graph.values[one.value].producer
         if producer is not None and producer in units.of:
             for fmt, amount in results.items():
-                stored = result_format(fmt).storage_bytes
-                amount[units.of[producer]] += one.elements * stored
+                amount[units.of[producer]] += fmt.result.bytes_for(one.elements)
     return replace(
         sized,
         priced=Priced.MEMORY,
@@ -98,7 +97,7 @@ def _bytes_per_second(analysis: Analysis, stored: float) -> float:
 def _constant_bytes(value: Value) -> float:
     if value.constant is None or value.format is None:
         return 0.0
-    return float(value.constant.size * value.format.storage_bytes)
+    return float(value.format.bytes_for(value.constant.size))
 
 
 def _stored_bytes(
@@ -122,8 +121,8 @@ def _stored_bytes(
     def stored_bytes(value: Value, fmt: Format) -> float:
         if value.constant is None:
             return 0.0
-        if fmt.scaled and not coded(value, fmt):
+        if fmt.has_scales and not coded(value, fmt):
             fmt = Format.FP32
-        return float(value.constant.size * fmt.storage_bytes)
+        return float(fmt.bytes_for(value.constant.size))
 
     return stored_bytes

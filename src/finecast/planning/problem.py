@@ -184,9 +184,9 @@ def _rows(
         readers can, it stored codes there, and a reader in fp32 costs a conversion; if not
         all can, it stored fp32, and readers of codes cost a cast.
         """
-        source, to = (Format.FP32 if f.constants_only else f for f in (source, to))
-        if not source.scaled:
-            return cast_time(value, Format.FP32 if source.operands_only else source, to)
+        source, to = (f if f.encodes_values else Format.FP32 for f in (source, to))
+        if not source.runs_on_codes:
+            return cast_time(value, source.result, to)
         stored_codes = all(unit >= 0 and not forbidden[source][unit] for unit in readers)
         if to is source:
             return 0.0 if stored_codes else cast_time(value, Format.FP32, to)
@@ -245,7 +245,7 @@ def roundings(
     lists = [
         (
             *point.readers,
-            *(() if low.operands_only else point.makers),
+            *(point.makers if low.encodes_results else ()),
             *(pinned[value] for value in point.ends if value in pinned),
         )
         for point in points.points
@@ -265,7 +265,7 @@ def _forbidden(
     units: Units, permissions: Mapping[int, Permission], fmt: Format
 ) -> NDArray[np.bool_]:
     # A unit may have a format for operands if any of its ops may: the others stay fp32.
-    some = any if fmt.operands_only else all
+    some = all if fmt.encodes_results else any
     found = [not some(fmt in permissions[n].formats for n in m) for m in units.members]
     return np.array(found, dtype=bool).reshape(len(units.members))
 

@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.graph import Graph
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, constant_at
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.scalable import Channels, Reader, Site
+from finecast.rules.base import Reason
 from finecast.rules.calibration import calibrated
 from finecast.rules.facts import Facts
 from finecast.rules.ranges import Calibration
-from finecast.rules.reason import Reason
 
 Exponents = NDArray[np.int32]
 
@@ -163,7 +162,7 @@ def re_encoded(
 
     def again(decision: Decision) -> Decision:
         fmt, node = decision.format, nodes[decision.node]
-        if fmt not in SCALED:
+        if not fmt.has_scales:
             return decision
         found = calibrated(graph, node, fmt, facts, calibration, results=fmt in results)
         return replace(decision, encodings=found)

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.graph import Graph
-from finecast.numbers.encodings import SCALED
 from finecast.numbers.formats import Format
 from finecast.planning.rescaling import Exponents, Rescaling, rescaling, weights_read
 from finecast.planning.scalable import Reader, Site, sites, sites_in_front
-from finecast.rules.channels import ChannelFacts
-from finecast.rules.reason import Reason
+from finecast.rules.base import Reason
+from finecast.rules.facts import ChannelFacts
 
 RULE: Final = "smoothing"
 
@@ -127,13 +126,13 @@ class _Product:
         channels are uncorrelated.
         """
         factors = np.exp2(exponents.astype(np.float64))
-        seen, grids = self.seen, SCALED[fmt]
+        seen, codes = self.seen, fmt.grid(constant=False)
         largest = self.largest * factors.astype(np.float32)[:, None]
         if not self.apart:
             largest = largest.max(axis=0, keepdims=True)
         span = (seen.highest / factors).max() - (seen.lowest / factors).min()
-        step = span / (grids.values.highest - grids.values.lowest)
-        steps = largest.astype(np.float64) / grids.constants.highest
+        step = span / (codes.highest - codes.lowest)
+        steps = largest.astype(np.float64) / fmt.grid(constant=True).highest
         power = (seen.power / factors**2)[:, None]
         of_values = step**2 * np.sum(self.squares * factors**2)
         of_weights = self.places * np.sum(steps**2 * power)

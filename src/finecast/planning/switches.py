@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from finecast.numbers.encodings import SCALED, Encoding
+from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.planning.points import Place, RoundingPoints
 from finecast.rules import Permission
@@ -55,7 +55,7 @@ def _switch(
     ports: dict[Port, Encoding] = {}
     outputs: dict[int, Encoding] = {}
     for node, index in places:
-        if fmt not in SCALED:
+        if not fmt.has_scales:
             if node is None:
                 outputs[index] = fmt
             else:

@@ -69,7 +69,7 @@ def _beside_codes(
 
     Some have no choice of format themselves, but nothing is cast between them and that op.
     """
-    coded = [i for i in kernel if any(f.scaled for f in formats[i])]
+    coded = [i for i in kernel if any(f.has_scales for f in formats[i])]
     return [
         i for i in kernel if any(_stored(formats[i]) == _stored(formats[c]) for c in coded)
     ]
@@ -81,7 +81,7 @@ def _stored(formats: frozenset[Format]) -> frozenset[Format]:
     Formats for operands only do not change how results are stored: an op that may not have
     one can stay fp32 beside an op that has it.
     """
-    return frozenset(f for f in formats if not f.operands_only)
+    return frozenset(f for f in formats if f.encodes_results)
 
 
 def pattern_kernels(graph: Graph) -> list[frozenset[int]]:

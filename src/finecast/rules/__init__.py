@@ -8,33 +8,33 @@ from typing import Final
 
 from finecast.errors import RuleConflictError
 from finecast.graph import Node
-from finecast.numbers.encodings import SCALED, Encodings
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
-from finecast.rules.base import ANY, KEEP, Context, NodeView, Rule, Ruling, UserRule
+from finecast.rules.base import (
+    ANY,
+    KEEP,
+    WAIVED,
+    Context,
+    NodeView,
+    Reason,
+    Rule,
+    Ruling,
+    UserRule,
+)
 from finecast.rules.calibration import CALIBRATION, encodings_in
-from finecast.rules.carried import CARRIED
-from finecast.rules.constants import CONSTANTS
+from finecast.rules.constants import CARRIED, CONSTANTS, GUARDED
 from finecast.rules.coordinates import COORDINATES
-from finecast.rules.definition import DEFINITION
-from finecast.rules.depth import DEPTH
-from finecast.rules.einsum import EINSUM
 from finecast.rules.ends import ENDS
 from finecast.rules.equality import EQUALITY
 from finecast.rules.folded import FOLDED
-from finecast.rules.guarded import GUARDED
-from finecast.rules.kernel import KERNEL
-from finecast.rules.names import NAMES
 from finecast.rules.observed import OBSERVED
-from finecast.rules.op_formats import OP_FORMATS
 from finecast.rules.override import override
-from finecast.rules.own_casts import OWN_CASTS
 from finecast.rules.quantized import QUANTIZED
-from finecast.rules.reason import WAIVED, Reason
-from finecast.rules.scope import SCOPE
 from finecast.rules.state import STATE
-from finecast.rules.stated import STATED_FP32
-from finecast.rules.tier import TIER
-from finecast.rules.user import USER
+from finecast.rules.stated import OWN_CASTS, STATED_FP32
+from finecast.rules.support import DEFINITION, EINSUM, KERNEL
+from finecast.rules.tier import DEPTH, TIER
+from finecast.rules.user_rules import NAMES, OP_FORMATS, SCOPE, USER
 
 __all__ = [
     "RULES",
@@ -132,8 +132,8 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
         reasons=tuple(_reason(r, v, waived=waived) for r, v in found),
         encodings={
             fmt: encodings_in(context, node)
-            for fmt in formats & SCALED.keys()
-            if node.format is Format.FP32
+            for fmt in formats
+            if fmt.has_scales and node.format is Format.FP32
         },
     )
 

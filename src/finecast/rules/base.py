@@ -1,15 +1,43 @@
-"""The interface of rules: a rule judges one op and narrows the formats that it may take."""
+"""The interface of rules: a rule judges one op and narrows the formats that it may take.
+
+Its verdict is recorded as a reason.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpInfo, by_name
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.policy import Policy
+
+DECISION: Final = "decision"
+"""The rule of a reason for one of several formats that the rules permit."""
+
+WAIVED: Final = "(waived) "
+"""In front of the text of a verdict that a user's word set aside."""
+DECIDED_BY: Final = "decided by"
+"""The evidence of such a reason that says in a word what decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """The verdict of one rule on an op: the labels that it permits, why, and the evidence."""
+
+    rule: str
+    text: str
+    permits: tuple[str, ...] = ()
+    evidence: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+
+    @property
+    def waived(self) -> bool:
+        """Whether a user's word set the verdict aside."""
+        return self.text.startswith(WAIVED)
+
 
 # Whether the engine has a kernel for a node in a format; None where that is not known.
 KernelQuery = Callable[[Node, Format], bool | None]

@@ -7,13 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from finecast.graph import Graph, Node, Value
-from finecast.numbers.encodings import SCALED, Encodings
-from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Grid, Scaled
+from finecast.numbers.encodings import Encodings
+from finecast.numbers.formats import Format, Grid
+from finecast.numbers.scaled import Scaled
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered
@@ -50,8 +47,8 @@ def calibrated(
             if value.constant is None:
                 operands[index] = _encoded(graph, value, facts, fmt, calibration)
             else:
-                came = _came_as(value, fmt, SCALED[fmt].constants, calibration)
-                found = _of_constant(value.constant.read(), fmt, axes)
+                came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
+                found = Scaled.of_constant(fmt, value.constant.read(), axes)
                 constants[index] = found if came is None or not _fits(came, axes) else came
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
@@ -82,7 +79,7 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
 
     None without observations, which are refused elsewhere.
     """
-    scaled = [f for f in formats if f in SCALED]
+    scaled = [f for f in formats if f.has_scales]
     every = (
         text for f in scaled for n in graph.float_nodes for text in _lack(graph, n, f, facts)
     )
@@ -127,7 +124,7 @@ def _encoded(
 ) -> Scaled:
     """The encoding that the value's origin came with, else one that covers the facts."""
     source = origin(graph, value)
-    came = _came_as(source, fmt, SCALED[fmt].values, calibration)
+    came = _came_as(source, fmt, fmt.grid(constant=False), calibration)
     return came or _of_value(_seen(graph, value, facts), fmt, calibration)
 
 
@@ -153,22 +150,12 @@ def _of_value(
         raise ValueError("NaN or Inf was observed")
     if seen.lowest == seen.highest and seen.count > 1:
         raise ValueError("the data has the same number everywhere, which shows no range")
-    grid = SCALED[fmt].values
-    low, high = covered(seen, grid, calibration)
-    return Scaled.fitted(fmt, grid, np.asarray(low), np.asarray(high))
-
-
-def _of_constant(array: NDArray[np.generic], fmt: Format, axes: tuple[int, ...]) -> Scaled:
-    array = array.astype(np.float32, copy=False)
-    if not array.size:
-        raise ValueError("it is empty")
-    others = tuple(i for i in range(array.ndim) if i not in axes)
-    ends = array.min(axis=others), array.max(axis=others)
-    return Scaled.fitted(fmt, SCALED[fmt].constants, *ends, axis=min(axes, default=None))
+    low, high = covered(seen, fmt.grid(constant=False), calibration)
+    return Scaled.of_value(fmt, low, high)
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
-    if context.low not in SCALED or node.format is not Format.FP32:
+    if not context.low.has_scales or node.format is not Format.FP32:
         return None
     try:
         encodings_in(context, node)

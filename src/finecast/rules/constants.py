@@ -1,7 +1,8 @@
 """Constants that the low format cannot hold: -3.4e38 masks, 1e-12 epsilons, huge scales.
 
 A constant that becomes infinite or zero changes what the op computes. Such an op keeps fp32:
-clamping the constant is no alternative, since a mask of -1e4 changes predictions.
+clamping the constant is no alternative, since a mask of -1e4 changes predictions. So do ops
+that read a value which such a constant is carried to, and divisions which it guards.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 from finecast.graph import SCALARS, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
+from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 # A weight matrix may hold a few tiny elements that vanish without harm; a scalar may not.
@@ -83,7 +85,7 @@ def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantP
     return None
 
 
-def _judge(node: Node, context: Context) -> Ruling | None:
+def _judge_constants(node: Node, context: Context) -> Ruling | None:
     found = first_problem(context.graph, node, context.low)
     if found is None:
         return None
@@ -95,4 +97,123 @@ def _judge(node: Node, context: Context) -> Ruling | None:
     )
 
 
-CONSTANTS = Rule(name="constants", judge=_judge)
+CONSTANTS = Rule(name="constants", judge=_judge_constants)
+
+
+_CARRYING_KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CONSTANT})
+_CARRYING_OPS: Final = frozenset(
+    {"add", "sub", "mul", "sum", "neg", "abs", "where", "cast", "phi"}
+)
+
+
+def _judge_carried(node: Node, context: Context) -> Ruling | None:
+    """Values that contain a constant beyond the low format's range, such as a masked tensor.
+
+    An op that adds or selects -3.4e38 keeps fp32 because of its constant. Its result contains
+    that number: stored in fp16 it is -Inf, and a softmax over a row of nothing else gives NaN,
+    where fp32 gives equal shares. So the readers of such a value keep fp32 as well, up to the
+    first op that does not pass large magnitudes on.
+    """
+    carrying = context.graph.once(_carrying, context.low)
+    if not carrying:
+        return None
+    for value in context.graph.following_inputs(node):
+        if value.id in carrying and value.id not in context.facts:
+            return Ruling(
+                permits=KEEP,
+                text=f"{value.name} carries a constant beyond the largest {context.low.label}",
+                evidence={"limit": context.low.max},
+            )
+    return None
+
+
+def _carrying(graph: Graph, low: Format) -> frozenset[int]:
+    """Ids of the values, without the constants themselves, that such a constant reaches."""
+    limit = overflow_limit(low)
+    sources = {
+        v.id
+        for v in graph.values
+        if v.format is Format.FP32 and v.constant is not None and v.constant.largest >= limit
+    }
+    # Results of ops that have such a number as a scalar attribute.
+    brought = {
+        v.id
+        for node in graph.float_nodes
+        if any(abs(number) >= limit for number in scalars(node))
+        for v in graph.following_outputs(node)
+        if _hands_on(node)
+    }
+    if not sources and not brought:
+        return frozenset()
+    reached = sources | brought
+    waiting = [n for i in reached for n in graph.values[i].uses]
+    while waiting:
+        node = graph.nodes[waiting.pop()]
+        if not _hands_on(node):
+            continue
+        if not any(v.id in reached for v in graph.following_inputs(node)):
+            continue
+        for value in graph.following_outputs(node):
+            if value.id not in reached:
+                reached.add(value.id)
+                waiting.extend(value.uses)
+    return frozenset(reached - sources)
+
+
+def _hands_on(node: Node) -> bool:
+    return by_name(node.op).kind in _CARRYING_KINDS or node.op in _CARRYING_OPS
+
+
+CARRIED = Rule(name="carried_constants", judge=_judge_carried)
+
+
+def _judge_guarded(node: Node, context: Context) -> Ruling | None:
+    """Divisions guarded by a tiny constant: ``x / max(norm, 1e-12)``, ``rsqrt(mean + 1e-8)``.
+
+    The rule ``constants`` keeps the op with the constant in fp32. But its result would still
+    become 0 when it is cast for a low division: where the norm is 0, fp32 gives 0 and fp16
+    NaN. So the division and all ops between it and the constant keep fp32.
+    """
+    guard = context.graph.once(_guarded, context.low).get(node.id)
+    if guard is None:
+        return None
+    return Ruling(
+        permits=KEEP,
+        text=f"{context.graph.nodes[guard].name} keeps a divisor from 0 by a constant below "
+        f"the normal range of {context.low.label}",
+        evidence={"limit": context.low.smallest_normal},
+    )
+
+
+def _guarded(graph: Graph, low: Format) -> dict[int, int]:
+    """By node id, for guarded divisions and ops in front of them, the constant's node."""
+    found: dict[int, int] = {}
+    for node in graph.float_nodes:
+        port = DIVISORS.get(node.op)
+        if port is not None and port < len(node.inputs):
+            path, guard = _way_back(graph, node.inputs[port], low)
+            if guard is not None:
+                found.update(dict.fromkeys((node.id, *path), guard))
+    return found
+
+
+def _way_back(graph: Graph, value: int | None, low: Format) -> tuple[list[int], int | None]:
+    """The nodes in front of ``value`` that move numbers or take roots, and the guard's node.
+
+    The guard is None if the way back ends at no op with a tiny constant.
+    """
+    path: list[int] = []
+    while value is not None and (producer := graph.values[value].producer) is not None:
+        node = graph.nodes[producer]
+        problem = first_problem(graph, node, low)
+        if problem is not None and problem[1].what == "smallest":
+            return path, node.id
+        floats = [v.id for v in graph.following_inputs(node)]
+        if not (by_name(node.op).exact or node.op == "sqrt") or len(floats) != 1:
+            break
+        path.append(node.id)
+        value = floats[0]
+    return path, None
+
+
+GUARDED = Rule(name="guarded_division", judge=_judge_guarded)

@@ -59,7 +59,7 @@ _POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 _ORDERED: Final = _POINTWISE | _MOVES | {OpKind.SOFTMAX}
 _COUNTERS: Final = frozenset({"range", "cum_sum", "cum_prod"})
 # Integers of these types are exact in every format of 16 bits.
-_NARROW: Final = frozenset({"bool", "int8", "uint8"})
+_NARROW: Final = frozenset({"bool", "int4", "uint4", "int8", "uint8"})
 _ALL: Final = (0, 1, 2, 3)
 # By op, the inputs whose absolute error matters.
 _SENSITIVE: Final[Mapping[str, tuple[int, ...]]] = {

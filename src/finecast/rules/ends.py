@@ -25,7 +25,7 @@ _MOST_FUSED: Final = 3
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     policy, graph = context.policy, context.graph
-    if policy.scope is not Scope.LIKE_GRAPPLER or context.low.operands_only:
+    if policy.scope is not Scope.LIKE_GRAPPLER or not context.low.encodes_results:
         return None
     if context.measured:
         return None  # the measured error decides

@@ -1,4 +1,4 @@
-"""Facts: statistics of each value, observed in runs of the fp32 model.
+"""Facts: statistics of each value, and of its channels, observed in runs of the fp32 model.
 
 A value's magnitudes are kept as a histogram over binades: it gives the share that overflows
 or underflows in any format, and the histograms of several batches add up.
@@ -16,10 +16,148 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.rules.histogram import Histogram
+
+# Histograms of a value's numbers, fine enough to choose the range of an encoding.
+#
+# Bins are an eighth of a binade wide and signed; zeros are not counted. Histograms merge by
+# addition.
+
+
+_PER_BINADE: Final = 8
+# frexp exponents of fp32: from the smallest subnormal, 2**-149, to below 2**128.
+_LOWEST: Final = -148
+_BINADES: Final = 128 - _LOWEST + 1
+_BINS: Final = _BINADES * _PER_BINADE
+_SMALLEST_NORMAL: Final = np.float32(2.0**-126)
+_SUBNORMAL_BINADES: Final = -125 - _LOWEST
+# The low bits of an fp32 number that do not affect its bin; the sign bit among those left.
+_DROPPED: Final = 23 - 3
+_SIGN: Final = 1 << (31 - _DROPPED)
+
+
+def _bins(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The bin of each of ``numbers``, which are finite and not 0."""
+    fraction, exponent = np.frexp(np.abs(numbers))
+    bins = ((fraction - 0.5) * (2 * _PER_BINADE)).astype(np.int64)
+    bins += (exponent - _LOWEST).astype(np.int64) * _PER_BINADE
+    return np.where(numbers > 0, bins, -1 - bins)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Histogram:
+    """``counts[k]`` numbers are in bin ``bins[k]``; in ascending order, without empty bins.
+
+    Bin b >= 0 has the positive numbers with frexp exponent ``b // 8 - 148``, in eighth
+    ``b % 8`` of the binade; bin ``-1 - b`` has their negatives.
+    """
+
+    bins: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.float32]) -> Histogram:
+        """The histogram of finite numbers."""
+        bits = np.ascontiguousarray(numbers).view(np.uint32)
+        # By sign, exponent, and the first three bits of the fraction: the eighth of a binade.
+        found = np.bincount(bits >> _DROPPED, minlength=2 * _SIGN).reshape(2, _SIGN)
+        counts = np.zeros(2 * _BINS, np.int64)
+        first = _SUBNORMAL_BINADES * _PER_BINADE
+        normal = found[:, _PER_BINADE : _SIGN - _PER_BINADE]
+        counts[_BINS + first :] = normal[0]
+        counts[: _BINS - first] = normal[1, ::-1]
+        if found[:, :_PER_BINADE].any():
+            small = numbers[np.abs(numbers) < _SMALLEST_NORMAL]
+            counts += np.bincount(_bins(small[small != 0]) + _BINS, minlength=len(counts))
+        return cls._dense(counts)
+
+    @classmethod
+    def _dense(cls, counts: NDArray[np.int64]) -> Histogram:
+        found = np.flatnonzero(counts)
+        return cls(bins=found - _BINS, counts=counts[found])
+
+    def merge(self, other: Histogram) -> Histogram:
+        """The histogram of both sets of numbers; associative and commutative."""
+        counts = np.zeros(2 * _BINS, np.int64)
+        for one in (self, other):
+            counts[one.bins + _BINS] += one.counts
+        return Histogram._dense(counts)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it has the same bins and counts."""
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        same = np.array_equal(self.bins, other.bins)
+        return same and np.array_equal(self.counts, other.counts)
+
+    @property
+    def binades(self) -> NDArray[np.int64]:
+        """Counts of both signs by exponent, starting at the smallest."""
+        magnitude = np.where(self.bins < 0, -1 - self.bins, self.bins)
+        counts = np.zeros(_BINADES, np.int64)
+        np.add.at(counts, magnitude // _PER_BINADE, self.counts)
+        return counts
+
+    @property
+    def edges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The lower and the upper edge of each bin."""
+        magnitude = np.where(self.bins < 0, -1 - self.bins, self.bins)
+        binade, eighth = np.divmod(magnitude, _PER_BINADE)
+        width = np.exp2(binade + _LOWEST) / (2.0 * _PER_BINADE)
+        near = width * (_PER_BINADE + eighth)
+        far = near + width
+        below = self.bins < 0
+        return np.where(below, -far, near), np.where(below, -near, far)
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFacts:
+    """Each channel's least and largest number, with 0 included, and its sum of squares.
+
+    ``count`` is the number of elements per channel.
+    """
+
+    lowest: Floats
+    highest: Floats
+    squares: Floats
+    count: int
+
+    @classmethod
+    def of(cls, array: NDArray[np.generic], axis: int) -> ChannelFacts:
+        """Facts of one array, whose channels lie along ``axis``."""
+        x = np.moveaxis(np.asarray(array, np.float32), axis, 0)
+        x = x.reshape(len(x), -1)
+        return cls(
+            lowest=x.min(axis=1, initial=0.0).astype(np.float64),
+            highest=x.max(axis=1, initial=0.0).astype(np.float64),
+            squares=np.einsum("ci,ci->c", x, x, dtype=np.float64),
+            count=x.shape[1],
+        )
+
+    def merge(self, other: ChannelFacts) -> ChannelFacts:
+        """Facts of both sets of numbers together; associative and commutative."""
+        return ChannelFacts(
+            lowest=np.minimum(self.lowest, other.lowest),
+            highest=np.maximum(self.highest, other.highest),
+            squares=self.squares + other.squares,
+            count=self.count + other.count,
+        )
+
+    @property
+    def largest(self) -> Floats:
+        """Largest magnitude of each channel."""
+        return np.maximum(-self.lowest, self.highest)
+
+    @property
+    def power(self) -> Floats:
+        """Mean square of each channel."""
+        return self.squares / max(self.count, 1)
+
 
 # The frexp exponent of the first binade: that of the smallest subnormal, 2**-149.
-_LOWEST: Final = -148
+_FIRST_BINADE: Final = -148
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +235,7 @@ class ValueFacts:
 
     def _share_below(self, power_of_two: float) -> float:
         """Share of elements below a power of two, which all limits of formats are."""
-        top = math.frexp(power_of_two)[1] - _LOWEST
+        top = math.frexp(power_of_two)[1] - _FIRST_BINADE
         below = int(self.binades[: max(top, 0)].sum())
         return below / self.count if self.count else 0.0
 

@@ -27,8 +27,7 @@ from finecast.naming import suggestion
 from finecast.ops.patterns import adds_bias
 from finecast.rules.base import NodeView, UserRule
 from finecast.rules.hints import DType, Hint, ops_named, read_hints
-from finecast.rules.matching import op_names
-from finecast.rules.op_formats import matches
+from finecast.rules.user_rules import matches, op_names
 
 CastingRule: TypeAlias = Callable[[Sequence[Hint], Sequence[Hint], str], Sequence[Any]]
 

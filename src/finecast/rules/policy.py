@@ -123,7 +123,7 @@ class Policy:
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
         text += BY_HINT if self.by_hint else ""
-        if not any(f.scaled for f in self.formats):
+        if not any(f.has_scales for f in self.formats):
             return text
         if self.calibration is not Calibration.MINMAX:
             text += f"@{self.calibration.value}"
@@ -139,7 +139,7 @@ class Policy:
     @property
     def stored(self) -> Format:
         """The format of low inputs and outputs: the first that values can be stored in."""
-        found = (f for f in self.formats if not f.operands_only)
+        found = (f for f in self.formats if f.encodes_results)
         return next(found, self.format.storage)
 
     @classmethod
@@ -157,7 +157,7 @@ class Policy:
         scope, _, names = wanted.partition(":")
         parsed = Scope.parse(scope)
         formats = low_formats(names or "bf16")
-        if (at or plus) and not any(f.scaled for f in formats):
+        if (at or plus) and not any(f.has_scales for f in formats):
             what = "a calibration" if at else "an adjustment"
             raise UsageError(
                 f"{text!r}: {what} is given, and none of the formats has scales",

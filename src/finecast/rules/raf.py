@@ -18,10 +18,9 @@ from finecast.numbers.formats import Format
 from finecast.ops import Tier, by_name
 from finecast.rules import Context, Rule, Ruling
 from finecast.rules.base import only
-from finecast.rules.definition import DEFINITION
 from finecast.rules.hints import Hint
-from finecast.rules.kernel import KERNEL
 from finecast.rules.override import CastingRule, Overrides, ask, find_override, is_low
+from finecast.rules.support import DEFINITION, KERNEL
 
 ALWAYS: Final = frozenset(
     {

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from finecast.naming import look_up
-from finecast.numbers.scaled import Grid
+from finecast.numbers.formats import Grid
 from finecast.rules.facts import ValueFacts
 
 # The largest share of a value's numbers beyond each end: the 99.99th percentile, as in tools

@@ -14,8 +14,7 @@ from typing import Final
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.rules import RULES, Context, Rule, Ruling
-from finecast.rules.depth import DEPTH
-from finecast.rules.tier import TIER
+from finecast.rules.tier import DEPTH, TIER
 
 _SUMS_IN_FP32: Final = frozenset(
     {

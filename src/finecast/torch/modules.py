@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
 from finecast.engines.torch import TorchEngine
-from finecast.engines.torch.session import arguments_of
+from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import UsageError
 from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.pipeline import tuning
@@ -198,6 +198,7 @@ def convert(
     example_kwargs: Mapping[str, Any] | None = None,
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
+    calibration: Iterable[Arguments] = (),
     progress: Progress = silent,
 ) -> ConvertedModule:
     """Convert a module to mixed precision by one plan over its whole graph.
@@ -219,6 +220,8 @@ def convert(
         example_kwargs: Keyword inputs.
         user_rules: Rules by name, as ``--rules`` of the command line takes them.
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        calibration: Positional and keyword inputs of further calls, each as a pair: int8 has
+            scales by the ranges of values on these. By default by those on the example inputs.
         progress: Told of each step: for int8 the module is compiled, which takes a while.
 
     Raises:
@@ -230,6 +233,7 @@ def convert(
     wanted = Policy.of(policy)
     model = of_module(module, arguments, dynamic_shapes=dynamic_shapes, policy=wanted)
     model.rule_set = RuleSet.parse(rule_set)
+    model.calibration = [model.signature.feeds(*one) for one in calibration]
     model.check_policy(wanted)
     options = RunOptions(user_rules=user_rules or {}, verify=False, progress=progress)
     done = model.convert(Destination(path=None), wanted, options)

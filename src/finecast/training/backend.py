@@ -25,9 +25,9 @@ from finecast.pipeline.narrowing import drop_slow_formats
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
-from finecast.rules.matching import op_names
 from finecast.rules.override import Overrides, current, unmatched
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
+from finecast.rules.user_rules import op_names
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.planning import (
     RuleSet,

@@ -15,8 +15,8 @@ from finecast.compat.neural_compressor.config import (
     PostTrainingQuantConfig,
     TuningCriterion,
 )
-from finecast.compat.neural_compressor.loading import load
-from finecast.compat.neural_compressor.metrics import NamedMetric as Metric
+from finecast.compat.neural_compressor.data import NamedMetric as Metric
+from finecast.compat.neural_compressor.frameworks import load
 
 __all__ = [
     "AccuracyCriterion",

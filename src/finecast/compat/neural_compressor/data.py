@@ -1,4 +1,4 @@
-"""INC's ``DataLoader`` over a data set of the user's, and its data sets of random numbers.
+"""What INC's examples state an evaluation by: data loaders, random data sets and metrics.
 
 INC's readers of known data sets (ImageNet, COCO, ...) and their transforms are not here: a
 framework's own readers give the same batches, and asking for one says so.
@@ -7,26 +7,23 @@ framework's own readers give the same batches, and asking for one says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 
+from finecast.data.streams import to_array
 from finecast.errors import UsageError
 from finecast.naming import look_up
 
+Numbers = npt.NDArray[Any]
+
 _LAST: Final = {"rollover": True, "keep": True, "discard": False, "drop": False}
-
-
-class SampleSource(Protocol):
-    """A data set of samples ``(inputs, label)``, by number."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """One sample."""
-        ...
-
-    def __len__(self) -> int:
-        """How many there are."""
-        ...
+_NAMES: Final = (
+    *("tensorflow", "tensorflow_itex", "keras", "pytorch", "pytorch_fx", "mxnet"),
+    *("onnxruntime", "onnxrt_qlinearops", "onnxrt_qdq", "onnxrt_integerops"),
+)
+_FRAMEWORKS: Final = dict.fromkeys(_NAMES, True)
 
 
 class DefaultDataLoader:
@@ -103,11 +100,11 @@ class DummyDataset:
         single = all(isinstance(size, int) for size in shape)
         shapes = cast("Sequence[Sequence[int]]", [shape] if single else shape)
         draw = np.random.default_rng(0)
-        columns = [
+        self._columns = [
             draw.uniform(_nth(low, i), _nth(high, i), one).astype(_nth(dtype, i))
             for i, one in enumerate(shapes)
         ]
-        self._columns, self._label = columns, label
+        self._label = label
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -137,13 +134,6 @@ class Datasets:
         raise _absent(name)
 
 
-_NAMES: Final = (
-    *("tensorflow", "tensorflow_itex", "keras", "pytorch", "pytorch_fx", "mxnet"),
-    *("onnxruntime", "onnxrt_qlinearops", "onnxrt_qdq", "onnxrt_integerops"),
-)
-_FRAMEWORKS: Final = dict.fromkeys(_NAMES, True)
-
-
 def _absent(name: str) -> UsageError:
     return UsageError(
         f"INC's {name} is not here",
@@ -165,8 +155,7 @@ def _nth(given: Any, index: int) -> Any:
 
 def _samples(dataset: Any) -> Iterator[Any]:
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        source = cast("SampleSource", dataset)
-        return (source[i] for i in range(len(source)))
+        return (dataset[i] for i in range(len(dataset)))
     return iter(dataset)
 
 
@@ -178,3 +167,111 @@ def _stacked(batch: list[Any]) -> Any:
     if isinstance(first, tuple | list):
         return tuple(_stacked([*parts]) for parts in zip(*batch, strict=True))
     return np.stack([np.asarray(sample) for sample in batch])
+
+
+class NamedMetric:
+    """A metric that ``fit`` takes as ``eval_metric``; called ``Metric`` as in INC.
+
+    Law: the result is over all samples since ``reset``, however they were batched.
+
+    Args:
+        name: ``topk`` (with ``k``), ``Accuracy``, ``MAE``, ``MSE`` or ``RMSE``.
+        metric_cls: A class of the user's with ``reset``, ``update`` and ``result``; ``name``
+            is then of no importance.
+        given: Arguments of the metric.
+
+    Raises:
+        UsageError: If there is no such metric, or it has no such argument.
+    """
+
+    def __init__(
+        self,
+        name: str = "user_metric",
+        metric_cls: Callable[..., Any] | None = None,
+        **given: Any,
+    ) -> None:
+        made = metric_cls or look_up(name, _METRICS, what="metric", where="Metric")
+        try:
+            metric = made(**given)
+        except TypeError as error:
+            raise UsageError(
+                f"metric {name!r}: {error}", where="Metric", fix="check its arguments"
+            ) from error
+        self.reset, self.update, self.result = metric.reset, metric.update, metric.result
+
+
+class _MeanOfSamples:
+    """The mean of a number of each sample."""
+
+    def __init__(
+        self, of: Callable[[Numbers, Numbers], Numbers], *, root: bool = False
+    ) -> None:
+        self._of, self._root = of, root
+        self.reset()
+
+    def reset(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    def update(self, predictions: Any, labels: Any) -> None:
+        truth = to_array(labels)
+        found = self._of(to_array(_first(predictions, len(truth))), truth).astype(np.float64)
+        self._total += float(found.sum())
+        self._count += found.size
+
+    def result(self) -> float:
+        mean = self._total / self._count if self._count else float("nan")
+        return float(np.sqrt(mean)) if self._root else mean
+
+
+def _first(predictions: Any, samples: int) -> Any:
+    """The first output, where ``predictions`` are those of a model with several."""
+    if isinstance(predictions, Mapping):
+        return next(iter(predictions.values()))
+    if not isinstance(predictions, list | tuple) or not np.ndim(predictions[0]):
+        return predictions
+    one = predictions[0]
+    several = len(one) == samples and (len(predictions) != samples or np.ndim(one) > 1)
+    return one if several else predictions
+
+
+def _top(k: int = 1) -> _MeanOfSamples:
+    if k < 1:
+        raise UsageError(f"k={k} leaves no prediction", where="Metric", fix="give 1 or more")
+
+    def hits(predictions: Numbers, labels: Numbers) -> Numbers:
+        scores = predictions.reshape(len(predictions), -1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return (best == _classes(labels, len(scores))[:, None]).any(axis=1)
+
+    return _MeanOfSamples(hits)
+
+
+def _accuracy() -> _MeanOfSamples:
+    def right(predictions: Numbers, labels: Numbers) -> Numbers:
+        return _classes(predictions, len(predictions)) == _classes(labels, len(predictions))
+
+    return _MeanOfSamples(right)
+
+
+def _classes(given: Numbers, count: int) -> Numbers:
+    """The class of each sample: stated, or the one with the highest score (one-hot, too)."""
+    if given.size == count:
+        return given.reshape(count)
+    return given.reshape(count, -1).argmax(axis=1)
+
+
+def _distances(power: int, *, root: bool = False) -> Callable[[], _MeanOfSamples]:
+    def apart(predictions: Numbers, labels: Numbers) -> Numbers:
+        gap = predictions.astype(np.float64) - labels.astype(np.float64)
+        return np.abs(gap) ** power
+
+    return lambda: _MeanOfSamples(apart, root=root)
+
+
+_METRICS: Final[Mapping[str, Callable[..., _MeanOfSamples]]] = {
+    "topk": _top,
+    "accuracy": _accuracy,
+    "mae": _distances(1),
+    "mse": _distances(2),
+    "rmse": _distances(2, root=True),
+}

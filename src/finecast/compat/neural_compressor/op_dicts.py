@@ -1,4 +1,4 @@
-"""Reading ``op_name_dict`` and ``op_type_dict``, which list the types that ops may have.
+"""``op_name_dict`` and ``op_type_dict``, which list the types that ops may have, as a rule.
 
 For example ``{"Conv": {"weight": {"dtype": ["int8"]}, "activation": {"dtype": ["uint8"]}}}``.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
+from finecast.rules import NodeView
 
-OpSetting = Mapping[str, Mapping[str, Sequence[str]]]
-OpDict = Mapping[str, OpSetting]
+OpDict = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
+Permitted = Mapping[str, frozenset[Format]]
+"""Formats that ops may have, by name; those that are not named may have any."""
 
-# How finecast quantizes values and weights, by INC's names for the settings of an op. Other
-# algorithms for ranges can be chosen only for a whole model, outside of INC's interface.
+# How finecast quantizes values and weights, by INC's names for the settings of an op.
 _QUANTIZED: Final[Mapping[str, Mapping[str, str]]] = {
     "weight": {"scheme": "sym", "granularity": "per_channel", "algorithm": "minmax"},
     "activation": {"scheme": "asym", "granularity": "per_tensor", "algorithm": "minmax"},
@@ -42,46 +44,44 @@ def names(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed if name.strip())
 
 
-def check_op_dicts(
-    op_name_dict: OpDict | None, op_type_dict: OpDict | None, *, quantizes: bool
-) -> None:
+def check_op_dicts(by_name: OpDict | None, by_type: OpDict | None, *, quantizes: bool) -> None:
     """Refuse settings of ops that cannot be followed.
 
     Args:
-        op_name_dict: Settings by an op's name.
-        op_type_dict: Settings by an op's type.
+        by_name: Settings by an op's name.
+        by_type: Settings by an op's type.
         quantizes: Whether ops may have int8 and settings of its quantization.
 
     Raises:
         UsageError: If a part, a key or a value is unknown, or not how finecast quantizes.
     """
-    dicts = {"op_name_dict": op_name_dict, "op_type_dict": op_type_dict}
-    for where, entries in dicts.items():
+    for which, entries in (("op_name_dict", by_name), ("op_type_dict", by_type)):
         for name, setting in (entries or {}).items():
-            _check_setting(setting, f"{where}[{name!r}]", quantizes=quantizes)
+            where = f"{which}[{name!r}]"
+            for part, choice in setting.items():
+                if part not in _QUANTIZED:
+                    raise unknown_name(
+                        part, tuple(_QUANTIZED), what="part of an op", where=where
+                    )
+                for kind, given in choice.items():
+                    _check_choice(part, kind, names(given), where, quantizes=quantizes)
 
 
-def _check_setting(setting: OpSetting, where: str, *, quantizes: bool) -> None:
-    known = [name for name, fmt in DTYPES.items() if quantizes or not fmt.scaled]
-    for part, choice in setting.items():
-        if part not in _QUANTIZED:
-            raise unknown_name(part, tuple(_QUANTIZED), what="part of an op", where=where)
-        for kind, given in choice.items():
-            if kind == "dtype":
-                for dtype in names(given):
-                    if dtype not in known:
-                        raise unknown_name(dtype, known, what="dtype", where=where)
-            elif not quantizes:
-                raise UsageError(
-                    f"{kind!r} is a setting of quantization, and this is mixed precision",
-                    where=where,
-                    fix='give "dtype" alone, or int8 among the precisions',
-                )
-            else:
-                _check_recipe(part, kind, names(given), where)
-
-
-def _check_recipe(part: str, kind: str, given: tuple[str, ...], where: str) -> None:
+def _check_choice(
+    part: str, kind: str, given: tuple[str, ...], where: str, *, quantizes: bool
+) -> None:
+    if kind == "dtype":
+        known = [name for name, fmt in DTYPES.items() if quantizes or not fmt.has_scales]
+        for dtype in given:
+            if dtype not in known:
+                raise unknown_name(dtype, known, what="dtype", where=where)
+        return
+    if not quantizes:
+        raise UsageError(
+            f"{kind!r} is a setting of quantization, and this is mixed precision",
+            where=where,
+            fix='give "dtype" alone, or int8 among the precisions',
+        )
     ours = _QUANTIZED[part].get(kind)
     if ours is None:
         raise unknown_name(kind, ("dtype", *_QUANTIZED[part]), what="setting", where=where)
@@ -93,33 +93,44 @@ def _check_recipe(part: str, kind: str, given: tuple[str, ...], where: str) -> N
         )
 
 
-def _allowed(setting: OpSetting) -> frozenset[Format] | None:
-    """The types that an op may have, always with fp32; None if no part lists types."""
-    listed = [names(part["dtype"]) for part in setting.values() if part.get("dtype")]
-    if not listed:
-        return None
-    found = (frozenset(DTYPES[name] for name in types) for types in listed)
-    return frozenset.intersection(*found) | {Format.FP32}
-
-
-def restrictions(
-    entries: OpDict | None, known: Sequence[str], where: str
+def permitted(
+    ops: Mapping[str, str], by_name: OpDict | None, by_type: OpDict | None
 ) -> dict[str, frozenset[Format]]:
-    """The types that entries permit, by name; names that no entry restricts are left out.
+    """The formats that op dicts leave to the ops that they restrict, fp32 always.
 
     An entry's key is a regular expression that must match all of a name, or the name itself.
 
+    Args:
+        ops: The type of each op, by its name.
+        by_name: Settings by an op's name.
+        by_type: Settings by an op's type.
+
     Raises:
-        UsageError: If an entry matches none of the ``known`` names.
+        UsageError: If an entry matches no op.
     """
+    named = _restrictions(by_name, tuple(ops), "op_name_dict")
+    typed = _restrictions(by_type, tuple(dict.fromkeys(ops.values())), "op_type_dict")
+    every = frozenset(DTYPES.values())
+    return {
+        name: named.get(name, every) & typed.get(kind, every)
+        for name, kind in ops.items()
+        if name in named or kind in typed
+    }
+
+
+def _restrictions(
+    entries: OpDict | None, known: Sequence[str], where: str
+) -> dict[str, frozenset[Format]]:
     found: dict[str, frozenset[Format]] = {}
     for pattern, setting in (entries or {}).items():
         fitting = _fitting(pattern, known)
         if not fitting:
             raise unknown_name(pattern, known, what="op", where=where)
-        types = _allowed(setting)
-        if types is not None:
-            found |= {name: found.get(name, types) & types for name in fitting}
+        listed = [names(part["dtype"]) for part in setting.values() if part.get("dtype")]
+        for name in fitting:
+            for dtypes in listed:
+                types = frozenset(DTYPES[dtype] for dtype in dtypes) | {Format.FP32}
+                found[name] = found.get(name, types) & types
     return found
 
 
@@ -129,3 +140,23 @@ def _fitting(pattern: str, known: Sequence[str]) -> list[str]:
     except re.error:
         matched = []
     return matched or [name for name in known if name == pattern]
+
+
+@dataclass(frozen=True, slots=True)
+class OpRule:
+    """A rule that permits an op what its name is, or the names of the modules that it is in.
+
+    PyTorch's ops have names of their own; users know those of the modules around them.
+    """
+
+    permitted: Permitted
+    modules: bool = False
+
+    def __call__(self, view: NodeView) -> list[str] | None:
+        """Labels of the formats that the op may have; None for no opinion."""
+        called = (view.name,)
+        if self.modules:
+            path = view.node.scope.split(".")
+            called = tuple(".".join(path[:count]) for count in range(len(path) + 1))
+        found = [self.permitted[name] for name in called if name in self.permitted]
+        return sorted(f.label for f in frozenset.intersection(*found)) if found else None

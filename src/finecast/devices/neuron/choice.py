@@ -25,12 +25,12 @@ from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope, low_formats
 
 DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in.
-
-_HERE: Final = (Format.BF16, Format.FP16, Format.INT8, Format.INT8_WEIGHTS)
+_CODED: Final = tuple(f for f in Format if f.has_scales)
+_HERE: Final = (Format.BF16, Format.FP16, *_CODED)
 # Formats that a model can state: by ONNX's types, or in the case of tf32 by arithmetic.
 _STATED: Final = (
     *(Format.BF16, Format.FP16, Format.TF32),
-    *(Format.FP8_E4M3, Format.FP8_E5M2, Format.INT8, Format.INT8_WEIGHTS),
+    *(Format.FP8_E4M3, Format.FP8_E5M2, *_CODED),
 )
 _NO_TARGET: Final = "TARGET"
 TF32_NOTE: Final = (
@@ -114,7 +114,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
 
 def asks_for_codes(given: Given) -> bool:
     """Whether a scaled format is named: compilers have none, the model states its codes."""
-    return any(Format.parse(label).scaled for label in _labels(given))
+    return any(Format.parse(label).has_scales for label in _labels(given))
 
 
 def emulated(
@@ -279,10 +279,10 @@ def _format_notes(emulation: Emulation) -> dict[Format, str]:
     fmt = emulation.format
     if fmt is Format.TF32:
         return {fmt: TF32_NOTE}
-    if fmt.constants_only:  # its products are fp32's by definition
+    if not fmt.encodes_values:  # its products are fp32's by definition
         return {}
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
-    if real is None or real is fmt or fmt.storage_bytes > 1:
+    if real is None or real is fmt or fmt.bits > 8:
         return {}
     name = emulation.target.name
     ends = f"its largest number is {real.max:g}, the model's type ends at {fmt.max:g}"

@@ -122,8 +122,8 @@ class Target:
             return False
         # tf32 is stored as fp32: sizes alone would not tell fp32's products from its own
         as_fp32 = real is Format.FP32 and fmt is not real
-        narrow = real.storage_bytes <= fmt.storage_bytes and not as_fp32
-        return fmt.constants_only or narrow
+        narrow = real.bits <= fmt.bits and not as_fp32
+        return narrow or not fmt.encodes_values
 
     @property
     def low_formats(self) -> tuple[Format, ...]:

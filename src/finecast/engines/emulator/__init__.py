@@ -24,7 +24,7 @@ from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
-from finecast.frontends.onnx.widen import widen
+from finecast.frontends.onnx.source_types import widen
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup
@@ -126,8 +126,8 @@ class EmulatorEngine(Engine):
             return info.matmul_engine and real is fmt
         if real is None:
             return False
-        gains = fmt.constants_only or not fmt.operands_only
-        return None if gains or real.storage_bytes <= fmt.storage_bytes else False
+        gains = not fmt.encodes_values or fmt.encodes_results
+        return None if gains or real.bits <= fmt.bits else False
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
         """Load a model, cast as the options say; low types in it are emulated too.

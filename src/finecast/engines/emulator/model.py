@@ -25,10 +25,10 @@ from finecast.engines.emulator.roundings import GraphRoundings, RoundTo
 from finecast.engines.emulator.switch import EMULATION_SWITCH, OFFSET, Emulated, SwitchedWeight
 from finecast.engines.emulator.views import RoundedViews
 from finecast.frontends.onnx.constants import constant_tensor
-from finecast.frontends.onnx.placing import place_after
+from finecast.frontends.onnx.editor import place_after, place_first
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.roundops import RoundOps
-from finecast.frontends.onnx.widen import stored_format
+from finecast.frontends.onnx.source_types import stored_format
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import convert
@@ -241,28 +241,17 @@ class _Builder:
             return
         if self.fixed is not None and not self.fixed.relayout:
             return
-        ops.made, ops.label, ops.count = [], f"{node.name}_identity", 0
-        if self.emulation.saturate_infinity:
-            # To the largest number of the low format, so that a cast of it stays finite.
-            top = self.emulation.format.max
-            endless = ops.op("IsInf", source, dtype=ir.DataType.BOOL)
-            clamped = ops.op("Clip", source, ops.scalar(-top), ops.scalar(top))
-            spoiled = ops.op("Where", endless, clamped, source)
-            spoiled.shape = source.shape
-        else:
-            zeros = ops.op("Mul", source, ops.scalar(0.0))
-            axes = ops.constant(np.array([-1], dtype=np.int64))
-            total = ops.op("ReduceSum", zeros, axes, keepdims=1)
-            total.shape = None
-            spoiled = ops.op("Add", source, total)
+        # To the largest number of the low format, so that a cast of it stays finite.
+        top = self.emulation.format.max if self.emulation.saturate_infinity else None
+        made, spoiled = ops.without_infinities(source, top, f"{node.name}_identity")
         if self.fixed is None:
             bits = frozenset({RELAYOUT})
             choose = _float(f"{ops.label}_chosen", source.shape)
-            ops.made.append(
+            made.append(
                 ir.node("Where", [self.condition(bits), spoiled, source], outputs=[choose])
             )
             spoiled = choose
-        native.prepend(ops.made)
+        native.prepend(made)
         native.replace_input_with(0, spoiled)
 
     def condition(self, bits: frozenset[Bit]) -> ir.Value:
@@ -302,12 +291,7 @@ class _Builder:
         if self.stream is not None:
             self.main.inputs.append(self.stream)
         self.main.inputs.extend(self.fed)
-        nodes = [*start, *self.prologue]
-        first = next(iter(self.main), None)
-        if first is None:
-            self.main.extend(nodes)
-        else:
-            first.prepend(nodes)
+        place_first([*start, *self.prologue], self.main)
 
 
 def _float(name: str, shape: ir.Shape | None) -> ir.Value:

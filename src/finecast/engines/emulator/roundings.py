@@ -275,7 +275,7 @@ class GraphRoundings:
             found[into] = frozenset({ALWAYS})
         if node.id in self.ports and node.op not in READS_SHAPE_ONLY:
             wanted = self.ports[node.id].read
-            if wanted.scaled and encoding is None:
+            if wanted.has_scales and encoding is None:
                 wanted = Format.FP32  # an operand that stays as it is
             if wanted is not Format.FP32 and wanted is not own:
                 flush = self.emulation.flushes(node, wanted) and not parameter

@@ -55,13 +55,13 @@ class TorchEngine(Engine):
 
     def capability(self, fmt: Format) -> Capability:
         """Of one format. Products on integers are those of compiled modules on a CPU."""
-        if (fmt.storage is fmt and not fmt.operands_only) or fmt is Format.INT8:
+        if (fmt.storage is fmt and fmt.encodes_results) or fmt is Format.INT8:
             return Capability(runs=True, speed=rate_here(self.device.lower(), fmt).speed)
         return self.capabilities()[fmt]
 
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether an op has a kernel, as far as runs of this model have told."""
-        works = takes_codes(node) if fmt.scaled else node.native not in self.lacking
+        works = takes_codes(node) if fmt.has_scales else node.native not in self.lacking
         return None if works else False
 
     def without(self, ops: frozenset[str]) -> TorchEngine:

@@ -59,14 +59,14 @@ class CompiledCost:
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Seconds to convert ``value``; less if the cast is fused with an op next to it."""
-        if src.storage is dst.storage or src.operands_only or value.constant is not None:
+        if src.storage is dst.storage or not src.encodes_results or value.constant is not None:
             return 0.0
         rate = self.rates[Format.FP32]
         elements = math.prod(resolve_shape(value, self.shapes) or ())
-        written = elements * dst.storage_bytes
+        written = dst.bytes_for(elements)
         if self._fuses(value):
             return _FUSED_SHARE * written / rate.bandwidth_gb_s / 1e9
-        moved = elements * src.storage_bytes + written
+        moved = src.bytes_for(elements) + written
         return rate.overhead_s + moved / rate.bandwidth_gb_s / 1e9
 
     def _fuses(self, value: Value) -> bool:

@@ -13,37 +13,43 @@ from finecast import ops
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
-from finecast.frontends.onnx.adjusting import adjust
 from finecast.frontends.onnx.constants import DATA_TYPES
+from finecast.frontends.onnx.definitions import opset_of, signature
+from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.functions import inline_functions
-from finecast.frontends.onnx.instrument import observable, with_outputs, with_switches
-from finecast.frontends.onnx.mean_errors import with_mean_errors
+from finecast.frontends.onnx.instrument import (
+    observable,
+    with_mean_errors,
+    with_outputs,
+    with_switches,
+)
 from finecast.frontends.onnx.model import (
     POLICY_KEY,
     OnnxFile,
     came_external,
-    check,
     fits_one_message,
     from_model,
     load,
     save,
     to_bytes,
 )
-from finecast.frontends.onnx.names import name_nodes
 from finecast.frontends.onnx.native import PassDiedError
-from finecast.frontends.onnx.opset import needed_opsets, opset_of, raise_as_far, raise_opset
+from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
-from finecast.frontends.onnx.schema import signature
-from finecast.frontends.onnx.shapeless import shapeless_ports
-from finecast.frontends.onnx.shapes import correct_outputs, static_shapes
-from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32
+from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32, widen
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
-from finecast.frontends.onnx.types import check_inferable, every_node, infer, types_computed_in
+from finecast.frontends.onnx.types import (
+    check_inferable,
+    correct_outputs,
+    infer,
+    static_shapes,
+    types_computed_in,
+)
 from finecast.frontends.onnx.undo import PLAN_KEY, undo
-from finecast.frontends.onnx.widen import widen
-from finecast.frontends.onnx.writer import apply_edits
+from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
+from finecast.frontends.onnx.writer import adjust, apply_edits
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import PHI, Graph, Node
@@ -54,8 +60,8 @@ from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.switches import Switch
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 
 __all__ = [
     "CODES",
@@ -140,11 +146,11 @@ class Prepared(PreparedModel):
     def _since(self, node: Node, fmt: Format, own: int, raised: int) -> int:
         """The first opset, from ``own`` up, where the op and casts beside it take ``fmt``."""
         stated = stated_since(fmt, own)
-        if fmt.operands_only:
+        if not fmt.encodes_results:
             return stated
         native = self.binding.nodes[node.id] or self.binding.owners[node.id]
         found = signature(native.op_type, native.domain, own)
-        return max(dict(found.since).get(fmt, raised) if found else raised, stated)
+        return max(found.since.get(fmt, raised) if found else raised, stated)
 
     def can_cast(self, fmt: Format) -> bool:
         """Whether the opset that the model was raised to has nodes that round to ``fmt``."""
@@ -228,7 +234,7 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
     """
     with _guarded(file), paused_collection():
         model = _opened(file, policy.label, own=own)
-        names = frozenset(n.name or "" for n in every_node(model.graph))
+        names = frozenset(n.name or "" for n in model.graph.all_nodes())
         if policy.scope is not Scope.NONE:
             candidates = _candidates(policy)
             needed = (needed_opsets(model, fmt, candidates) for fmt in policy.formats)
@@ -247,9 +253,8 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     model = file.model if own else file.model.clone()
     name_nodes(model)
     undo(model, policy)
-    if policy.partition(":")[0] != Scope.NONE.value and model.functions:
+    if policy.partition(":")[0] != Scope.NONE.value:
         model = inline_functions(model)
-        name_nodes(model)
     check_inferable(model)
     return model
 
@@ -264,9 +269,8 @@ def _guarded(file: OnnxFile) -> Generator[None]:
     except FinecastError:
         raise
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelError(
-            f"the model is malformed: {type(error).__name__}: {first}",
+            f"the model is malformed: {type(error).__name__}: {first_line(error)}",
             where=file.name,
             fix="run onnx.checker on it, and export it again",
         ) from error

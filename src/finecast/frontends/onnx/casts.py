@@ -12,7 +12,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.constants import DATA_TYPES, MARK
+from finecast.frontends.onnx.constants import DATA_TYPES
+from finecast.frontends.onnx.editor import MARK, is_read
 
 _FLOATS: Final = {data_type: fmt for fmt, data_type in DATA_TYPES.items()}
 
@@ -28,16 +29,16 @@ def merge_casts(graphs: Iterable[ir.Graph]) -> None:
             source, result = node.inputs[0], node.outputs[0]
             assert source is not None
             if source.dtype == result.dtype:
-                if MARK in {*node.metadata_props, *_marks(source)}:
+                before = source.producer()
+                if MARK in {*node.metadata_props, *(before.metadata_props if before else ())}:
                     bypass(node, source)
                 continue
             same = first.setdefault((id(source), result.dtype), node)
             if same is not node and (_is_ours(node) or _is_ours(same)):
                 _join(same, node)
         for node in reversed(casts):
-            out = node.outputs[0]
-            unused = not out.uses() and not out.is_graph_output()
-            if node.graph is graph and unused and (_is_ours(node) or node in passed):
+            unread = node.graph is graph and not is_read(node.outputs[0])
+            if unread and (_is_ours(node) or node in passed):
                 graph.remove(node, safe=True)
 
 
@@ -88,39 +89,21 @@ def _holds(wide: ir.Value, narrow: ir.Value) -> bool:
     )
 
 
-def _marks(value: ir.Value) -> Iterable[str]:
-    producer = value.producer()
-    return producer.metadata_props if producer is not None else ()
-
-
 def bypass(node: ir.Node, source: ir.Value) -> bool:
     """Let all readers of ``node``, a model's output too, read ``source``; remove ``node``.
 
-    Returns False, and changes nothing, if ``source`` cannot be the output that ``node`` is.
+    Returns False, and changes nothing, if ``source`` cannot be the output that ``node`` is: it
+    is an input or an output already, or is made in another graph.
     """
-    result = node.outputs[0]
-    if result.is_graph_output() and not _hand_over(source, result):
-        return False
-    result.replace_all_uses_with(source)
-    if isinstance(node.graph, ir.Graph):
-        node.graph.remove(node, safe=True)
-    return True
-
-
-def _hand_over(source: ir.Value, result: ir.Value) -> bool:
-    """Make ``source`` the graph's output in place of ``result``, under its name, if it can.
-
-    It cannot if it is an input or an output already, or is made in another graph.
-    """
-    producer, last = source.producer(), result.producer()
-    if source.is_graph_output() or producer is None or last is None:
-        return False
-    graph = last.graph
-    if producer.graph is not graph or not isinstance(graph, ir.Graph):
-        return False
-    for index, value in enumerate(graph.outputs):
-        if value is result:
-            graph.outputs[index] = source
-    source.name, result.name = result.name, source.name
-    source.shape = result.shape or source.shape  # as it was declared
+    result, graph, producer = node.outputs[0], node.graph, source.producer()
+    if result.is_graph_output():
+        if source.is_graph_output() or producer is None or producer.graph is not graph:
+            return False
+        if not isinstance(graph, ir.Graph):
+            return False
+        source.name, result.name = result.name, source.name
+        source.shape = result.shape or source.shape  # as it was declared
+    result.replace_all_uses_with(source, replace_graph_outputs=True)
+    if isinstance(graph, ir.Graph):
+        graph.remove(node, safe=True)
     return True

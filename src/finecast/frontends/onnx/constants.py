@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Encoding, encoded
+from finecast.numbers.encodings import Encoding, stored_bytes
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
-from finecast.planning.adjustments import Adjustment
 
 # Elements that are converted at a time, to bound the memory that conversion takes.
 PIECE: Final = 1 << 22
-
-# Metadata of every node whose format an edit changed: the format before. Of every node that an
-# edit inserted: empty. A second conversion tells them from what the model's author wrote.
-MARK: Final = "finecast.was"
-# Further metadata of the nodes that round one value by other ops than casts: the format's
-# label, a space, and a name that no other rounding has.
-ROUNDING: Final = f"{MARK}.rounding"
 
 DATA_TYPES: Final = {
     Format.FP32: ir.DataType.FLOAT,
@@ -52,11 +43,6 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     return ir.convenience.get_const_tensor(value)
 
 
-def constant_value(name: str, array: NDArray[np.generic]) -> ir.Value:
-    """A value of the numbers of ``array``, to be registered as an initializer."""
-    return ir.val(name, const_value=ir.tensor(array, name=name))
-
-
 def shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
     """A new shape object for a value that holds ``tensor``."""
     return ir.Shape(tensor.shape.numpy())
@@ -68,9 +54,18 @@ def constant_reader(tensor: ir.TensorProtocol) -> Callable[[], NDArray[np.generi
     onnx_ir keeps a file mapped once it was read, and pages that were read stay in memory. So
     arrays in files get a mapping of their own here, which is closed with the array.
     """
-    if isinstance(tensor, ir.ExternalTensor):
-        return lambda: _mapped(tensor)
-    return tensor.numpy
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor.numpy
+
+    def mapped() -> NDArray[np.generic]:
+        # Without a folder, in which onnx_ir refuses links that ``verify`` allows.
+        location, name = tensor.path, tensor.name or ""
+        again = ir.ExternalTensor(
+            location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=name
+        )
+        return again.numpy()
+
+    return mapped
 
 
 def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
@@ -94,23 +89,11 @@ def pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
         yield tensor.tobytes()
 
 
-def _mapped(tensor: ir.ExternalTensor) -> NDArray[np.generic]:
-    dtype = tensor.dtype.numpy()
-    shape = tensor.shape.numpy()
-    if not int(np.prod(shape, dtype=np.int64)):
-        return np.empty(shape, dtype)
-    if tensor.dtype.bitwidth < 8:  # several elements in a byte
-        raw = b"".join(pieces(tensor))
-        proto = onnx.TensorProto(data_type=tensor.dtype, dims=shape, raw_data=raw)
-        return ir.from_proto(proto).numpy()
-    return np.memmap(tensor.path, dtype, "r", tensor.offset or 0, shape)
-
-
 @final
 class ConvertedTensor(ir.LazyTensor):
     """A constant in another encoding, converted when it is written and never held."""
 
-    def __init__(self, source: ir.TensorProtocol, encoding: Encoding, name: str) -> None:
+    def __init__(self, source: ir.TensorProtocol, encoding: Encoding, name: str = "") -> None:
         self.source = source
         self.encoding = encoding
         dtype = data_type(encoding)
@@ -123,38 +106,47 @@ class ConvertedTensor(ir.LazyTensor):
     def pieces(self) -> Iterator[bytes | memoryview]:
         """The converted bytes, a few MB at a time."""
         array = constant_reader(self.source)()
-        return (part.tobytes() for part in encoded(array, self.encoding, piece=PIECE))
+        return stored_bytes(array, self.encoding, piece=PIECE)
 
 
 @final
-class DecodedTensor(ir.LazyTensor):
-    """The fp32 numbers that a constant's codes stand for, computed when they are read."""
+class ComputedTensor(ir.LazyTensor):
+    """fp32 numbers that are computed from another constant when they are read, never held."""
 
-    def __init__(self, source: ir.TensorProtocol, encoding: Scaled, name: str) -> None:
+    def __init__(
+        self,
+        source: ir.TensorProtocol,
+        compute: Callable[[NDArray[Any]], NDArray[np.float32]],
+        name: str = "",
+    ) -> None:
         self.source = source
-        self.encoding = encoding
-        dtype = ir.DataType.FLOAT
-        super().__init__(self._whole, dtype=dtype, shape=shape_of(source), name=name)
-
-    def _whole(self) -> ir.TensorProtocol:
-        array: NDArray[Any] = self.encoding.decode(constant_reader(self.source)())
-        return ir.Tensor(array, dtype=self.dtype, name=self.name)
-
-
-@final
-class AdjustedTensor(ir.LazyTensor):
-    """A constant with an adjustment, computed when it is read and never held."""
-
-    def __init__(self, source: ir.TensorProtocol, what: Adjustment, name: str) -> None:
-        self.source = source
-        self.what = what
+        self._compute = compute
         dtype, shape = ir.DataType.FLOAT, shape_of(source)
         super().__init__(self._whole, dtype=dtype, shape=shape, name=name)
 
     def _whole(self) -> ir.TensorProtocol:
-        array = constant_reader(self.source)().astype(np.float32, copy=False)
-        return ir.Tensor(self.what.of(array), name=self.name)
+        array = np.asarray(self._compute(constant_reader(self.source)()), np.float32)
+        return ir.Tensor(array, name=self.name)
 
 
-# Tensors that are computed from another one, their ``source``.
-MadeTensor: TypeAlias = ConvertedTensor | DecodedTensor | AdjustedTensor
+def unrounded(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The numbers of a constant before an edit converted them."""
+    return tensor.source if isinstance(tensor, ConvertedTensor) else tensor
+
+
+def origin(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
+    """The tensor of the file that ``tensor`` was computed from, perhaps in several steps."""
+    while isinstance(tensor, ConvertedTensor | ComputedTensor):
+        tensor = tensor.source
+    return tensor
+
+
+def set_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Replace the numbers of the constant ``value`` by ``tensor``."""
+    tensor.name = value.name
+    node = value.producer()
+    if node is None:
+        value.const_value = tensor
+    else:
+        node.attributes.clear()
+        node.attributes["value"] = ir.AttrTensor("value", tensor)

@@ -22,19 +22,18 @@ from numpy.typing import NDArray
 from finecast.errors import ModelError
 from finecast.frontends.onnx.casts import bypass
 from finecast.frontends.onnx.constants import (
+    ComputedTensor,
     constant_reader,
     constant_tensor,
-    constant_value,
-    shape_of,
 )
-from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, CONTRIB_DOMAIN
-from finecast.frontends.onnx.names import FreshNames
-from finecast.frontends.onnx.opset import opset_of
-from finecast.frontends.onnx.placing import place_after
-from finecast.frontends.onnx.types import every_node
-from finecast.numbers.encodings import SCALED
+from finecast.frontends.onnx.definitions import (
+    CLIP_BOUNDS_ARE_INPUTS,
+    CONTRIB_DOMAIN,
+    opset_of,
+)
+from finecast.frontends.onnx.editor import Editor, is_read
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Grid, Scaled
+from finecast.numbers.scaled import Scaled
 
 ON_CODES: Final = frozenset(
     {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}
@@ -118,8 +117,7 @@ class _Codes:
 
         None if that format has no such codes. ``dtype`` is the type of the codes.
         """
-        row = SCALED[Format.INT8]
-        grid = row.values if codes is None else row.constants
+        grid = Format.INT8.grid(constant=codes is not None)
         zeros, scales = np.unique(self._zeros()), self.scale.reshape(-1)
         if dtype.itemsize != 1 or dtype.kind not in "iu" or zeros.size != 1:
             return None
@@ -131,21 +129,20 @@ class _Codes:
             moved_codes = codes.astype(np.int64) - int(zeros[0]) + moved
             if moved or np.abs(moved_codes).max(initial=0) > grid.highest:
                 return None
-        axis = None if codes is None or scales.size == 1 else self.axis % codes.ndim
-        return _encoding(grid, tuple(float(s) for s in scales), moved, axis)
+        try:
+            return Scaled(
+                format=Format.INT8,
+                grid=grid,
+                scale=tuple(float(s) for s in scales),
+                zero_point=moved,
+                axis=None if codes is None or scales.size == 1 else self.axis % codes.ndim,
+            )
+        except ValueError:
+            return None
 
 
 def _least(dtype: np.dtype[np.generic]) -> int:
     return -128 if dtype.kind == "i" else 0
-
-
-def _encoding(
-    grid: Grid, scale: tuple[float, ...], zero: int, axis: int | None
-) -> Scaled | None:
-    try:
-        return Scaled(format=Format.INT8, grid=grid, scale=scale, zero_point=zero, axis=axis)
-    except ValueError:
-        return None
 
 
 @dataclass(slots=True)
@@ -161,19 +158,19 @@ class Dequantizing:
     model: ir.Model
     ops: int = 0
     came_as: dict[str, Scaled] = field(default_factory=dict[str, Scaled])
-    _clips: dict[tuple[ir.Value, Scaled], ir.Value] = field(init=False)
-    _fresh: FreshNames = field(init=False)
-    _opset: int = field(init=False)
+    _clips: dict[tuple[ir.Value, Scaled], ir.Value] = field(
+        default_factory=dict[tuple[ir.Value, Scaled], ir.Value]
+    )
+    _editor: Editor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Collect the names that the model has."""
-        self._clips, self._fresh = {}, FreshNames(self.model)
-        self._opset = opset_of(self.model)
+        """Make the editor of the model."""
+        self._editor = Editor(self.model)
 
     def run(self) -> None:
         """Remove all nodes that can be removed, and set ``ops`` and ``came_as``."""
         found: dict[ir.Value, set[Scaled | None]] = {}
-        for node in list(every_node(self.model.graph)):
+        for node in list(self.model.graph.all_nodes()):
             taken = self._take_out(node) if _is(node, "DequantizeLinear") else None
             if taken is not None:
                 self.ops += 1
@@ -182,8 +179,8 @@ class Dequantizing:
             encoding = encodings.pop()
             if encoding is not None and not encodings:  # all say the same
                 self.came_as[value.name or ""] = encoding
-        for node in list(every_node(self.model.graph)):
-            if _is(node, "QuantizeLinear") and not _is_used(node):
+        for node in list(self.model.graph.all_nodes()):
+            if _is(node, "QuantizeLinear") and not any(map(is_read, node.outputs)):
                 assert isinstance(node.graph, ir.Graph)
                 node.graph.remove(node, safe=True)
 
@@ -215,23 +212,20 @@ class Dequantizing:
         """``value`` clipped to the range of ``encoding``, whose codes begin at 0."""
         if (value, encoding) in self._clips:
             return self._clips[value, encoding]
-        name = self._fresh(f"{value.name}_clipped")
-        top = float(encoding.range[1].item())
-        made = ir.val(name, _FLOAT, value.shape)
-        if self._opset < CLIP_BOUNDS_ARE_INPUTS:
-            inputs, attributes = [value], {"min": 0.0, "max": top}
+        editor, top = self._editor, float(encoding.range[1].item())
+        name = editor.fresh(f"{value.name}_clipped")
+        inputs, attributes = [value], dict[str, float]()
+        if opset_of(self.model) < CLIP_BOUNDS_ARE_INPUTS:
+            attributes = {"min": 0.0, "max": top}
         else:
-            low, high = self._number(f"{name}_low", 0.0), self._number(f"{name}_high", top)
-            inputs, attributes = [value, low, high], {}
-        node = ir.node("Clip", inputs, attributes, name=f"clip_{name}", outputs=[made])
-        place_after(value, [node], self.model.graph)
+            inputs.append(editor.constant(f"{name}_low", np.array(0, np.float32)))
+            inputs.append(editor.constant(f"{name}_high", np.array(top, np.float32)))
+        made = editor.op(
+            "Clip", inputs, attributes, name=name, node=f"clip_{name}", shape=value.shape
+        )
+        editor.place_after(value)
         self._clips[value, encoding] = made
         return made
-
-    def _number(self, name: str, number: float) -> ir.Value:
-        value = constant_value(self._fresh(name), np.array(number, np.float32))
-        self.model.graph.register_initializer(value)
-        return value
 
     def _constant(
         self, node: ir.Node, tensor: ir.TensorProtocol, codes: _Codes
@@ -244,18 +238,13 @@ class Dequantizing:
             raise ModelError(
                 why, where=f"{node.op_type} {node.name!r}", fix="quantize the model again"
             )
-        name, read = out.name or "", constant_reader(tensor)
-
-        def decoded() -> ir.TensorProtocol:
-            return ir.Tensor(codes.decode(read()), dtype=_FLOAT, name=name)
-
+        name = out.name or ""
         out.name = f"{name}_codes"
-        numbers = ir.LazyTensor(decoded, _FLOAT, shape_of(tensor), name=name)
-        made = ir.val(name, const_value=numbers)
+        made = ir.val(name, const_value=ComputedTensor(tensor, codes.decode, name))
         self.model.graph.register_initializer(made)
         out.replace_all_uses_with(made)
         node.graph.remove(node, safe=True)
-        array = read()
+        array = constant_reader(tensor)()
         return made, codes.encoding(array, array.dtype)
 
 
@@ -275,7 +264,3 @@ def _is_positive(value: ir.Value) -> bool:
 
 def _is(node: ir.Node, kind: str) -> bool:
     return node.op_type == kind and node.domain in ("", CONTRIB_DOMAIN)
-
-
-def _is_used(node: ir.Node) -> bool:
-    return any(v.uses() or v.is_graph_output() for v in node.outputs)

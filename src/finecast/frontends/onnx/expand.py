@@ -6,19 +6,19 @@ For devices told to accumulate in the low format.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.constants import constant_value
 from finecast.frontends.onnx.definitions import (
     AXES_ARE_INPUTS_SINCE,
     FLATTENING_AXIS,
     SOFTMAX_FLATTENS_BELOW,
+    opset_of,
 )
-from finecast.frontends.onnx.opset import opset_of
+from finecast.frontends.onnx.editor import Editor
 
 
 def expand_accumulations(model: ir.Model) -> ir.Model:
@@ -27,19 +27,18 @@ def expand_accumulations(model: ir.Model) -> ir.Model:
     Law: in fp32 it computes what the model computes, up to the order of sums. An op over
     dimensions whose number is not known stays as it is.
     """
-    copy = model.clone()
-    opset = opset_of(copy)
-    for graph in (copy.graph, *copy.graph.subgraphs()):
-        for node in list(graph):
-            build = _EXPANSIONS.get((node.domain, node.op_type))
-            if build is None or any(o.uses() for o in node.outputs[1:]):
-                continue
-            axes = _axes(node, opset)
-            if axes is not None:
-                steps = _Steps(node, copy.graph, opset)
-                build(steps, axes)
-                steps.replace(graph)
-    return copy
+    editor = Editor(model.clone())
+    opset = opset_of(editor.model)
+    for node in list(editor.main.all_nodes()):
+        build = _EXPANSIONS.get(node.op_type) if not node.domain else None
+        if build is None or any(o.uses() for o in node.outputs[1:]):
+            continue
+        axes = _axes(node, opset)
+        if axes is not None:
+            steps = _Steps(node, editor)
+            build(steps, axes)
+            steps.replace()
+    return editor.model
 
 
 def _axes(node: ir.Node, opset: int) -> list[int] | None:
@@ -60,45 +59,36 @@ def _axes(node: ir.Node, opset: int) -> list[int] | None:
 
 
 class _Steps:
-    """The nodes that replace ``node``, in order, and what makes them."""
+    """Makes the nodes that replace ``node``, in order."""
 
-    def __init__(self, node: ir.Node, main: ir.Graph, opset: int) -> None:
+    def __init__(self, node: ir.Node, editor: Editor) -> None:
         self.node = node
-        self.main = main
-        self.opset = opset
-        self.made: list[ir.Node] = []
+        self.editor = editor
+        source = node.inputs[0]
+        assert source is not None
+        self.x = source
 
-    @property
-    def x(self) -> ir.Value:
-        value = self.node.inputs[0]
-        assert value is not None
-        return value
-
-    def op(self, kind: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        name = f"{self.node.name}/{kind.lower()}_{len(self.made)}"
-        out = ir.Value(name=f"{name}_out", type=ir.TensorType(ir.DataType.FLOAT))
-        self.made.append(ir.node(kind, list(inputs), attributes, outputs=[out], name=name))
-        return out
+    def op(self, kind: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        name = f"{self.node.name}/{kind.lower()}_{len(self.editor.made)}"
+        return self.editor.op(kind, inputs, attributes, name=f"{name}_out", node=name)
 
     def reduce(self, kind: str, x: ir.Value, axes: list[int]) -> ir.Value:
-        if self.opset < AXES_ARE_INPUTS_SINCE[kind]:
+        if opset_of(self.editor.model) < AXES_ARE_INPUTS_SINCE[kind]:
             return self.op(kind, x, axes=axes, keepdims=1)
         return self.op(kind, x, self.constant("axes", np.array(axes, np.int64)), keepdims=1)
 
     def constant(self, what: str, array: NDArray[np.generic]) -> ir.Value:
-        name = f"{self.node.name}/{what}_{len(self.made)}"
-        value = constant_value(name, array)
-        self.main.register_initializer(value)
-        return value
+        return self.editor.constant(f"{self.node.name}/{what}", array)
 
-    def replace(self, graph: ir.Graph) -> None:
+    def replace(self) -> None:
         """Put the steps in the node's place; the last result replaces its first output."""
-        old, new = self.node.outputs[0], self.made[-1].outputs[0]
+        old, made = self.node.outputs[0], self.editor.take()
+        new, graph = made[-1].outputs[0], self.node.graph
+        assert isinstance(graph, ir.Graph)
         new.shape, new.type = old.shape, old.type
-        self.node.append(self.made)
+        graph.insert_after(self.node, made)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-        name, old.name = old.name, f"{old.name}_whole"
-        new.name = name
+        new.name, old.name = old.name, f"{old.name}_whole"
         graph.remove(self.node, safe=True)
 
 
@@ -109,33 +99,34 @@ def split_norms(model: ir.Model) -> ir.Model:
     numbers to its type before scale and shift. The norm keeps its name; the other two nodes
     have it as prefix.
     """
-    copy = model.clone()
-    for graph in (copy.graph, *copy.graph.subgraphs()):
-        for node in list(graph):
-            scale = node.inputs[1] if len(node.inputs) > 1 else None
-            if (node.domain, node.op_type) != ("", "LayerNormalization") or scale is None:
-                continue
-            if any(o.uses() for o in node.outputs[1:]) or scale.shape is None:
-                continue
-            _split(node, scale, copy, graph)
-    return copy
+    editor = Editor(model.clone())
+    for node in list(editor.main.all_nodes()):
+        scale = node.inputs[1] if len(node.inputs) > 1 else None
+        if (node.domain, node.op_type) != ("", "LayerNormalization") or scale is None:
+            continue
+        if not any(o.uses() for o in node.outputs[1:]) and scale.shape is not None:
+            _split(_Steps(node, editor), scale)
+    return editor.model
 
 
-def _split(node: ir.Node, scale: ir.Value, model: ir.Model, graph: ir.Graph) -> None:
-    steps = _Steps(node, model.graph, opset_of(model))
+def _split(steps: _Steps, scale: ir.Value) -> None:
+    node = steps.node
     shape = [d if isinstance(d, int) else 1 for d in scale.shape or ()]
     ones = steps.constant("ones", np.ones(shape, np.float32))
-    plain = ir.val(f"{node.name}/normalized", ir.DataType.FLOAT, node.outputs[0].shape)
-    attributes = list(node.attributes.values())
-    first = ir.Node(
-        "", "LayerNormalization", [steps.x, ones], attributes, outputs=[plain], name=node.name
+    attributes = {k: a.value for k, a in node.attributes.items()}
+    plain = steps.editor.op(
+        "LayerNormalization",
+        [steps.x, ones],
+        attributes,
+        name=f"{node.name}/normalized",
+        node=node.name or "",
+        shape=node.outputs[0].shape,
     )
-    steps.made.append(first)
     out = steps.op("Mul", plain, scale)
     shift = node.inputs[2] if len(node.inputs) > 2 else None
     if shift is not None:
         steps.op("Add", out, shift)
-    steps.replace(graph)
+    steps.replace()
 
 
 def _softmax(steps: _Steps, axes: list[int]) -> None:
@@ -156,7 +147,7 @@ def _layer_norm(steps: _Steps, axes: list[int]) -> None:
             out = steps.op(kind, out, operand)
 
 
-_EXPANSIONS: Final[dict[tuple[str, str], Callable[[_Steps, list[int]], None]]] = {
-    ("", "Softmax"): _softmax,
-    ("", "LayerNormalization"): _layer_norm,
+_EXPANSIONS: Final[dict[str, Callable[[_Steps, list[int]], None]]] = {
+    "Softmax": _softmax,
+    "LayerNormalization": _layer_norm,
 }

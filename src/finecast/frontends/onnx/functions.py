@@ -20,7 +20,7 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
-from finecast.frontends.onnx.skeleton import restored, run_without_weights
+from finecast.frontends.onnx.editor import name_nodes
 
 # A limit, as a few functions that call one another twice would expand without end.
 _MOST_NODES: Final = 2_000_000
@@ -33,6 +33,8 @@ _Id: TypeAlias = tuple[str, str, str]
 def inline_functions(model: ir.Model) -> ir.Model:
     """The model without local functions; weights are shared, bodies get the model's opset.
 
+    Its nodes have unique names.
+
     Raises:
         ModelError: If functions are recursive, or their calls too deep or too many.
     """
@@ -40,14 +42,15 @@ def inline_functions(model: ir.Model) -> ir.Model:
         return model
     _check_expansion(model)
     try:
-        proto = run_without_weights(model, _inlined)
+        inlined = native.rewritten(model, _inlined)
     except (native.PassError, ValueError) as error:
         first = str(error)[:200]
         raise ModelError(
             f"the model's local functions cannot be inlined: {first}",
             fix="export the model without local functions",
         ) from error
-    return restored(proto, model)
+    name_nodes(inlined)
+    return inlined
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,22 +1,28 @@
-"""Copies of a model that output its values, or that round them where a switch is on."""
+"""Copies of a model that output its values, round them at a switch, or show mean errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from finecast.frontends.onnx.constants import constant_tensor, constant_value
-from finecast.frontends.onnx.names import FreshNames
-from finecast.frontends.onnx.placing import place_after
+from finecast.frontends import roundable
+from finecast.frontends.onnx.definitions import AXES_ARE_INPUTS_SINCE, opset_of
+from finecast.frontends.onnx.editor import Editor, every_value
 from finecast.frontends.onnx.reader import OnnxBinding, read
-from finecast.frontends.onnx.statements import Maker, rounding
-from finecast.frontends.onnx.ties import Port
+from finecast.frontends.onnx.source_types import widen
+from finecast.frontends.onnx.writer import OnnxModel, apply_edits
 from finecast.graph import Graph
-from finecast.numbers.encodings import Encoding
-from finecast.planning.switches import SWITCH, Switch
+from finecast.numbers.encodings import Encodings
+from finecast.numbers.formats import Format
+from finecast.planning.biases import Bias
+from finecast.planning.edits import edits
+from finecast.planning.switches import Switch
+
+_EXACT: Final = "finecast_exact/"
+"""Prefix of the names that the fp32 model's nodes and values get beside a rounded one."""
 
 
 def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:
@@ -48,111 +54,95 @@ def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
     outputs that ``switches[k]`` lists are rounded, each to its encoding and back to fp32. Law:
     with all elements false it computes what ``model`` computes.
     """
-    copy = model.clone()
-    graph, binding = read(copy)
-    inserter = _Inserter(graph, binding, len(switches))
-    for k, switch in enumerate(switches):
-        for (node_id, index), encoding in switch.ports.items():
-            inserter.round_port(node_id, index, encoding, k)
-        for index, encoding in switch.outputs.items():
-            inserter.round_output(index, encoding, k)
-    inserter.finish()
-    return copy
+    return roundable.with_switches(OnnxModel(*read(model.clone())), switches)
 
 
-class _Inserter:
-    def __init__(self, graph: Graph, binding: OnnxBinding, switches: int) -> None:
-        self.graph = graph
-        self.binding = binding
-        self.main = binding.model.graph
-        self.input = ir.Value(
-            name=SWITCH, shape=ir.Shape([switches]), type=ir.TensorType(ir.DataType.BOOL)
-        )
-        fresh = FreshNames(binding.model)
-        self.maker = Maker(fresh, self.main.register_initializer)
-        self.prologue: list[ir.Node] = []
-        self.scalars: dict[int, ir.Value] = {}
-        self.at_ports: dict[tuple[int, Encoding, int], ir.Value] = {}
-
-    def scalar(self, k: int) -> ir.Value:
-        """Element ``k`` of the switch input."""
-        if k not in self.scalars:
-            index = constant_value(f"{SWITCH}_index_{k}", np.array(k, np.int64))
-            self.main.register_initializer(index)
-            out = ir.val(f"{SWITCH}_{k}", ir.DataType.BOOL)
-            self.prologue.append(ir.node("Gather", [self.input, index], outputs=[out]))
-            self.scalars[k] = out
-        return self.scalars[k]
-
-    def round_port(self, node_id: int, index: int, encoding: Encoding, k: int) -> None:
-        """Round what the node reads at one input; a constant is rounded here, in advance."""
-        value_id = self.graph.nodes[node_id].inputs[index]
-        port = self.binding.ports[node_id][index]
-        if value_id is not None and port is not None:
-            _set_port(port, self._at_port(value_id, encoding, k))
-
-    def round_output(self, index: int, encoding: Encoding, k: int) -> None:
-        """Round the model's output, which keeps its name."""
-        value = self.binding.values[self.graph.outputs[index].id]
-        out = self._rounded(value, encoding, k)
-        for number, end in enumerate(self.main.outputs):
-            if end is value:
-                self.main.outputs[number] = out
-        if not value.is_graph_input():
-            value.name, out.name = f"{value.name}_exact", value.name
-
-    def _at_port(self, value_id: int, encoding: Encoding, k: int) -> ir.Value:
-        key = (value_id, encoding, k)
-        if key not in self.at_ports:
-            constant = self.graph.values[value_id].constant is not None
-            make = self._rounded_constant if constant else self._rounded
-            self.at_ports[key] = make(self.binding.values[value_id], encoding, k)
-        return self.at_ports[key]
-
-    def _rounded(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
-        """``value``, rounded if element ``k`` of the switch is true."""
-        nodes = rounding(self.maker, value, encoding)
-        out = ir.val(self.maker.fresh(f"{value.name}_rounded"), ir.DataType.FLOAT, value.shape)
-        choice = [self.scalar(k), nodes[-1].outputs[0], value]
-        nodes.append(ir.node("Where", choice, outputs=[out]))
-        place_after(value, nodes, self.main, self.prologue)
-        return out
-
-    def _rounded_constant(self, value: ir.Value, encoding: Encoding, k: int) -> ir.Value:
-        """The constant ``value``: rounded in advance if element ``k`` is true, else exact."""
-        tensor = constant_tensor(value)
-        assert tensor is not None
-        array = tensor.numpy().astype(np.float32)
-        rounded = self._constant(
-            encoding.decode(encoding.encode(array)), f"{value.name}_rounded"
-        )
-        exact = value
-        if value.producer() is not None or value.graph is not self.main:
-            # Defined in a body or by a Constant node: the prologue can only read a copy.
-            exact = self._constant(array, f"{value.name}_exact")
-        out = ir.val(self.maker.fresh(f"{value.name}_switched"), ir.DataType.FLOAT)
-        self.prologue.append(ir.node("Where", [self.scalar(k), rounded, exact], outputs=[out]))
-        return out
-
-    def _constant(self, array: NDArray[np.float32], name: str) -> ir.Value:
-        value = constant_value(self.maker.fresh(name), array)
-        self.main.register_initializer(value)
-        return value
-
-    def finish(self) -> None:
-        """Add the switch input and the nodes that come first."""
-        self.main.inputs.append(self.input)
-        # Elements of the switch first: values rounded at the start of the graph read them.
-        order = sorted(self.prologue, key=lambda n: n.op_type != "Gather")
-        first = next(iter(self.main), None)
-        if first is None:
-            self.main.extend(order)
-        else:
-            first.prepend(order)
+# Mean errors of products on codes.
 
 
-def _set_port(port: Port, value: ir.Value) -> None:
-    if isinstance(port.owner, ir.Node):
-        port.owner.replace_input_with(port.index, value)
+def with_mean_errors(
+    model: ir.Model,
+    formats: Mapping[int, Format],
+    encodings: Mapping[int, Encodings],
+    places: Sequence[Bias],
+) -> ir.Model:
+    """A model whose outputs are the mean errors of the products of ``places``, by channel.
+
+    It is the model with its products on codes, joined with itself in fp32. Law: each product's
+    mean error over the data of the run is taken off its result, by channel, before later ops
+    read it: so an error is counted once, at the product where it arises.
+
+    Args:
+        model: A prepared model. Ids below are those of its graph.
+        formats: The formats of the nodes on codes, by id; all other nodes compute in fp32.
+        encodings: How those nodes' operands are encoded, by id.
+        places: The products whose errors are wanted, with the biases that could correct them.
+    """
+    exact, rounded = widen(model).clone(), widen(model).clone()
+    graph, binding = read(rounded)
+    apply_edits(graph, binding, edits(graph, formats, encodings=encodings))
+    named = {v.name: v for node in exact.graph for v in node.outputs}
+    pairs = [
+        (binding.values[result], named[binding.values[result].name])
+        for result in (_result(graph, place) for place in places)
+    ]
+    _join(rounded, exact)
+    editor = Editor(rounded)
+    rounded.graph.outputs.clear()
+    for (value, reference), place in zip(pairs, places, strict=True):
+        rounded.graph.outputs.append(_without_mean(editor, value, reference, place))
+    rounded.graph.extend(editor.take())
+    rounded.graph.sort()
+    return rounded
+
+
+def _result(graph: Graph, place: Bias) -> int:
+    return next(graph.following_outputs(graph.nodes[place.product])).id
+
+
+def _join(model: ir.Model, exact: ir.Model) -> None:
+    """Put the nodes and constants of ``exact`` into ``model``; both read the same inputs."""
+    inputs = {v.name: v for v in model.graph.inputs}
+    for value in list(exact.graph.inputs):
+        if value.name in inputs and not value.is_initializer():
+            value.replace_all_uses_with(inputs[value.name], replace_graph_outputs=True)
+    for value in every_value(exact):
+        value.name = f"{_EXACT}{value.name}"
+    for node in exact.graph.all_nodes():
+        node.name = f"{_EXACT}{node.name}"
+    constants = [*exact.graph.initializers.values()]
+    nodes = [*exact.graph]
+    exact.graph.outputs.clear()
+    exact.graph.inputs.clear()
+    exact.graph.initializers.clear()
+    exact.graph.remove(nodes)
+    for value in constants:
+        model.graph.register_initializer(value)
+    model.graph.extend(nodes)
+
+
+def _without_mean(
+    editor: Editor, value: ir.Value, reference: ir.Value, place: Bias
+) -> ir.Value:
+    """The mean of ``value - reference``, by channel; its readers get ``value`` without it."""
+
+    def op(kind: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        name = editor.fresh(f"finecast_{kind.lower()}")
+        return editor.op(kind, inputs, attributes, name=name)
+
+    def integers(numbers: list[int]) -> ir.Value:
+        return editor.constant("finecast_numbers", np.array(numbers, np.int64))
+
+    readers = [*value.uses()]
+    error = op("Sub", value, reference)
+    axes = [a for a in range(-place.rank, 0) if a != place.axis]
+    if place.axis == -1:
+        error, axes = op("Reshape", error, integers([-1, place.channels])), [0]
+    if opset_of(editor.model) >= AXES_ARE_INPUTS_SINCE["ReduceMean"]:
+        mean = op("ReduceMean", error, integers(axes), keepdims=1)
     else:
-        port.owner.outputs[port.index] = value
+        mean = op("ReduceMean", error, axes=axes, keepdims=1)
+    corrected = op("Sub", value, mean)
+    for use in readers:
+        use.node.replace_input_with(use.idx, corrected)
+    return mean

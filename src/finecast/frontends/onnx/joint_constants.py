@@ -7,7 +7,7 @@ products of rounded numbers, and round them again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,77 +19,52 @@ from finecast.frontends.onnx.constants import (
     ConvertedTensor,
     constant_reader,
     constant_tensor,
+    unrounded,
 )
+from finecast.frontends.onnx.editor import Editor, drop_unread
 from finecast.frontends.onnx.redefined import trains
-from finecast.frontends.onnx.types import every_node
 from finecast.numbers.formats import Format
 
 Array = NDArray[Any]
 _EPSILON: Final = 1e-5  # ONNX's default for a batch norm
 _LOW: Final = {DATA_TYPES[fmt]: fmt for fmt in (Format.BF16, Format.FP16)}
+_ROLES: Final = {
+    "Conv": ("", "weights", "bias"),
+    "BatchNormalization": ("", "scale", "shift", "mean", "variance"),
+}
 
 
-def combine_norms(model: ir.Model) -> tuple[str, ...]:
-    """Combine the constants of low batch norms, and of convolutions before them.
+def combine_norm(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
+    """Combine the constants of a low batch norm, and of the convolution before it.
+
+    Nothing changes if the norm trains, so that its mean and variance are not its constants,
+    or if the combined numbers do not fit the format.
 
     Returns:
-        The names of the nodes whose constants changed.
+        The nodes whose constants changed.
     """
-    found: list[str] = []
-    for node in list(every_node(model.graph)):
-        norm = _norm(node)
-        if norm is None:
-            continue
-        product = _product_before(node)
-        if product is not None:
-            _into_product(model, norm, product)
-            found.append(product.name or "")
-        norm.write(model)
-        found.append(node.name or "")
-    return tuple(found)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Norm:
-    """A low batch norm: x * ``scale`` + ``shift``, in fp64."""
-
-    node: ir.Node
-    fmt: Format
-    scale: Array
-    shift: Array
-
-    def write(self, model: ir.Model) -> None:
-        """Give the norm its ``scale`` and ``shift``, with a mean of 0 and a variance of 1."""
-        parts = (self.scale, self.shift, np.zeros_like(self.shift), np.ones_like(self.scale))
-        for index, array in enumerate(parts, 1):
-            _give(model, self.node, index, array, self.fmt)
-        self.node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
-
-
-def _norm(node: ir.Node) -> _Norm | None:
-    """The node as a low batch norm of constants; None if it is none.
-
-    Also None if it trains, so that its mean and variance are not those constants, or if the
-    combined numbers do not fit the format.
-    """
-    if node.op_type != "BatchNormalization" or node.domain or trains(node):
-        return None
     fmt = _LOW.get(node.outputs[0].dtype or ir.DataType.UNDEFINED)
-    vectors = [_numbers(v) for v in node.inputs[1:]]
-    if fmt is None:
-        return None
-    known = [v for v in vectors if v is not None]
-    if len(known) != 4:
-        return None
-    scale, shift, mean, variance = known
-    stated = node.attributes.get("epsilon")
-    deviation = np.sqrt(variance + (_EPSILON if stated is None else stated.as_float()))
+    vectors = [v for v in map(_numbers, node.inputs[1:]) if v is not None]
+    if fmt is None or node.domain or trains(node) or len(vectors) != 4:
+        return ()
+    scale, shift, mean, variance = vectors
     with np.errstate(all="ignore"):
-        factor = scale / deviation
+        factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", _EPSILON))
         offset = shift - mean * factor
     if not _fits(fmt, factor, offset):
-        return None
-    return _Norm(node=node, fmt=fmt, scale=factor, shift=offset)
+        return ()
+    changed: list[ir.Node] = []
+    product = _product_before(node)
+    if product is not None:
+        changed.append(product)
+        moved = _into_product(editor, product, factor, offset, fmt)
+        if moved is not None:
+            factor, offset = np.ones_like(factor), moved
+    parts = (factor, offset, np.zeros_like(offset), np.ones_like(factor))
+    for index, array in enumerate(parts, 1):
+        _give(editor, node, index, array, fmt)
+    node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
+    return (*changed, node)
 
 
 def _product_before(node: ir.Node) -> ir.Node | None:
@@ -105,19 +80,24 @@ def _product_before(node: ir.Node) -> ir.Node | None:
     return before if constant and same else None
 
 
-def _into_product(model: ir.Model, norm: _Norm, product: ir.Node) -> None:
-    """Move the norm's scale into the weights of ``product``, and its bias into the shift."""
+def _into_product(
+    editor: Editor, product: ir.Node, factor: Array, offset: Array, fmt: Format
+) -> Array | None:
+    """Move the norm's ``factor`` into the weights of ``product``, and its bias to the norm.
+
+    Returns the norm's new offset; None if nothing moves, as the numbers do not fit ``fmt``.
+    """
     weights = _numbers(product.inputs[1])
     assert weights is not None
-    scaled = weights * norm.scale.reshape(-1, *[1] * (weights.ndim - 1))
+    scaled = weights * factor.reshape(-1, *[1] * (weights.ndim - 1))
     bias = _numbers(product.inputs[2]) if len(product.inputs) > 2 else None
-    shift = norm.shift if bias is None else norm.shift + bias * norm.scale
-    if not _fits(norm.fmt, scaled, shift):
-        return
-    _give(model, product, 1, scaled, norm.fmt)
+    shift = offset if bias is None else offset + bias * factor
+    if not _fits(fmt, scaled, shift):
+        return None
+    _give(editor, product, 1, scaled, fmt)
     if bias is not None:
-        _give(model, product, 2, np.zeros_like(bias), norm.fmt)
-    norm.shift, norm.scale = shift, np.ones_like(norm.scale)
+        _give(editor, product, 2, np.zeros_like(bias), fmt)
+    return shift
 
 
 def _fits(fmt: Format, *arrays: Array) -> bool:
@@ -130,30 +110,15 @@ def _numbers(value: ir.Value | None) -> Array | None:
     tensor = constant_tensor(value) if value is not None else None
     if value is None or tensor is None or value.is_graph_input():
         return None
-    source = tensor.source if isinstance(tensor, ConvertedTensor) else tensor
-    return constant_reader(source)().astype(np.float64)
+    return constant_reader(unrounded(tensor))().astype(np.float64)
 
 
-def _give(model: ir.Model, node: ir.Node, index: int, array: Array, fmt: Format) -> None:
-    """Let ``node`` read ``array`` as its input ``index``, stored in ``fmt``.
-
-    The constant that it read is removed if nothing else reads it.
-    """
+def _give(editor: Editor, node: ir.Node, index: int, array: Array, fmt: Format) -> None:
+    """Let ``node`` read ``array`` as its input ``index``, stored in ``fmt``."""
     old = node.inputs[index]
     assert old is not None
-    name = f"{node.name}_{_ROLES[node.op_type][index]}_{fmt.label}"
-    while name in model.graph.initializers:
-        name += "_"
-    exact = ir.tensor(array.astype(np.float32), name=name)
-    new = ir.val(name, const_value=ConvertedTensor(exact, fmt, name))
-    model.graph.register_initializer(new)
-    node.replace_input_with(index, new)
-    home = old.graph
-    if old.is_initializer() and not old.uses() and home is not None:
-        home.initializers.pop(old.name or "")
-
-
-_ROLES: Final = {
-    "Conv": ("", "weights", "bias"),
-    "BatchNormalization": ("", "scale", "shift", "mean", "variance"),
-}
+    exact = ConvertedTensor(ir.tensor(array.astype(np.float32)), fmt)
+    role = _ROLES[node.op_type][index]
+    node.replace_input_with(index, editor.constant(f"{node.name}_{role}_{fmt.label}", exact))
+    if old.is_initializer():
+        drop_unread([old])

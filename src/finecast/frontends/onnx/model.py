@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -21,18 +23,17 @@ from finecast.files import DATA_SUFFIX, check_writable, digest, writing
 from finecast.files.staging import staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
-from finecast.frontends.onnx.constants import MadeTensor
-from finecast.frontends.onnx.shapeless import checkable
-from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES, size_bytes
+from finecast.frontends.onnx.constants import origin
+from finecast.frontends.onnx.native import KEEP_BELOW_BYTES, size_bytes
 from finecast.frontends.onnx.verify import (
     check_dense,
     check_names,
     check_ports,
     check_tensors,
+    first_line,
     inner_tensors,
     sort_nodes,
 )
-from finecast.frontends.onnx.wire import parse_model
 from finecast.numbers.scaled import Scaled
 
 POLICY_KEY: Final = "finecast.policy"
@@ -173,7 +174,7 @@ def load(path: Path) -> OnnxFile:
             model = ir.from_proto(proto)
             set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
-            raise _unreadable(path, _first_line(error)) from error
+            raise _unreadable(path, first_line(error)) from error
         if not model.opset_imports or not (len(model.graph) or model.graph.outputs):
             raise _unreadable(path, "no opset import or no graph")
         untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
@@ -193,9 +194,9 @@ def load(path: Path) -> OnnxFile:
 
 def _parse(path: Path) -> onnx.ModelProto:
     try:
-        return parse_model(path)
+        return stream.parse_model(path)
     except (DecodeError, ValueError, OSError) as error:
-        raise _unreadable(path, _first_line(error)) from error
+        raise _unreadable(path, first_line(error)) from error
 
 
 def _unreadable(path: Path, what: str) -> ModelError:
@@ -253,7 +254,7 @@ def save(
         raise
     except Exception as error:  # onnx_ir raises what Python raises on malformed models
         raise ModelError(
-            f"the model cannot be written: {_first_line(error.__cause__ or error)}",
+            f"the model cannot be written: {first_line(error.__cause__ or error)}",
             where=str(path),
             fix="run onnx.checker on the model that was given, and export it again",
         ) from error
@@ -274,29 +275,6 @@ def to_bytes(model: ir.Model) -> bytes:
     if _tensor_bytes(model) > EXTERNAL_ABOVE_BYTES:
         raise ModelError("model is over 2 GB", fix="load it from a file with external data")
     return stream.to_bytes(model)
-
-
-def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
-    """Run ``onnx.checker`` with strict shape inference over a written file.
-
-    The inputs and outputs in ``shapeless`` need not have a shape, which ONNX asks for.
-
-    Raises:
-        ModelError: If the model is not valid ONNX.
-    """
-    try:
-        with checkable(path, shapeless) as checked:
-            native.check(checked)
-    except native.PassDiedError as error:
-        raise native.PassDiedError(error.what, where=str(path), fix=error.fix) from error
-    except (native.PassError, OSError) as error:
-        what = _first_line(error)
-        fix = "run onnx.checker on the model that was given, and export it again"
-        if what.startswith("Field 'shape' of 'type'"):
-            fix = "give every input and output a shape, with a name for each dynamic dimension"
-        raise ModelError(
-            f"the model is not valid ONNX: {what}", where=str(path), fix=fix
-        ) from error
 
 
 def staged(file: OnnxFile, model: ir.Model, name: str) -> OnnxFile:
@@ -322,24 +300,12 @@ def staged(file: OnnxFile, model: ir.Model, name: str) -> OnnxFile:
 def came_external(model: ir.Model) -> bool:
     """Whether the model was loaded from a file with external data."""
     tensors = (v.const_value for v in model.graph.initializers.values())
-    return any(isinstance(_origin(t), ir.ExternalTensor) for t in tensors)
-
-
-def _origin(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
-    """The tensor of the file that ``tensor`` was converted from, perhaps more than once."""
-    while isinstance(tensor, MadeTensor):
-        tensor = tensor.source
-    return tensor
+    return any(isinstance(origin(t), ir.ExternalTensor) for t in tensors)
 
 
 def _tensor_bytes(model: ir.Model) -> int:
     tensors = (v.const_value for v in model.graph.initializers.values())
     return sum(t.nbytes for t in tensors if t is not None)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
 
 
 # External data: which of a model's tensors stay on disk, and reading the others.
@@ -380,3 +346,43 @@ def free_negative_sizes(proto: onnx.ModelProto) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0:
                 dim.ClearField("dim_value")
+
+
+# Models that are symbolic links, for engines that do not follow these.
+
+
+@contextmanager
+def without_links(model: Path | bytes) -> Generator[Path | bytes]:
+    """``model``, or if it is a link, a copy with data that are no links, inside the block.
+
+    In the caches of Hugging Face's hub a model and its data are links to files beside each
+    other, and OpenVINO refuses data outside of the model's folder. The copies are hard links,
+    which take no space, or files where hard links are impossible (another file system).
+    """
+    names = [] if isinstance(model, bytes) or not model.is_symlink() else _names(model)
+    if isinstance(model, bytes) or not any((model.parent / n).is_symlink() for n in names):
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="finecast-") as name:
+        for part in (Path(model.name), *names):
+            there = Path(name) / part
+            there.parent.mkdir(parents=True, exist_ok=True)
+            _place((model.parent / part).resolve(), there)
+        yield Path(name) / model.name
+
+
+def _names(model: Path) -> list[Path]:
+    """External data that the model may read, relative to its folder and below it."""
+    try:
+        files = load(model).external
+    except ModelError:  # the engine will say what is wrong
+        return []
+    names = [f.relative_to(model.parent) for f in files]
+    return [n for n in names if ".." not in n.parts]
+
+
+def _place(file: Path, there: Path) -> None:
+    try:
+        os.link(file, there)
+    except OSError:
+        shutil.copyfile(file, there)

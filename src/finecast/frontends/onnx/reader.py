@@ -8,23 +8,19 @@ from typing import Final
 
 import onnx_ir as ir
 
-from finecast.frontends.onnx.constants import (
-    MARK,
-    ROUNDING,
-    constant_reader,
-    constant_tensor,
-)
-from finecast.frontends.onnx.opset import FREE_INITIALIZERS, opset_of
-from finecast.frontends.onnx.port_formats import (
+from finecast.errors import ModelError
+from finecast.frontends.onnx.constants import constant_reader, constant_tensor
+from finecast.frontends.onnx.definitions import (
     FORMATS,
-    check_ports,
-    described,
+    Definition,
     dtype_label,
     following,
     labels_of,
+    opset_of,
+    signature,
 )
-from finecast.frontends.onnx.ties import CONTROL, Merge, Port, merges_of, port_value
-from finecast.frontends.onnx.types import bodies, every_node
+from finecast.frontends.onnx.editor import FREE_INITIALIZERS, MARK, ROUNDING, Port
+from finecast.frontends.onnx.types import bodies
 from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     ROUNDS,
@@ -39,7 +35,11 @@ from finecast.graph import (
 from finecast.graph.builder import GraphBuilder
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
+from finecast.ops import lookup
 
+_CONTROL: Final = frozenset({"If", "Loop", "Scan"})
+# Scan-8's first input was the lengths of the sequences.
+_SCAN_WITHOUT_LENGTHS: Final = 9
 _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
     ir.AttributeType.FLOAT,
@@ -101,7 +101,7 @@ class _Reader:
         self.own_casts = own_casts
         self.binding = OnnxBinding(model=model)
         self.opset = opset_of(model)
-        names = (n.name or "" for n in every_node(model.graph))
+        names = (n.name or "" for n in model.graph.all_nodes())
         self.builder: GraphBuilder[ir.Value] = GraphBuilder(names)
         self.binding.values = self.builder.keys
         self.regions = 0
@@ -127,19 +127,21 @@ class _Reader:
         """Add a node, after those of its bodies; in a ``fixed`` body it keeps its types."""
         inner = list(bodies(node))
         # Which values the bodies of other ops (FlexAttention, SequenceMap) tie is not known.
-        opaque = bool(inner) and node.op_type not in CONTROL
+        opaque = bool(inner) and node.op_type not in _CONTROL
         for body in inner:
             self.regions += 1
             self.graph(body, self.regions, fixed=fixed or opaque)
-        found = described(node.op_type, node.domain, self.opset)
-        if found.signature is not None:
-            check_ports(node, found.signature.least)
-        merges = list(merges_of(node, inner, self.opset)) if inner and not opaque else []
+        native = f"{node.domain or 'onnx'}::{node.op_type}"
+        found = signature(node.op_type, node.domain, self.opset)
+        admits = found.admits if found else frozenset[Format]()
+        if found is not None:
+            _check_ports(node, found.definition)
+        merges = list(_merges_of(node, inner, self.opset)) if inner and not opaque else []
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
         outputs = list(node.outputs) if not merges else []
         fixed |= node.metadata_props.get(MARK) == "" and not self.own_casts
-        if fixed or inner or found.signature is None:
+        if fixed or inner or found is None:
             flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
             fmt = None
         else:
@@ -156,33 +158,33 @@ class _Reader:
             Node(
                 id=len(self.builder.nodes),
                 name=node.name or "",
-                op=found.op,
-                native=found.native,
+                op=lookup(native).name,
+                native=native,
                 inputs=tuple(map(self.value, inputs)),
                 outputs=tuple(map(self.value, outputs)),
                 follows_in=flags_in,
                 follows_out=flags_out,
                 format=fmt,
-                admits=found.admits if fmt else frozenset(),
+                admits=admits if fmt else frozenset(),
                 attributes=dict(_attributes(node)),
                 scope=scope_of(node.name or ""),
                 region=region,
             )
         )
         for merge in merges:
-            self.phi(node, merge, region, found.admits, fixed=fixed)
+            self.phi(node, merge, region, admits, fixed=fixed)
 
     def phi(
         self,
         node: ir.Node,
-        merge: Merge,
+        merge: _Merge,
         region: int,
         admits: frozenset[Format],
         *,
         fixed: bool,
     ) -> None:
         """Add the node that ties the values which ``node`` makes share a type."""
-        sources = [port_value(p) for p in merge.inputs]
+        sources = [p.value() for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
         self.binding.owners[len(self.builder.nodes)] = node
@@ -224,6 +226,61 @@ class _Reader:
         if tensor is None or value in self.inputs:
             return None
         return ConstantStats(size=tensor.size, read=constant_reader(tensor))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Merge:
+    """Values of one type by control flow: what ``inputs`` read comes out as ``outputs``."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[ir.Value, ...]
+
+
+def _merges_of(node: ir.Node, inner: list[ir.Graph], opset: int) -> Iterator[_Merge]:
+    """Values that ``node`` forces to share one type, by ONNX's definition of the op.
+
+    Args:
+        node: An If, Loop or Scan.
+        inner: Its bodies.
+        opset: The model's opset.
+    """
+    if node.op_type == "If":
+        for i, out in enumerate(node.outputs):
+            ends = tuple(Port(owner=b, index=i) for b in inner)
+            yield _Merge(name=f"out{i}", inputs=ends, outputs=(out,))
+        return
+    # The first inputs and outputs of the node and of its body that hold the state; those
+    # before are the trip count and conditions. Then come the inputs and outputs of each step.
+    body, scanned = inner[0], 0
+    first, body_in, body_out = 2, 2, 1
+    if node.op_type == "Scan":
+        first, body_in, body_out = int(opset < _SCAN_WITHOUT_LENGTHS), 0, 0
+        scanned = int(node.attributes["num_scan_inputs"].as_int())
+    state = len(node.inputs) - first - scanned
+    for i in range(state):
+        start, end = Port(owner=node, index=i + first), Port(owner=body, index=i + body_out)
+        given = (start,) if node.inputs[start.index] is not None else ()
+        outputs = body.inputs[i + body_in], node.outputs[i]
+        yield _Merge(name=f"state{i}", inputs=(*given, end), outputs=outputs)
+    for i in range(state, state + scanned):
+        start = Port(owner=node, index=i + first)
+        yield _Merge(name=f"in{i}", inputs=(start,), outputs=(body.inputs[i],))
+    for i in range(state, len(node.outputs)):
+        end = Port(owner=body, index=i + body_out)
+        yield _Merge(name=f"scan{i}", inputs=(end,), outputs=(node.outputs[i],))
+
+
+def _check_ports(node: ir.Node, defined: Definition) -> None:
+    """Raise ModelError if ``node`` has fewer ports than its op is defined with."""
+    inputs, outputs = len(node.inputs), len(node.outputs)
+    if inputs < defined.inputs.least or outputs < defined.outputs.least:
+        raise ModelError(
+            f"{node.op_type} has {inputs} inputs and {outputs} outputs, and is defined with "
+            f"{defined.inputs.least} and {defined.outputs.least} or more",
+            where=f"node {node.name!r}",
+            fix="run onnx.checker on the model, and export it again",
+        )
 
 
 def _runtime_inputs(model: ir.Model) -> set[ir.Value]:

@@ -17,10 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from finecast.errors import ModelError
-from finecast.frontends.onnx.constants import constant_tensor, constant_value
+from finecast.faults import is_here
+from finecast.frontends.onnx.constants import constant_tensor
 from finecast.frontends.onnx.definitions import FLATTENING_AXIS
-from finecast.frontends.onnx.names import FreshNames
-from finecast.frontends.onnx.types import every_node
+from finecast.frontends.onnx.editor import Editor, is_read
 
 TRAINING_STATED_FROM: Final = 14
 """The opset from which on an attribute says that a BatchNormalization trains."""
@@ -28,25 +28,23 @@ TRAINING_STATED_FROM: Final = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Misread:
-    """Ops that an engine reads otherwise at some opsets, where ``when`` holds of a node.
+    """Ops that an engine reads otherwise at some opsets, where ``when`` holds of a node."""
 
-    ``tests/conformance/opsets.py`` shows these faults of OpenVINO 2026.4.
-    """
-
+    fault: str
     ops: frozenset[str]
     at: range
     when: Callable[[ir.Node], bool]
 
 
 _MISREAD: Final[Sequence[_Misread]] = (
-    # It reduces over all axes.
     _Misread(
+        fault="openvino-reduce-axes",
         ops=frozenset({"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"}),
         at=range(13, 18),
         when=lambda node: "axes" in node.attributes,
     ),
-    # It takes the definition of opset 13, over one axis.
     _Misread(
+        fault="openvino-softmax-11",
         ops=frozenset({"Softmax", "LogSoftmax", "Hardmax"}),
         at=range(11, 13),
         when=lambda node: node.attributes.get_int("axis", FLATTENING_AXIS) != -1,
@@ -62,19 +60,12 @@ def misread(model: ir.Model, version: int) -> tuple[list[ir.Node], int]:
     """
     found: list[ir.Node] = []
     for row in _MISREAD:
-        if version in row.at:
-            wrong = [
-                n for n in every_node(model.graph) if not n.domain and n.op_type in row.ops
-            ]
-            wrong = [n for n in wrong if row.when(n)]
+        if version in row.at and is_here(row.fault):
+            nodes = (n for n in model.graph.all_nodes() if not n.domain)
+            wrong = [n for n in nodes if n.op_type in row.ops and row.when(n)]
             found += wrong
             version = row.at.stop if wrong else version
     return found, version
-
-
-def read_by_engines(model: ir.Model, version: int) -> int:
-    """The first opset from ``version`` on at which each engine reads all ops of ``model``."""
-    return misread(model, version)[1]
 
 
 def trains(node: ir.Node) -> bool:
@@ -89,15 +80,6 @@ def trains(node: ir.Node) -> bool:
     return len(node.outputs) > 1 if stated is None else bool(stated.as_int())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Redefined:
-    """An op type, the first opset of its new definition, and how an old node is restated."""
-
-    op: str
-    since: int
-    restate: Callable[[ir.Node, ir.Model], None]
-
-
 def restate(model: ir.Model, before: int, version: int) -> None:
     """State the ops of ``model`` by the definitions of ``version``, in place.
 
@@ -109,14 +91,15 @@ def restate(model: ir.Model, before: int, version: int) -> None:
     Raises:
         ModelError: If the later definition cannot state an op.
     """
-    for row in _REDEFINED:
-        if before < row.since <= version:
-            for node in list(every_node(model.graph)):
-                if not node.domain and node.op_type == row.op:
-                    row.restate(node, model)
+    editor = Editor(model)
+    for since, op, change in _REDEFINED:
+        if before < since <= version:
+            for node in list(model.graph.all_nodes()):
+                if not node.domain and node.op_type == op:
+                    change(node, editor)
 
 
-def _resize(node: ir.Node, model: ir.Model) -> None:
+def _resize(node: ir.Node, editor: Editor) -> None:
     """Before opset 11 coordinates are divided by the scale alone, from the first pixel on.
 
     The nearest pixel is the one before, and where the size becomes smaller the one after: so
@@ -141,65 +124,57 @@ def _resize(node: ir.Node, model: ir.Model) -> None:
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", mode)
 
 
-def _hardmax(node: ir.Node, model: ir.Model) -> None:
+def _hardmax(node: ir.Node, editor: Editor) -> None:
     """Before opset 13 Hardmax is of a matrix: the axes from ``axis`` on are its columns."""
     x, out = node.inputs[0], node.outputs[0]
     if x is None or node.graph is None:
         return
-    fresh = FreshNames(model)
     axis = node.attributes.get_int("axis", FLATTENING_AXIS)
     if axis == -1:  # over the last axis both definitions say the same
         return
 
-    def made(kind: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Node:
-        name = fresh(f"{out.name}_{kind.lower()}")
-        result = ir.val(name)
-        return ir.node(kind, inputs, attributes, name=name, outputs=[result])
+    def op(kind: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        name = editor.fresh(f"{out.name}_{kind.lower()}")
+        return editor.op(kind, inputs, attributes, name=name, dtype=None)
 
-    shape, flat = made("Shape", [x]), made("Flatten", [x], axis=axis)
-    node.replace_input_with(0, flat.outputs[0])
+    shape, flat = op("Shape", x), op("Flatten", x, axis=axis)
+    node.prepend(editor.take())
+    node.replace_input_with(0, flat)
     node.attributes["axis"] = ir.AttrInt64("axis", -1)
-    back = made("Reshape", [out, shape.outputs[0]])
-    node.prepend([shape, flat])
-    node.append(back)
-    final, name = back.outputs[0], out.name
-    out.replace_all_uses_with(final, replace_graph_outputs=True)
-    back.replace_input_with(0, out)
-    out.name, final.name = final.name, name
-    final.shape, final.type = out.shape, out.type
-    out.shape = None
+    final = op("Reshape", out, shape)
+    final.type = out.type
+    editor.replace_result(out, final)
+    out.name, final.name = final.name, out.name
 
 
-def _batch_normalization(node: ir.Node, model: ir.Model) -> None:
+def _batch_normalization(node: ir.Node, editor: Editor) -> None:
     """Before opset 14 a norm with five outputs trains; the last two no longer exist."""
     if not trains(node):
         return
     saved = node.outputs[3:]
-    if any(v.uses() or v.is_graph_output() for v in saved):
+    if any(map(is_read, saved)):
         raise _cannot(node, "its saved mean or variance is read, which no later opset gives")
     node.resize_outputs(3)
     node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
 
 
-def _dropout(node: ir.Node, model: ir.Model) -> None:
+def _dropout(node: ir.Node, editor: Editor) -> None:
     """Opset 10 makes numbers of the mask booleans, opset 12 an unstated mask one of True."""
-    if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+    if any(map(is_read, node.outputs[1:])):
         raise _cannot(node, "its mask is read, which later opsets define otherwise")
 
 
-def _group_normalization(node: ir.Node, model: ir.Model) -> None:
+def _group_normalization(node: ir.Node, editor: Editor) -> None:
     """Before opset 21 scale and bias have a number for each group, then for each channel."""
     x, groups = node.inputs[0], node.attributes.get_int("num_groups", 1)
     channels = x.shape[1] if x is not None and x.shape is not None else None
-    fresh = FreshNames(model)
     for index in (1, 2):
         value = node.inputs[index]
         tensor = None if value is None else constant_tensor(value)
         if value is None or tensor is None or not isinstance(channels, int):
             raise _cannot(node, "its channels, its scale or its bias are not constant")
         numbers = np.repeat(tensor.numpy(), channels // groups)
-        by_channel = constant_value(fresh(f"{value.name}_by_channel"), numbers)
-        model.graph.register_initializer(by_channel)
+        by_channel = editor.constant(f"{value.name}_by_channel", numbers)
         node.replace_input_with(index, by_channel)
 
 
@@ -211,13 +186,12 @@ def _cannot(node: ir.Node, why: str) -> ModelError:
     )
 
 
-_REDEFINED: Final[Sequence[_Redefined]] = (
-    _Redefined(op="Dropout", since=10, restate=_dropout),
-    _Redefined(op="Resize", since=11, restate=_resize),
-    _Redefined(op="Dropout", since=12, restate=_dropout),
-    _Redefined(op="Hardmax", since=13, restate=_hardmax),
-    _Redefined(
-        op="BatchNormalization", since=TRAINING_STATED_FROM, restate=_batch_normalization
-    ),
-    _Redefined(op="GroupNormalization", since=21, restate=_group_normalization),
+# The first opset of a new definition, the op, and what restates a node of the old one.
+_REDEFINED: Final[Sequence[tuple[int, str, Callable[[ir.Node, Editor], None]]]] = (
+    (10, "Dropout", _dropout),
+    (11, "Resize", _resize),
+    (12, "Dropout", _dropout),
+    (13, "Hardmax", _hardmax),
+    (TRAINING_STATED_FROM, "BatchNormalization", _batch_normalization),
+    (21, "GroupNormalization", _group_normalization),
 )

@@ -1,10 +1,11 @@
-"""Rewrites bf16 ops as equivalent ops that an engine's pattern matchers recognise.
+"""Rewrites low ops as equivalent ops that their definition or an engine asks for.
 
-Engines fuse patterns of ops: a Swish after a convolution, a norm written out in steps. Some of
-their matchers recognise a pattern with fp32 constants only, or are stopped by a cast that the
-definition of an op implies. Here the nodes of such a pattern become other ops that compute the
-same, each in the place and with the name of the one it replaces. The former op is noted in
-the node's metadata, and a second conversion starts from that.
+ONNX's Einsum has no bf16, its MatMul has. Engines fuse patterns of ops: a Swish after a
+convolution, a norm written out in steps. Some of their matchers recognise a pattern with fp32
+constants only, or are stopped by a cast that the definition of an op implies. Here the nodes
+of such a pattern become other ops that compute the same, each in the place and with the name
+of the one it replaces. The former op is noted in the node's metadata, and a second conversion
+starts from that (``undo``).
 """
 
 from __future__ import annotations
@@ -12,29 +13,40 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from finecast.errors import ModelError
-from finecast.frontends.onnx.constants import MARK, ConvertedTensor, constant_tensor
-from finecast.frontends.onnx.einsum import take_back_products, write_products
-from finecast.frontends.onnx.joint_constants import combine_norms
+from finecast.frontends.onnx.constants import constant_tensor, unrounded
+from finecast.frontends.onnx.editor import MARK, Editor, is_read
+from finecast.frontends.onnx.joint_constants import combine_norm
 from finecast.frontends.onnx.opset import opset_of, raise_opset
-from finecast.frontends.onnx.types import every_node, infer
+from finecast.frontends.onnx.types import infer
 from finecast.frontends.replaying import Restated
+from finecast.ops.einsum import Move, Moves, Product, as_product
 
 # Metadata of a rewritten node: the op that it was, its inputs and attributes, as JSON; and the
 # numbers of constants among these inputs that nothing reads any more.
 STATED: Final = f"{MARK}.op"
+# Metadata of a MatMul that was an Einsum: the Einsum's equation and operands, as JSON.
+# Metadata of each node that moves its operands or its result: the MatMul's name.
+EQUATION: Final = f"{MARK}.equation"
+BESIDE: Final = f"{MARK}.beside"
 
 # ONNX defines HardSwish as x * HardSigmoid(x) with this alpha and beta.
 _HARD_SWISH: Final = (1 / 6, 0.5)
 _STASHING: Final = frozenset({"LayerNormalization", "RMSNormalization"})
 
 
-Restatement: TypeAlias = Callable[[ir.Node], Sequence[ir.Node]]
+Restatement: TypeAlias = Callable[[Editor, ir.Node], Sequence[ir.Node]]
+
+
+def is_low(node: ir.Node) -> bool:
+    """Whether the node computes in bf16; engines match patterns in fp16 as they do in fp32."""
+    outputs = node.outputs
+    return not node.domain and bool(outputs) and outputs[0].dtype == ir.DataType.BFLOAT16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,61 +54,62 @@ class _Row:
     """One kind of rewriting.
 
     Attributes:
-        restate: Rewrites a bf16 node and those around it; returns the nodes that it changed.
+        restate: Rewrites a node and those around it; returns the nodes that it changed.
         reason: Why, as the user is told.
         since: The first opset that has the new op.
-        applies: Whether ``restate`` would change a node: asked before the opset is raised.
+        applies: Whether ``restate`` may change a node: asked before the opset is raised.
     """
 
     restate: Restatement
     reason: str
     since: int = 0
-    applies: Callable[[ir.Node], bool] = lambda _: True
+    applies: Callable[[ir.Node], bool] = is_low
 
 
 def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...]]:
-    """Rewrite bf16 ops of ``model``, in place, for ONNX's definitions and for ``engine``.
+    """Rewrite low ops of ``model``, in place, for ONNX's definitions and for ``engine``.
 
     Law: in exact arithmetic the outputs are the same.
 
     Returns:
         The model, which is another object if its opset had to be raised; and what changed.
+
+    Raises:
+        ModelError: If a bf16 Einsum is no matrix product. The rule ``einsum`` keeps such
+            Einsums in fp32.
     """
     found: list[Restated] = []
-    if products := write_products(model):
-        found.append(Restated(nodes=products, reason=_PRODUCT))
-    rows = RESTATEMENTS.get(engine, ())
-    if rows and (joint := combine_norms(model)):
-        found.append(Restated(nodes=joint, reason=_JOINT))
-    for row in rows:
-        low = [n for n in every_node(model.graph) if _is_low(n)]
-        if row.since > opset_of(model) and any(row.applies(n) for n in low):
+    editor = Editor(model)
+    for row in (_EINSUM, *RESTATEMENTS.get(engine, ())):
+        nodes = [n for n in editor.main.all_nodes() if row.applies(n)]
+        if nodes and row.since > opset_of(editor.model):
             try:
-                model = raise_opset(model, row.since)
+                editor = Editor(raise_opset(editor.model, row.since))
             except ModelError:
                 continue  # the opset cannot be raised, and the ops stay as they are
-            infer(model, shapes=False)
-            low = [n for n in every_node(model.graph) if _is_low(n)]
-        changed = [m for n in low if row.applies(n) for m in row.restate(n)]
+            infer(editor.model, shapes=False)
+            nodes = [n for n in editor.main.all_nodes() if row.applies(n)]
+        changed = [m for n in nodes if row.applies(n) for m in row.restate(editor, n)]
         if changed:
             names = tuple(dict.fromkeys(n.name or "" for n in changed))
             found.append(Restated(nodes=names, reason=row.reason))
-    _drop_operands(model)
-    return model, tuple(found)
+    _drop_operands(editor.model)
+    return editor.model, tuple(found)
 
 
 def _drop_operands(model: ir.Model) -> None:
     """Remove the numbers that only rewritten nodes read; those nodes note them."""
     constants = model.graph.initializers
     dropped: set[str] = set()
-    for node in every_node(model.graph):
+    for node in model.graph.all_nodes():
         text = node.metadata_props.get(STATED)
         if text is None:
             continue
         was = json.loads(text)
         for name in was["inputs"]:
             value = constants.get(name)
-            number = None if value is None or _is_read(value) else _scalar(value)
+            unread = value is not None and not is_read(value) and not value.is_graph_input()
+            number = _scalar(value) if unread else None
             if number is not None:
                 was.setdefault("constants", {})[name] = number
                 node.metadata_props[STATED] = json.dumps(was)
@@ -105,59 +118,11 @@ def _drop_operands(model: ir.Model) -> None:
         del constants[name]
 
 
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output() or value.is_graph_input()
-
-
-def take_back_ops(model: ir.Model) -> None:
-    """Turn rewritten nodes into the ops that they were.
-
-    A node stays as it is if another tool removed the operands of the former op.
-    """
-    shared = _values(model.graph)
-    for graph in (model.graph, *model.graph.subgraphs()):
-        own = shared | _values(graph)
-        for node in graph:
-            text = node.metadata_props.pop(STATED, None)
-            if text is None:
-                continue
-            was = json.loads(text)
-            for name, number in was.get("constants", {}).items():
-                if name not in own:
-                    own[name] = shared[name] = _constant(model, node, name, float(number))
-            if all(name in own for name in was["inputs"] if name):
-                inputs = [own.get(name) for name in was["inputs"]]
-                _become(node, was["op"], inputs, was["attributes"])
-        take_back_products(graph, shared | _values(graph))
-
-
-def _constant(model: ir.Model, node: ir.Node, name: str, number: float) -> ir.Value:
-    """A new constant of the type that ``node`` computes in."""
-    array = np.asarray(number, np.float32)
-    dtype = node.outputs[0].dtype or ir.DataType.FLOAT
-    value = ir.val(name, const_value=ir.tensor(array.astype(dtype.numpy()), name=name))
-    model.graph.register_initializer(value)
-    return value
-
-
-def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:
-    """The values that ``graph`` defines, by name."""
-    made = (v for node in graph for v in node.outputs)
-    found = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *made)}
-    return {name: value for name, value in found.items() if name}
-
-
-def _is_low(node: ir.Node) -> bool:
-    """Whether the node computes in bf16; engines match patterns in fp16 as they do in fp32."""
-    outputs = node.outputs
-    return not node.domain and bool(outputs) and outputs[0].dtype == ir.DataType.BFLOAT16
-
-
 def _state(
     node: ir.Node,
     op: str,
     inputs: Sequence[ir.Value | None],
-    **attributes: float,
+    attributes: Mapping[str, Any] | None = None,
 ) -> ir.Node:
     """Turn ``node`` into an ``op``, and note in its metadata what it was at first."""
     was = {
@@ -166,37 +131,106 @@ def _state(
         "attributes": {k: a.value for k, a in node.attributes.items()},
     }
     node.metadata_props.setdefault(STATED, json.dumps(was))
-    _become(node, op, inputs, attributes)
+    become(node, op, inputs, attributes or {})
     return node
 
 
-def _become(
+def become(
     node: ir.Node,
     op: str,
     inputs: Sequence[ir.Value | None],
-    attributes: Mapping[str, int | float],
+    attributes: Mapping[str, Any],
 ) -> None:
+    """Turn ``node`` into an ``op`` of these inputs and attributes."""
     node.op_type = op
     node.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
     node.attributes.clear()
-    for name, value in attributes.items():
-        node.attributes[name] = (
-            ir.AttrInt64(name, value)
-            if isinstance(value, int)
-            else ir.AttrFloat32(name, value)
+    for attribute in ir.convenience.convert_attributes(attributes):
+        node.attributes.add(attribute)
+
+
+# Einsums as matrix products.
+
+
+def _is_low_einsum(node: ir.Node) -> bool:
+    return node.op_type == "Einsum" and is_low(node)
+
+
+def _einsum(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
+    """Write an Einsum as a MatMul, with nodes that move its operands and its result."""
+    first, other, product = _product(node)
+    was = {"equation": node.attributes["equation"].as_string()}
+    was |= {"first": first.name or "", "other": other.name or ""}
+    node.metadata_props[EQUATION] = json.dumps(was)
+    left, right = (other, first) if product.swapped else (first, other)
+    operands = [
+        _moved(editor, node, left, product.left),
+        _moved(editor, node, right, product.right),
+    ]
+    node.prepend(editor.take())
+    become(node, "MatMul", operands, {})
+    if product.after:
+        raw = node.outputs[0]
+        result = _moved(editor, node, raw, product.after)
+        editor.replace_result(raw, result)
+        raw.name, result.name = editor.fresh(f"{raw.name}_product"), raw.name
+    return (node,)
+
+
+def _product(node: ir.Node) -> tuple[ir.Value, ir.Value, Product]:
+    """The two operands of the Einsum, and the matrix product that it is of them."""
+    equation = node.attributes["equation"].as_string()
+    operands = [v for v in node.inputs if v is not None]
+    known = [constant_tensor(v) for v in operands]
+    lengths = [t.shape.numpy() for t in known if t is not None]
+    try:
+        product = as_product(
+            equation,
+            constant=[t is not None for t in known],
+            lengths=lengths[0] if len(lengths) == 1 else None,
         )
+    except ValueError as error:
+        raise ModelError(
+            f"Einsum {equation!r} in bf16 cannot be written: {error}",
+            where=f"node {node.name!r}",
+            fix="keep it in fp32",
+        ) from error
+    first, other = operands
+    return first, other, product
 
 
-def _statistics(node: ir.Node) -> Sequence[ir.Node]:
+def _moved(editor: Editor, node: ir.Node, value: ir.Value, moves: Moves) -> ir.Value:
+    """``value`` after ``moves``, for the product ``node``."""
+
+    def op(kind: str, inputs: list[ir.Value], **attributes: object) -> ir.Value:
+        name = editor.fresh(f"{node.name}_{kind}")
+        dtype = value.dtype if inputs else ir.DataType.INT64
+        output = editor.fresh(f"{name}_output")
+        out = editor.op(kind, inputs, attributes, name=output, node=name, dtype=dtype)
+        editor.made[-1].metadata_props[BESIDE] = node.name or ""
+        return out
+
+    for move, argument in moves:
+        if move is Move.TRANSPOSE:
+            value = op(move.value, [value], perm=list(argument))
+        else:
+            array = ir.tensor(np.array(argument, np.int64))
+            value = op(move.value, [value, op("Constant", [], value=array)])
+    return value
+
+
+# Patterns of OpenVINO.
+
+
+def _statistics(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     """Let a norm compute its statistics in bf16 by its definition (``stash_type``).
 
     Its mean and deviation have that type, too: where they are read, they keep fp32.
     """
     statistics = node.outputs[1:]
-    read = any(v.uses() or v.is_graph_output() for v in statistics)
-    if node.op_type not in _STASHING or read:
+    if node.op_type not in _STASHING or any(map(is_read, statistics)):
         return ()
     dtype = node.outputs[0].dtype
     assert dtype is not None
@@ -205,33 +239,27 @@ def _statistics(node: ir.Node) -> Sequence[ir.Node]:
         return ()
     for value in statistics:
         value.type = None  # the stated one would contradict the attribute
-    return (_state(node, node.op_type, node.inputs, **{**given, "stash_type": int(dtype)}),)
+    return (_state(node, node.op_type, node.inputs, {**given, "stash_type": int(dtype)}),)
 
 
-def _neutral(node: ir.Node) -> Sequence[ir.Node]:
+def _neutral(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     """Replace a product with 1 or a sum with 0 by Identity."""
-    kept = _beside(node, _NEUTRAL.get(node.op_type))
-    return () if kept is None else (_state(node, "Identity", [kept]),)
-
-
-# The neutral element of each op, and whether it may be the first operand as well.
-_NEUTRAL: Final[Mapping[str, tuple[float, bool]]] = {
-    "Mul": (1.0, True),
-    "Div": (1.0, False),
-    "Add": (0.0, True),
-    "Sub": (0.0, False),
-}
-
-
-def _beside(node: ir.Node, neutral: tuple[float, bool] | None) -> ir.Value | None:
-    """The other operand, if one is the op's neutral element; else None."""
-    if neutral is None or len(node.inputs) != 2:
-        return None
-    number, either = neutral
-    for index in (1, 0) if either else (1,):
+    if node.op_type not in _NEUTRAL or len(node.inputs) != 2:
+        return ()
+    number, indices = _NEUTRAL[node.op_type]
+    for index in indices:
         if _scalar(node.inputs[index]) == number:
-            return node.inputs[1 - index]
-    return None
+            return (_state(node, "Identity", [node.inputs[1 - index]]),)
+    return ()
+
+
+# The neutral element of each op, and the operands that it may be.
+_NEUTRAL: Final[Mapping[str, tuple[float, tuple[int, ...]]]] = {
+    "Mul": (1.0, (1, 0)),
+    "Div": (1.0, (1,)),
+    "Add": (0.0, (1, 0)),
+    "Sub": (0.0, (1,)),
+}
 
 
 def _scalar(value: ir.Value | None) -> float | None:
@@ -242,7 +270,7 @@ def _scalar(value: ir.Value | None) -> float | None:
     return float(np.asarray(tensor.numpy()).astype(np.float32))
 
 
-def _quotient(node: ir.Node) -> Sequence[ir.Node]:
+def _quotient(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     """Rewrite x * (1 / sqrt(v)) as x / sqrt(v)."""
     if node.op_type == "Reciprocal":
         root = node.inputs[0]
@@ -266,73 +294,84 @@ def _quotient(node: ir.Node) -> Sequence[ir.Node]:
 
 
 def _is_product(node: ir.Node, operand: ir.Value) -> bool:
-    return node.op_type == "Mul" and _is_low(node) and list(node.inputs).count(operand) == 1
+    return node.op_type == "Mul" and is_low(node) and list(node.inputs).count(operand) == 1
 
 
-def _hard_swish(node: ir.Node) -> Sequence[ir.Node]:
+def _gated(gate: ir.Value) -> ir.Node | None:
+    """The product that alone reads ``gate``; None if other ops read it, too."""
+    uses = list(gate.uses())
+    if len(uses) != 1 or gate.is_graph_output() or not _is_product(uses[0].node, gate):
+        return None
+    return uses[0].node
+
+
+def _hard_swish(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     """Rewrite x * HardSigmoid(x) as HardSwish(x), if nothing else reads the HardSigmoid."""
     if node.op_type != "HardSigmoid":
         return ()
-    attributes = node.attributes
-    alpha = attributes["alpha"].as_float() if "alpha" in attributes else 0.2
-    beta = attributes["beta"].as_float() if "beta" in attributes else 0.5
-    gate, x = node.outputs[0], node.inputs[0]
-    uses = list(gate.uses())
-    if not np.allclose((alpha, beta), _HARD_SWISH, rtol=1e-6) or len(uses) != 1:
+    stated = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    x, product = node.inputs[0], _gated(node.outputs[0])
+    if product is None or x not in product.inputs:
         return ()
-    product = uses[0].node
-    if gate.is_graph_output() or not _is_product(product, gate) or x not in product.inputs:
+    if not np.allclose(stated, _HARD_SWISH, rtol=1e-6):
         return ()
+    gate = node.outputs[0]
     return _state(node, "Identity", [x]), _state(product, "HardSwish", [gate])
 
 
-def _scaled_swish(node: ir.Node) -> bool:
+def _is_scaled_swish(node: ir.Node) -> bool:
     """Whether ``node`` is the Sigmoid of x * Sigmoid(b * x), with b a constant number."""
-    scaled = node.inputs[0] if node.op_type == "Sigmoid" else None
+    scaled = node.inputs[0] if node.op_type == "Sigmoid" and is_low(node) else None
     product = scaled.producer() if scaled is not None else None
-    if scaled is None or product is None or product.op_type != "Mul":
+    reader = _gated(node.outputs[0]) if product is not None else None
+    if scaled is None or product is None or reader is None:
         return False
-    uses, gate = list(node.outputs[0].uses()), node.outputs[0]
-    if len(uses) != 1 or len(scaled.uses()) != 1 or gate.is_graph_output():
+    if product.op_type != "Mul" or len(scaled.uses()) != 1:
         return False
     x, _ = _scaling(product)
-    return x is not None and _is_product(uses[0].node, gate) and x in uses[0].node.inputs
+    return x is not None and x in reader.inputs
 
 
 def _scaling(product: ir.Node) -> tuple[ir.Value | None, float]:
     """The operand beside a constant number, and that number before it was rounded to bf16."""
     for index in (1, 0):
         value = product.inputs[index]
-        if _scalar(value) is not None and value is not None:
+        if value is not None and _scalar(value) is not None:
             tensor = constant_tensor(value)
-            source = tensor.source if isinstance(tensor, ConvertedTensor) else tensor
-            assert source is not None
-            number = np.asarray(source.numpy()).astype(np.float32)
+            assert tensor is not None
+            number = np.asarray(unrounded(tensor).numpy()).astype(np.float32)
             return product.inputs[1 - index], float(number)
     return None, 1.0
 
 
-def _swish(node: ir.Node) -> Sequence[ir.Node]:
+def _swish(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     """Rewrite x * Sigmoid(b * x) as a Swish."""
     gate, scaled = node.outputs[0], node.inputs[0]
-    product = scaled.producer() if scaled is not None else None
+    product, reader = scaled.producer() if scaled is not None else None, _gated(gate)
     assert product is not None
+    assert reader is not None
     x, alpha = _scaling(product)
-    reader = next(iter(gate.uses())).node
     return (
         _state(product, "Identity", [x]),
         _state(node, "Identity", [scaled]),
-        _state(reader, "Swish", [gate], alpha=alpha),
+        _state(reader, "Swish", [gate], {"alpha": alpha}),
     )
 
 
-_PRODUCT: Final = "ONNX's Einsum has no bf16, its MatMul has"
-_JOINT: Final = (
-    "a batch norm's four vectors are one scale and one shift: combined in fp32, rounded once"
+_EINSUM: Final = _Row(
+    restate=_einsum,
+    reason="ONNX's Einsum has no bf16, its MatMul has",
+    applies=_is_low_einsum,
 )
 
 RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
     "openvino": (
+        _Row(
+            restate=combine_norm,
+            reason="a batch norm's four vectors are one scale and one shift: combined in fp32,"
+            " rounded once",
+            applies=lambda node: node.op_type == "BatchNormalization",
+        ),
         _Row(
             restate=_statistics,
             reason="statistics in fp32 put casts around the norm's kernel, which computes them"
@@ -352,7 +391,7 @@ RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
             restate=_swish,
             reason="a bf16 Swish is recognised without a factor inside, or as one op",
             since=24,
-            applies=_scaled_swish,
+            applies=_is_scaled_swish,
         ),
     )
 }

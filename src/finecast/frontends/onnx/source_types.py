@@ -1,13 +1,17 @@
-"""Converts a model in fp64, fp16, bf16 or int8 to fp32 before it is planned: ``--from-type``.
+"""Converts models with other types of their own to fp32.
 
-Laws: inputs and outputs keep their names and types, with casts beside them. Every op that
-ONNX defines in fp32 computes in fp32, and others keep their type between casts. Constants are
-converted and not cast. The result is an fp32 model like any other.
+``take_to_fp32`` does so before a model in fp64, fp16, bf16 or int8 is planned
+(``--from-type``). ``widen`` does so where an engine cannot run the model's low types: what it
+runs rounds the values that were low.
+
+Laws of ``take_to_fp32``: inputs and outputs keep their names and types, with casts beside
+them. Every op that ONNX defines in fp32 computes in fp32, and others keep their type between
+casts. Constants are converted and not cast. The result is an fp32 model like any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,20 +21,18 @@ from numpy.typing import NDArray
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.onnx.casts import merge_casts
-from finecast.frontends.onnx.constants import MARK, PIECE, constant_reader, shape_of
-from finecast.frontends.onnx.definitions import (
-    Definition,
-    TypedPorts,
-    definition,
-    normal_domain,
+from finecast.frontends.onnx.constants import (
+    DATA_TYPES,
+    PIECE,
+    ComputedTensor,
+    constant_reader,
 )
+from finecast.frontends.onnx.definitions import Definition, Ports, definition, normal_domain
 from finecast.frontends.onnx.dequantizing import ON_CODES, Dequantizing
+from finecast.frontends.onnx.editor import MARK, Editor, Port, every_value, name_nodes
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, staged
-from finecast.frontends.onnx.names import FreshNames, name_nodes
-from finecast.frontends.onnx.placing import place_after
-from finecast.frontends.onnx.types import bodies, check_inferable, every_node, infer
-from finecast.frontends.onnx.widen import every_value
+from finecast.frontends.onnx.types import bodies, check_inferable, infer
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.numbers.scaled import Scaled
@@ -45,7 +47,11 @@ SOURCE_TYPES: Final = {
 CODES: Final = "int8"
 """The value of ``--from-type`` for models with QuantizeLinear and DequantizeLinear."""
 
+STORED_KEY: Final = "finecast.stored"
+"""Metadata of a value of a widened model: the low format that it was stored in."""
+
 _FLOAT: Final = ir.DataType.FLOAT
+_LOW: Final = {t: f for f, t in DATA_TYPES.items() if f is not Format.FP32}
 _LABELS: Final = {dtype: label for label, dtype in SOURCE_TYPES.items()} | {_FLOAT: "fp32"}
 # Element types as type strings of ONNX's definitions spell them: ``tensor(float16)``.
 _NAMES: Final = {t: t.name.lower() for t in SOURCE_TYPES.values()}
@@ -99,7 +105,7 @@ def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]
     change = Dequantizing(model)
     change.run()
     if not change.ops:
-        others = sorted({n.op_type for n in every_node(model.graph)} & ON_CODES)
+        others = sorted({n.op_type for n in model.graph.all_nodes()} & ON_CODES)
         raise UsageError(
             "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32"
             + (f", but ops on codes: {', '.join(others)}" if others else ""),
@@ -118,16 +124,14 @@ def _typed(model: ir.Model) -> ir.Model:
     """A copy without local functions, with the types of its values inferred."""
     copy = model.clone()
     name_nodes(copy)
-    if copy.functions:
-        copy = inline_functions(copy)
-        name_nodes(copy)
+    copy = inline_functions(copy)
     check_inferable(copy)
     infer(copy, shapes=False)
     return copy
 
 
 def _nothing(model: ir.Model, label: str) -> UsageError:
-    types = {t for node in every_node(model.graph) for v in node.outputs if (t := v.dtype)}
+    types = {t for node in model.graph.all_nodes() for v in node.outputs if (t := v.dtype)}
     here = sorted(n for n, t in {**SOURCE_TYPES, "fp32": _FLOAT}.items() if t in types)
     return UsageError(
         f"no op of the model computes in {label}: there is nothing to take to fp32",
@@ -150,8 +154,8 @@ class _Rewriting:
         self.model = model
         self.source = source
         self.notes: list[str] = []
-        self.fresh = FreshNames(model)
-        touched = [n for n in every_node(model.graph) if self._touches(n)]
+        self.editor = Editor(model)
+        touched = [n for n in model.graph.all_nodes() if self._touches(n)]
         self.kept = {n for n in touched if self._stays(n)}
         computing = (n for n in touched if n.op_type not in _NO_ARITHMETIC)
         self.ops = sum(n not in self.kept for n in computing)
@@ -161,8 +165,8 @@ class _Rewriting:
         """Change the types, and insert casts beside ops and values that keep theirs."""
         self._check_kept()
         kept_ports = [
-            (node, index, value)
-            for node in every_node(self.model.graph)
+            Port(owner=node, index=index)
+            for node in self.model.graph.all_nodes()
             if node in self.kept
             for index, value in enumerate(node.inputs)
             if value is not None and self._is_source(value.type) and value not in self.fixed
@@ -172,13 +176,13 @@ class _Rewriting:
             for index, value in enumerate(self.model.graph.outputs)
             if self._is_source(value.type) and value not in self.fixed
         ]
-        casts = [n for n in every_node(self.model.graph) if _is_cast(n) and self._touches(n)]
+        casts = [n for n in self.model.graph.all_nodes() if _is_cast(n) and self._touches(n)]
         for value in every_value(self.model):
             if value not in self.fixed:
                 self._retype(value)
-        for node in every_node(self.model.graph):
+        for node in self.model.graph.all_nodes():
             if node not in self.kept and not self._is_last(node):
-                self._retype_attributes(node)
+                _retype_attributes(node, {self.source}, self._constant)
         for value in sorted(self.fixed, key=lambda v: v.name or ""):
             self._pass_on(value)
         self._cast_for(kept_ports)
@@ -204,7 +208,7 @@ class _Rewriting:
         )
 
     def _admits(
-        self, values: Iterable[ir.Value | None], ports: TypedPorts, found: Definition
+        self, values: Iterable[ir.Value | None], ports: Ports, found: Definition
     ) -> bool:
         own = f"({_NAMES[self.source]})"
         for index, value in enumerate(values):
@@ -255,27 +259,11 @@ class _Rewriting:
         if value.const_value is not None:
             value.const_value = self._constant(value.const_value, value.name or "")
 
-    def _retype_attributes(self, node: ir.Node) -> None:
-        for name, attribute in list(node.attributes.items()):
-            if attribute.is_ref():
-                continue
-            if attribute.type is ir.AttributeType.TENSOR:
-                if attribute.as_tensor().dtype is self.source:
-                    label = node.outputs[0].name or node.name or node.op_type
-                    tensor = self._constant(attribute.as_tensor(), label)
-                    node.attributes[name] = ir.AttrTensor(name, tensor)
-            elif name in _TYPE_ATTRIBUTES and attribute.value == int(self.source):
-                node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
-
     def _constant(self, tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-        read = constant_reader(tensor)
         if self.source is ir.DataType.DOUBLE:
-            self.notes += [f"constant {name!r} {text}" for text in _out_of_range(read())]
-
-        def converted() -> ir.TensorProtocol:
-            return ir.Tensor(_to_fp32(read()), dtype=_FLOAT, name=tensor.name)
-
-        return ir.LazyTensor(converted, _FLOAT, shape_of(tensor), name=tensor.name)
+            array = constant_reader(tensor)()
+            self.notes += [f"constant {name!r} {text}" for text in _out_of_range(array)]
+        return ComputedTensor(tensor, _to_fp32, tensor.name or "")
 
     def _pass_on(self, value: ir.Value) -> None:
         """Let fp32 ops, and the outputs of bodies, read ``value`` through one cast to fp32.
@@ -284,41 +272,41 @@ class _Rewriting:
         another type.
         """
         readers = [
-            (use.node, use.idx)
+            Port(owner=use.node, index=use.idx)
             for use in value.uses()
             if use.node not in self.kept and not _is_cast(use.node)
         ]
         ends = [
-            (body, index)
+            Port(owner=body, index=index)
             for body in self.model.graph.subgraphs()
             for index, end in enumerate(body.outputs)
             if end is value
         ]
-        if not readers and not ends:
-            return
-        cast = self._cast(value, _FLOAT)
-        place_after(value, [cast], self.model.graph)
-        for node, index in readers:
-            node.replace_input_with(index, cast.outputs[0])
-        for body, index in ends:
-            body.outputs[index] = cast.outputs[0]
+        if readers or ends:
+            wide = self._cast(value, _FLOAT)
+            self.editor.place_after(value)
+            for port in (*readers, *ends):
+                port.read(wide)
 
-    def _cast_for(self, ports: Iterable[tuple[ir.Node, int, ir.Value]]) -> None:
+    def _cast_for(self, ports: Iterable[Port]) -> None:
         """Cast what ops that keep their types read at ``ports`` back to ``source``."""
         made: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
-        for node, index, value in ports:
+        for port in ports:
+            node, value = port.owner, port.value()
+            assert isinstance(node, ir.Node)
             home = node.graph
             assert isinstance(home, ir.Graph)
             if (value, home) not in made:
-                cast = self._cast(value, self.source)
-                home.insert_before(node, cast)
-                made[value, home] = cast.outputs[0]
-            node.replace_input_with(index, made[value, home])
+                made[value, home] = self._cast(value, self.source)
+                node.prepend(self.editor.take())
+            port.read(made[value, home])
 
-    def _cast(self, value: ir.Value, to: ir.DataType) -> ir.Node:
-        name = self.fresh(f"{value.name}_{_LABELS[to]}")
-        result = ir.Value(name=name, shape=value.shape, type=ir.TensorType(to))
-        return ir.node("Cast", [value], {"to": int(to)}, name=f"cast_{name}", outputs=[result])
+    def _cast(self, value: ir.Value, to: ir.DataType) -> ir.Value:
+        name = self.editor.fresh(f"{value.name}_{_LABELS[to]}")
+        to_type, node = {"to": int(to)}, f"cast_{name}"
+        return self.editor.op(
+            "Cast", [value], to_type, name=name, node=node, dtype=to, shape=value.shape
+        )
 
     def _drop(self, casts: Iterable[ir.Node]) -> None:
         """Remove those of the model's own ``casts`` that now are from fp32 to fp32."""
@@ -326,7 +314,7 @@ class _Rewriting:
             source = node.inputs[0]
             if source is not None and source.dtype is node.outputs[0].dtype:
                 node.metadata_props[MARK] = ""  # merge_casts removes only finecast's own
-        merge_casts((self.model.graph, *self.model.graph.subgraphs()))
+        merge_casts(self.model.graphs())
 
     def _cast_outputs(self, ends: Iterable[int]) -> None:
         """Cast the outputs at the indices ``ends`` to ``source``; they keep their names."""
@@ -335,13 +323,30 @@ class _Rewriting:
         for index in ends:
             value = graph.outputs[index]
             if value not in made:
-                cast = self._cast(value, self.source)
-                made[value] = cast.outputs[0]
-                graph.append(cast)
+                made[value] = self._cast(value, self.source)
+                graph.extend(self.editor.take())
                 named = value.name
-                value.name = self.fresh(f"{named}_{_LABELS[_FLOAT]}")
+                value.name = self.editor.fresh(f"{named}_{_LABELS[_FLOAT]}")
                 made[value].name = named
             graph.outputs[index] = made[value]
+
+
+def _retype_attributes(
+    node: ir.Node,
+    types: Collection[ir.DataType],
+    converted: Callable[[ir.TensorProtocol, str], ir.TensorProtocol],
+) -> None:
+    """Let attributes of ``node`` that hold or name one of ``types`` hold or name fp32."""
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if attribute.type is ir.AttributeType.TENSOR:
+            if attribute.as_tensor().dtype in types:
+                label = node.outputs[0].name or node.name or node.op_type
+                tensor = converted(attribute.as_tensor(), label)
+                node.attributes[name] = ir.AttrTensor(name, tensor)
+        elif name in _TYPE_ATTRIBUTES and attribute.value in types:
+            node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
 
 
 def _is_cast(node: ir.Node) -> bool:
@@ -384,3 +389,43 @@ def _out_of_range(array: NDArray[np.generic]) -> list[str]:
     if 0 < largest < fp32.smallest_subnormal / 2:
         return [f"is at most {largest:.3g}, below fp32's smallest number: it becomes 0"]
     return []
+
+
+# Models whose own low types are emulated.
+
+
+def widen(model: ir.Model) -> ir.Model:
+    """A copy with all low floats in fp32; ``model`` itself if it has none.
+
+    Law: if the copy's values with ``STORED_KEY`` are rounded to that format, the copy computes
+    what ``model`` computes. Its inputs and outputs are fp32.
+    """
+    if not any(_low(v) for v in every_value(model)):
+        return model
+    copy = model.clone()
+    for value in list(every_value(copy)):
+        fmt = _low(value)
+        if fmt is None:
+            continue
+        value.type = ir.TensorType(_FLOAT)
+        if value.const_value is not None:
+            value.const_value = _float(value.const_value, value.name or "")
+        else:
+            value.metadata_props[STORED_KEY] = fmt.label
+    for node in copy.graph.all_nodes():
+        _retype_attributes(node, _LOW, _float)
+    return copy
+
+
+def stored_format(value: ir.Value) -> Format | None:
+    """The format that ``widen`` noted for the value."""
+    label = value.metadata_props.get(STORED_KEY)
+    return None if label is None else Format.parse(label)
+
+
+def _low(value: ir.Value) -> Format | None:
+    return _LOW.get(value.dtype) if value.dtype is not None else None
+
+
+def _float(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    return ir.tensor(tensor.numpy().astype(np.float32), name=name)

@@ -1,4 +1,6 @@
-"""Writes models tensor by tensor, in pieces, so that no large tensor is held in memory.
+"""Reads and writes models tensor by tensor, so that no large tensor is in memory twice.
+
+onnx_ir's ``save`` holds all tensors of one file in memory, and each one of external data.
 
 Law: a written model refers to no file but its own data file, wherever its tensors come from.
 """
@@ -6,6 +8,7 @@ Law: a written model refers to no file but its own data file, wherever its tenso
 from __future__ import annotations
 
 import io
+import mmap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +19,53 @@ import onnx_ir as ir
 from google.protobuf.message import Message
 
 from finecast.frontends.onnx.constants import pieces, shape_of
-from finecast.frontends.onnx.skeleton import KEEP_BELOW_BYTES
-from finecast.frontends.onnx.wire import GRAPH_INITIALIZER, MODEL_GRAPH
-from finecast.frontends.wire import prefix
+from finecast.frontends.onnx.native import KEEP_BELOW_BYTES
+from finecast.frontends.wire import fields, prefix
 
 # Offsets of tensors in data files, so that engines can map a tensor without copying it.
 _ALIGNMENT: Final = 4096
-# TensorProto's field raw_data.
+# Numbers of fields: ModelProto's graph, GraphProto's initializer, TensorProto's raw_data.
+MODEL_GRAPH: Final = 7
+GRAPH_INITIALIZER: Final = 5
 _TENSOR_RAW: Final = 9
+# Smaller files take little memory beside the 200 MB of the libraries, even twice.
+_WHOLE_BELOW_BYTES: Final = 16 << 20
+
+
+def parse_model(path: Path, *, whole_below: int = _WHOLE_BELOW_BYTES) -> onnx.ModelProto:
+    """The message in a file; at most one of its large tensors is in memory twice.
+
+    Args:
+        path: The file.
+        whole_below: Files of fewer bytes are read at once, and so are tensors.
+
+    Raises:
+        DecodeError, ValueError: If it is not a complete message.
+        OSError: If the file cannot be read.
+    """
+    if path.stat().st_size < whole_below:
+        return onnx.ModelProto.FromString(path.read_bytes())
+    model = onnx.ModelProto()
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # Python unmaps it with its last view. Closing it here would fail while the traceback
+        # of an error holds a view.
+        data = memoryview(mapped)
+        for field in fields(data, 0, len(data)):
+            if field.number != MODEL_GRAPH:
+                model.MergeFromString(bytes(data[field.start : field.end]))
+                continue
+            rest = field.content  # the start of what is not merged yet
+            for part in fields(data, field.content, field.end):
+                if part.number == GRAPH_INITIALIZER and part.end - part.start >= whole_below:
+                    model.graph.MergeFromString(bytes(data[rest : part.start]))
+                    # Not by the mapping, whose pages would stay in memory.
+                    file.seek(part.content)
+                    content = file.read(part.end - part.content)
+                    model.graph.initializer.add().ParseFromString(content)
+                    rest = part.end
+            model.graph.MergeFromString(bytes(data[rest : field.end]))
+    return model
 
 
 def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> int:

@@ -1,4 +1,4 @@
-"""Infers the types of all values: from the ops' definitions, then by onnx's own inference.
+"""Infers types and shapes of values: from the ops' definitions, then by onnx's own inference.
 
 onnx's inference gives up at the first op that it does not know, and it knows none of ONNX
 Runtime's. The definitions alone type most graphs: ports with one type variable share a type.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import onnx
@@ -19,12 +19,11 @@ from finecast.frontends.onnx import native
 from finecast.frontends.onnx.constants import shape_of
 from finecast.frontends.onnx.definitions import (
     Definition,
-    TypedPorts,
-    attribute_types,
     definition,
     normal_domain,
 )
-from finecast.frontends.onnx.skeleton import message_without_weights, run_without_weights
+from finecast.frontends.onnx.native import message_without_weights, run_without_weights
+from finecast.ops import OpKind, lookup
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,22 +42,15 @@ _DTYPE_ATTRIBUTES: Final[Mapping[str, tuple[str, ir.DataType | None]]] = {
 _NOT_BY_VARIABLE: Final = frozenset(
     {"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"}
 )
-_LITERALS: Final = {
-    f"tensor({name})": dtype
-    for name, dtype in {
-        "float": ir.DataType.FLOAT,
-        "float16": ir.DataType.FLOAT16,
-        "bfloat16": ir.DataType.BFLOAT16,
-        "double": ir.DataType.DOUBLE,
-        "bool": ir.DataType.BOOL,
-        "string": ir.DataType.STRING,
-        **{
-            f"{u}int{n}": ir.DataType[f"{u}int{n}".upper()]
-            for u in ("", "u")
-            for n in (8, 16, 32, 64)
-        },
-    }.items()
-}
+_LITERALS: Final = {f"tensor({dtype.name.lower()})": dtype for dtype in ir.DataType}
+_GRAPH_ATTRIBUTES: Final = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
+# Kinds of ops whose result has the largest of the inputs' ranks.
+_BROADCASTING: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
+# Ops whose result has the rank of the first input.
+_LIKE_FIRST: Final = frozenset(
+    {"BatchNormalization", "Cast", "Dropout", "Identity", "LayerNormalization", "LogSoftmax"}
+    | {"Slice", "Softmax", "Pad"}
+)
 
 
 def infer(
@@ -78,50 +70,47 @@ def infer(
     Returns:
         The values that have a shape only because of ``shapes``.
     """
-    unknown = _Typing(model).run()
+    unknown = _by_definitions(model)
     given: list[ir.Value] = []
     outputs = set(model.graph.outputs)
     if shapes or unknown or any(v.shape is None for v in outputs):
         given = _by_onnx(model, message)
         if unknown:
-            _Typing(model).run()
+            _by_definitions(model)
     return () if unknown else tuple(v for v in given if v not in outputs)
 
 
-class _Typing:
-    """One pass in topological order, bodies included; unifies type variables both ways."""
+def _by_definitions(model: ir.Model) -> int:
+    """Set types where definitions tell them; returns how many results are left without.
 
-    def __init__(self, model: ir.Model) -> None:
-        self.opsets = {normal_domain(d): v for d, v in model.opset_imports.items()}
-        self.model = model
-        self.unknown = 0
+    One pass in topological order, bodies included; unifies type variables both ways.
+    """
+    opsets = {normal_domain(d): v for d, v in model.opset_imports.items()}
 
-    def run(self) -> int:
-        """Set types where they can be told; returns how many results are left without."""
-        self.graph(self.model.graph)
-        return self.unknown
-
-    def graph(self, graph: ir.Graph) -> None:
+    def type_graph(graph: ir.Graph) -> int:
         for value in graph.initializers.values():
             if value.type is None and value.const_value is not None:
                 value.type = ir.TensorType(value.const_value.dtype)
+        unknown = 0
         for node in graph:
-            self.node(node)
-            self.unknown += sum(v.type is None for v in node.outputs if v.name)
+            unknown += type_node(node)
+            unknown += sum(v.type is None for v in node.outputs if v.name)
+        return unknown
 
-    def node(self, node: ir.Node) -> None:
+    def type_node(node: ir.Node) -> int:
         if not node.domain and node.op_type == "Constant":
             _type_constant(node)
-            return
-        found = definition(node.op_type, node.domain, self.opsets.get(node.domain, 1))
+            return 0
+        found = definition(node.op_type, node.domain, opsets.get(node.domain, 1))
         if found is None:
-            return
+            return 0
         if not node.domain and node.op_type in _DTYPE_ATTRIBUTES:
             _set(node.outputs[0], _stated(node))
         elif node.op_type not in _NOT_BY_VARIABLE:
             _unify(node, found)
-        for body in bodies(node):
-            self.graph(body)
+        return sum(map(type_graph, bodies(node)))
+
+    return type_graph(model.graph)
 
 
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:
@@ -133,15 +122,6 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type is ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
-
-
-def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
-    """All nodes of ``graph`` and of its bodies; a node comes before those of its bodies."""
-    for node in graph:
-        yield node
-        if node.attributes:
-            for body in bodies(node):
-                yield from every_node(body)
 
 
 def _type_constant(node: ir.Node) -> None:
@@ -167,37 +147,26 @@ def _stated(node: ir.Node) -> ir.TypeProtocol | None:
 
 
 def _unify(node: ir.Node, found: Definition) -> None:
-    values = (*node.outputs, *node.inputs)
-    if not any(v is not None and v.type is None for v in values):
+    """Give ports without a type that of a port with the same type variable."""
+    if not any(v is not None and v.type is None for v in (*node.outputs, *node.inputs)):
         return
-    bound: dict[str, ir.TypeProtocol] = {}
-    for values, ports in ((node.outputs, found.outputs), (node.inputs, found.inputs)):
-        for index, value in enumerate(values):
-            variable = ports.type_of(index)
-            if (
-                value is not None
-                and value.type is not None
-                and variable
-                and ports.binds(index)
-            ):
-                bound[variable] = value.type
-    for values, ports in ((node.outputs, found.outputs), (node.inputs, found.inputs)):
-        for index, value in enumerate(values):
-            if value is not None and value.type is None:
-                _set(value, _known(index, ports, bound, found))
-
-
-def _known(
-    index: int, ports: TypedPorts, bound: Mapping[str, ir.TypeProtocol], found: Definition
-) -> ir.TypeProtocol | None:
-    variable = ports.type_of(index)
-    if variable is None:
-        return None
-    if variable in bound and ports.binds(index):
-        return bound[variable]
-    allowed = found.constraints.get(variable, frozenset({variable}))
-    literal = _LITERALS.get(next(iter(allowed))) if len(allowed) == 1 else None
-    return ir.TensorType(literal) if literal is not None else None
+    sides = (node.outputs, found.outputs), (node.inputs, found.inputs)
+    ports = [(v, p, i) for values, p in sides for i, v in enumerate(values) if v is not None]
+    bound: dict[str | None, ir.TypeProtocol] = {}
+    for value, side, index in ports:
+        if value.type is not None and side.binds(index):
+            bound[side.type_of(index)] = value.type
+    bound.pop(None, None)  # ports that the definition does not have
+    for value, side, index in ports:
+        variable = side.type_of(index)
+        if value.type is not None or variable is None:
+            continue
+        if variable in bound and side.binds(index):
+            value.type = bound[variable]
+            continue
+        allowed = found.constraints.get(variable, frozenset({variable}))
+        literal = _LITERALS.get(next(iter(allowed))) if len(allowed) == 1 else None
+        _set(value, ir.TensorType(literal) if literal is not None else None)
 
 
 def _set(value: ir.Value, kind: ir.TypeProtocol | None) -> None:
@@ -214,15 +183,25 @@ def _by_onnx(model: ir.Model, message: onnx.ModelProto | None) -> list[ir.Value]
     Returns the values that were given a shape.
     """
     given: list[ir.Value] = []
-    try:
-        found = None if message is None else inferred(message_without_weights(message)).graph
-        if found is None or _tells_less(found, model.graph):
-            found = run_without_weights(model, inferred).graph
-    except (native.PassError, ValueError) as error:
-        _LOG.debug("onnx infers no shapes: %s", error)
-    else:
+    found = None
+    if message is not None:
+        found = _unless_refused(lambda: inferred(message_without_weights(message)))
+        if found is None:
+            return given
+    if found is None or _tells_less(found, model.graph):
+        found = _unless_refused(lambda: run_without_weights(model, inferred))
+    if found is not None:
         _fill(found, model.graph, given)
     return given
+
+
+def _unless_refused(infer_of: Callable[[], onnx.ModelProto]) -> onnx.GraphProto | None:
+    """The graph of the model that ``infer_of`` returns; None if onnx refuses the model."""
+    try:
+        return infer_of().graph
+    except (native.PassError, ValueError) as error:
+        _LOG.debug("onnx infers no shapes: %s", error)
+        return None
 
 
 def _tells_less(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
@@ -256,9 +235,9 @@ def check_inferable(model: ir.Model) -> None:
     """
     typed = _TYPED_DOMAIN in model.opset_imports
     if typed:
-        _Typing(model).run()
+        _by_definitions(model)
     versions = {normal_domain(d): v for d, v in model.opset_imports.items()}
-    for node in every_node(model.graph):
+    for node in model.graph.all_nodes():
         if node.attributes:
             _check_attributes(node, versions.get(node.domain))
         if node.op_type == "Einsum" and not node.domain:
@@ -275,7 +254,8 @@ _EQUATION: Final = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 def _check_attributes(node: ir.Node, version: int | None) -> None:
     if version is None:
         return
-    kinds = attribute_types(node.op_type, node.domain, version)
+    found = definition(node.op_type, node.domain, version)
+    kinds = found.attributes if found else {}
     for name, attribute in node.attributes.items():
         if kinds.get(name, attribute.type.value) != attribute.type.value:
             wanted = ir.AttributeType(kinds[name]).name.lower()
@@ -327,9 +307,6 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph, given: list[ir.Value]) -> Non
             _fill(info, body, given)
 
 
-_GRAPH_ATTRIBUTES: Final = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
-
-
 def _adopt(value: ir.Value, info: onnx.ValueInfoProto, given: list[ir.Value]) -> None:
     which = info.type.WhichOneof("value")
     if which is None:
@@ -354,5 +331,134 @@ def _dims(kind: onnx.TypeProto.Tensor) -> ir.Shape | None:
 
 def types_computed_in(model: ir.Model) -> frozenset[ir.DataType | None]:
     """Types of the results of a model's ops, other than casts and constants."""
-    nodes = (n for n in every_node(model.graph) if n.op_type not in ("Cast", "Constant"))
+    nodes = (n for n in model.graph.all_nodes() if n.op_type not in ("Cast", "Constant"))
     return frozenset(v.dtype for node in nodes for v in node.outputs)
+
+
+# Shapes and ranks.
+
+
+def static_shapes(
+    model: ir.Model, inputs: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of values outside of bodies, by name, where onnx's inference knows all sizes.
+
+    Args:
+        model: The model, which is not changed.
+        inputs: Shapes of its inputs by name.
+    """
+
+    def with_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+        graph = proto.graph
+        for port in graph.input:
+            if port.name in inputs:
+                dims = [
+                    onnx.TensorShapeProto.Dimension(dim_value=d) for d in inputs[port.name]
+                ]
+                port.type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))
+        graph.ClearField("value_info")  # the stated shapes have symbolic dimensions
+        for port in graph.output:
+            port.type.tensor_type.ClearField("shape")
+        return inferred(proto)
+
+    try:
+        graph = _unless_refused(lambda: run_without_weights(model, with_inputs))
+    except native.PassDiedError as error:
+        _LOG.debug("onnx infers no shapes: %s", error)
+        return {}
+    if graph is None:
+        return {}
+    found = {v.name: _sizes(v.type.tensor_type) for v in (*graph.value_info, *graph.output)}
+    return {name: sizes for name, sizes in found.items() if sizes is not None}
+
+
+def correct_outputs(model: ir.Model) -> tuple[str, ...]:
+    """Give outputs whose declared number of axes is wrong their right one, in place.
+
+    onnx can find this out of a converted model alone: more is inferred of newer opsets.
+
+    Returns:
+        What was wrong, for people.
+    """
+
+    def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
+        made = {name for node in proto.graph.node for name in node.output}
+        for value in (*proto.graph.output, *proto.graph.value_info):
+            if value.name in made:
+                value.type.tensor_type.ClearField("shape")
+        return inferred(proto)
+
+    graph = _unless_refused(lambda: run_without_weights(model, undeclared))
+    if graph is None:
+        return ()
+    kinds = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}
+    found: list[str] = []
+    for value in (v for node in model.graph for v in node.outputs):  # casts of outputs, too
+        kind = kinds.get(value.name or "")
+        if kind is None or not kind.HasField("shape") or value.shape is None:
+            continue
+        declared, axes = len(value.shape), len(kind.shape.dim)
+        if declared == axes:
+            continue
+        value.shape = ir.Shape([d.dim_value or None for d in kind.shape.dim])
+        if value.is_graph_output():
+            text = f"output {value.name!r} is declared with {declared} axes and has {axes}"
+            found.append(f"{text}: the declaration is corrected")
+    return tuple(found)
+
+
+def _sizes(kind: onnx.TypeProto.Tensor) -> tuple[int, ...] | None:
+    if not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
+        return None
+    sizes = tuple(d.dim_value for d in kind.shape.dim)
+    return sizes if min(sizes, default=0) >= 0 else None  # inputs too small for a window
+
+
+def ranks_of(model: ir.Model) -> Mapping[str, int]:
+    """The rank of each value of ``model``, by name, where it can be told.
+
+    After a Reshape to computed sizes onnx infers no shapes any more, and none for the ops that
+    follow. The number of dimensions can often be told all the same.
+
+    A copy is inferred: ``model`` is to be written without shapes that its file does not state.
+    """
+    copy = model.clone()
+    infer(copy, shapes=True)
+    found: dict[str, int] = {}
+    for value in (*copy.graph.inputs, *copy.graph.initializers.values()):
+        _note(found, value, None)
+    for node in copy.graph.all_nodes():
+        for number, value in enumerate(node.outputs):
+            _note(found, value, _rank(node, found) if number == 0 else None)
+    return found
+
+
+def _note(found: dict[str, int], value: ir.Value, rank: int | None) -> None:
+    known = rank if value.shape is None else len(value.shape)
+    if known is not None and value.name:
+        found[value.name] = known
+
+
+def _rank(node: ir.Node, known: Mapping[str, int]) -> int | None:
+    """The rank of the first output, from the node's attributes or the ranks of its inputs."""
+    inputs = [v for v in node.inputs if v is not None]
+    if node.domain or not inputs:
+        return None
+    if node.op_type == "Transpose" and "perm" in node.attributes:
+        return len(node.attributes["perm"].as_ints())
+    if node.op_type == "Reshape":
+        target = inputs[1].shape if len(inputs) > 1 else None
+        size = target[0] if target is not None and len(target) else None
+        return size if isinstance(size, int) else None
+    ranks = [known.get(v.name or "") for v in inputs]
+    if node.op_type in _LIKE_FIRST:
+        return ranks[0]
+    if any(r is None for r in ranks):
+        return None
+    sure = [r for r in ranks if r is not None]
+    if node.op_type == "Gather":
+        return sum(sure) - 1
+    kind = lookup(f"onnx::{node.op_type}").kind
+    if kind in _BROADCASTING or (node.op_type == "MatMul" and min(sure) > 1):
+        return max(sure)
+    return None

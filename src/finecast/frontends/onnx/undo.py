@@ -1,31 +1,39 @@
 """Takes an earlier conversion back, so that another policy starts from the original model.
 
-Marks in the nodes' metadata tell what an edit changed from what the model's author wrote.
-Digits that constants lost to rounding do not come back: an fp16 weight becomes the equal fp32
-number. Adjusted constants get their former numbers back.
+Notes in the nodes' metadata tell what an edit changed from what the model's author wrote. All
+their keys begin with ``MARK``. Digits that constants lost to rounding do not come back: an
+fp16 weight becomes the equal fp32 number. Adjusted constants get their former numbers back bit
+for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.onnx.adjusting import SCALES, take_back_constants
-from finecast.frontends.onnx.constants import (
-    MARK,
-    ROUNDING,
-    DecodedTensor,
-    constant_tensor,
-)
+from finecast.frontends.onnx.constants import ComputedTensor, constant_tensor, set_constant
+from finecast.frontends.onnx.editor import MARK, ROUNDING, drop_unread
 from finecast.frontends.onnx.model import POLICY_KEY
 from finecast.frontends.onnx.reader import OnnxBinding, read
-from finecast.frontends.onnx.restating import take_back_ops
+from finecast.frontends.onnx.restating import BESIDE, EQUATION, STATED, become
 from finecast.frontends.onnx.statements import STATEMENTS
-from finecast.frontends.onnx.types import every_node, infer
-from finecast.frontends.onnx.writer import apply_edits, phi_mark
+from finecast.frontends.onnx.types import infer
+from finecast.frontends.onnx.writer import (
+    SCALES,
+    STORED,
+    TIMES,
+    WAS,
+    apply_edits,
+    phi_mark,
+)
 from finecast.graph import Node
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import edits
 from finecast.rules.policy import conversion_stays
 
@@ -40,8 +48,9 @@ def undo(model: ir.Model, policy: str) -> None:
     was = model.metadata_props.get(POLICY_KEY)
     if was is None or conversion_stays(was, policy):
         return
-    take_back_ops(model)
-    take_back(model)
+    _restore_ops(model)
+    for nodes in _inserted(model):
+        _take_out(nodes)
     infer(model, shapes=False)
     graph, binding = read(model, own_casts=True)
     formats: dict[int, Format] = {}
@@ -51,10 +60,11 @@ def undo(model: ir.Model, policy: str) -> None:
             # An inserted cast has an empty mark. Casts from fp32 to fp32 are then dropped.
             formats[node.id] = Format.parse(was) if was else Format.FP32
     apply_edits(graph, binding, edits(graph, formats))
-    take_back_constants(model)
-    for node in every_node(model.graph):
-        for key in [k for k in node.metadata_props if k.startswith(MARK)]:
-            del node.metadata_props[key]
+    for node in model.graph.all_nodes():
+        for key, text in [*node.metadata_props.items()]:
+            if key.startswith(MARK):
+                _restore_constant(node, key, text)
+                del node.metadata_props[key]
     for key in (PLAN_KEY, POLICY_KEY):
         model.metadata_props.pop(key, None)
 
@@ -66,24 +76,111 @@ def _mark_of(node: Node, binding: OnnxBinding) -> str | None:
     return binding.owners[node.id].metadata_props.get(phi_mark(node))
 
 
-def take_back(model: ir.Model) -> None:
-    """Remove marked roundings and multiplications that an earlier conversion inserted.
+# Ops that were rewritten as others.
+
+
+def _restore_ops(model: ir.Model) -> None:
+    """Turn rewritten nodes into the ops that they were.
+
+    A node stays as it is if another tool removed the operands of the former op.
+    """
+    shared = _values(model.graph)
+    for graph in model.graphs():
+        own = shared | _values(graph)
+        for node in graph:
+            text = node.metadata_props.pop(STATED, None)
+            if text is None:
+                continue
+            was = json.loads(text)
+            for name, number in was.get("constants", {}).items():
+                if name not in own:
+                    own[name] = shared[name] = _constant(model, node, name, float(number))
+            if all(name in own for name in was["inputs"] if name):
+                inputs = [own.get(name) for name in was["inputs"]]
+                become(node, was["op"], inputs, was["attributes"])
+        _restore_einsums(graph, shared | _values(graph))
+
+
+def _constant(model: ir.Model, node: ir.Node, name: str, number: float) -> ir.Value:
+    """A new constant of the type that ``node`` computes in."""
+    array = np.asarray(number, np.float32)
+    dtype = node.outputs[0].dtype or ir.DataType.FLOAT
+    value = ir.val(name, const_value=ir.tensor(array.astype(dtype.numpy()), name=name))
+    model.graph.register_initializer(value)
+    return value
+
+
+def _values(graph: ir.Graph) -> dict[str | None, ir.Value]:
+    """The values that ``graph`` defines, by name."""
+    made = (v for node in graph for v in node.outputs)
+    found = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *made)}
+    return {name: value for name, value in found.items() if name}
+
+
+def _restore_einsums(graph: ir.Graph, defined: Mapping[str | None, ir.Value]) -> None:
+    """Turn MatMuls that were Einsums into these again.
+
+    ``defined`` has the values that ``graph`` can read, by name. A MatMul stays if another tool
+    removed the Einsum's operands, or reads between the nodes that move its result.
+    """
+    beside: dict[str, list[ir.Node]] = {}
+    for node in graph:
+        if (name := node.metadata_props.get(BESIDE)) is not None:
+            beside.setdefault(name, []).append(node)
+    for node in list(graph):
+        text = node.metadata_props.pop(EQUATION, None)
+        if text is None:
+            continue
+        was = json.loads(text)
+        operands = [defined.get(was["first"]), defined.get(was["other"])]
+        moves = beside.get(node.name or "", [])
+        raw, end = node.outputs[0], _end(node, moves)
+        if None in operands or end is None:
+            continue
+        become(node, "Einsum", operands, {"equation": was["equation"]})
+        if end is not raw:
+            end.replace_all_uses_with(raw, replace_graph_outputs=True)
+            raw.name, end.name = end.name, raw.name
+            raw.shape = end.shape
+        graph.remove(moves, safe=True)
+
+
+def _end(node: ir.Node, moves: Sequence[ir.Node]) -> ir.Value | None:
+    """The product's result after all ``moves``; None if others read one of the steps."""
+    end = node.outputs[0]
+    while True:
+        readers = [u.node for u in end.uses()]
+        moving = [n for n in readers if n in moves]
+        if not moving:
+            return end
+        if len(readers) > 1 or end.is_graph_output():
+            return None
+        end = moving[0].outputs[0]
+
+
+# Nodes that were inserted, other than casts.
+
+
+def _inserted(model: ir.Model) -> Iterator[list[ir.Node]]:
+    """Roundings and multiplications that were inserted: the nodes of each, in order."""
+    roundings: dict[str, list[ir.Node]] = {}
+    scales: list[ir.Node] = []
+    for node in model.graph.all_nodes():
+        label = node.metadata_props.get(ROUNDING)
+        if label is not None:
+            roundings.setdefault(label, []).append(node)
+        if SCALES in node.metadata_props:
+            scales.append(node)
+    yield from roundings.values()
+    yield from ([node] for node in scales)
+
+
+def _take_out(nodes: Sequence[ir.Node]) -> None:
+    """Remove the nodes of one rounding, in order, and constants that only they read.
 
     Their readers read the value before them again, or the numbers that a constant's codes
     stand for. Nodes stay where another tool changed them or reads a value between them.
     """
-    roundings: dict[str, list[ir.Node]] = {}
-    for node in every_node(model.graph):
-        label = node.metadata_props.get(ROUNDING)
-        if label is not None:
-            roundings.setdefault(label, []).append(node)
-    scales = [[n] for n in every_node(model.graph) if SCALES in n.metadata_props]
-    for nodes in (*roundings.values(), *scales):
-        _take_out(nodes)
-
-
-def _take_out(nodes: Sequence[ir.Node]) -> None:
-    """Remove the nodes of one rounding, in order, and constants that only they read."""
     if not (nodes[0].inputs and nodes[-1].outputs):
         return
     graph, source, result = nodes[0].graph, nodes[0].inputs[0], nodes[-1].outputs[0]
@@ -108,14 +205,7 @@ def _take_out(nodes: Sequence[ir.Node]) -> None:
         scalars.append(source)
     result.replace_all_uses_with(kept)
     graph.remove(nodes, safe=True)
-    for value in scalars:
-        home = value.graph
-        if value.uses() or value.is_graph_output() or not isinstance(home, ir.Graph):
-            continue
-        if value.is_initializer():
-            home.initializers.pop(value.name or "")
-            if value in home.inputs:
-                home.inputs.remove(value)
+    drop_unread(scalars)
 
 
 def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
@@ -132,8 +222,40 @@ def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
         return None
     try:
         encoding = read(nodes)
-        encoding.along(tuple(tensor.shape.numpy()))
+        encoding.spread(tuple(tensor.shape.numpy()))
     except ValueError:
         return None
     name = nodes[-1].outputs[0].name or ""
-    return ir.val(name, const_value=DecodedTensor(tensor, encoding, name))
+    return ir.val(name, const_value=ComputedTensor(tensor, encoding.decode, name))
+
+
+# Constants that were adjusted.
+
+
+def _restore_constant(node: ir.Node, key: str, text: str) -> None:
+    """Give the constant that the note ``key`` of ``node`` is of its former numbers back.
+
+    A constant stays if other ops read it, too, or if it does not fit the note. Notes of other
+    things change nothing.
+    """
+    port, _, axis = key.removeprefix(WAS).removeprefix(TIMES).partition(".")
+    index = int(port) if port.isdecimal() else len(node.inputs)
+    value = node.inputs[index] if index < len(node.inputs) else None
+    tensor = None if value is None else constant_tensor(value)
+    if value is None or tensor is None or tensor.dtype != ir.DataType.FLOAT:
+        return
+    if len(value.uses()) != 1:
+        return
+    shape = tensor.shape.numpy()
+    try:
+        if key.startswith(WAS):
+            before = np.frombuffer(base64.b64decode(text, validate=True), STORED)
+            set_constant(value, ir.tensor(before.reshape(shape).astype(np.float32)))
+        else:
+            content = {"node": "", "port": 0, "axis": -int(axis), "exponents": text}
+            what = Adjustment.from_dict(content)
+            if len(shape) >= -what.axis and shape[what.axis] == what.channels:
+                back = replace(what, exponents=tuple(-e for e in what.exponents))
+                set_constant(value, ComputedTensor(tensor, back.of))
+    except (TypeError, ValueError):  # the note was not written by finecast
+        return

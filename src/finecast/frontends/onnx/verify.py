@@ -1,20 +1,30 @@
-"""Checks of a file before anything else reads it: in linear time, with clear errors."""
+"""Checks of files: before anything else reads one, in linear time, and after one was written.
+
+onnx's checker alone would not do for what is read: it crashes on hostile models, and refuses
+some that engines run.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import onnx
 import onnx_ir as ir
 
 from finecast.errors import ModelError
-from finecast.frontends.onnx.skeleton import size_bytes
+from finecast.frontends.onnx import native
+from finecast.frontends.onnx.native import size_bytes
 from finecast.frontends.onnx.types import bodies
 
+G = TypeVar("G", onnx.GraphProto, onnx.FunctionProto)
+
+_DOMAIN: Final = "finecast.ports"
+"""The domain of ops that the checker does not know: it checks nothing of their results."""
 _AGAIN: Final = "check that the file is complete and was exported as ONNX"
 _BESIDE: Final = "put the data file beside the model, unchanged"
 
@@ -102,7 +112,7 @@ def check_dense(model: onnx.ModelProto, path: Path) -> None:
             )
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+def _graphs(graph: G) -> Iterator[G | onnx.GraphProto]:
     """The graph and all bodies of control flow in it."""
     yield graph
     for attribute in (a for node in graph.node for a in node.attribute):
@@ -166,32 +176,16 @@ def _check_made(value: ir.Value, reader: str, path: Path) -> None:
 
 def inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """All tensors but the initializers of the main graph."""
-    yield from _sparse_and_nodes(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    yield from _sparse_and_nodes(graph)
-
-
-def _sparse_and_nodes(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
+    functions = (_graphs(f) for f in model.functions)
+    for graph in chain(_graphs(model.graph), *functions):
+        if isinstance(graph, onnx.GraphProto):
+            yield from graph.initializer if graph is not model.graph else ()
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for attribute in (a for node in graph.node for a in node.attribute):
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from _graph_tensors(attribute.g)
-            for body in attribute.graphs:
-                yield from _graph_tensors(body)
 
 
 def _count(tensor: onnx.TensorProto, path: Path) -> int:
@@ -291,3 +285,86 @@ def _may_read(file: Path, path: Path) -> bool:
 
 def _declares(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
     return ModelError(f"tensor {tensor.name!r} declares {what}", where=str(path), fix=_AGAIN)
+
+
+# Written files.
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
+def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
+    """Run ``onnx.checker`` with strict shape inference over a written file.
+
+    The inputs and outputs in ``shapeless`` need not have a shape, which ONNX asks for.
+
+    Raises:
+        ModelError: If the model is not valid ONNX.
+    """
+    try:
+        with _checkable(path, shapeless) as checked:
+            native.check(checked)
+    except native.PassDiedError as error:
+        raise native.PassDiedError(error.what, where=str(path), fix=error.fix) from error
+    except (native.PassError, OSError) as error:
+        what = first_line(error)
+        fix = "run onnx.checker on the model that was given, and export it again"
+        if what.startswith("Field 'shape' of 'type'"):
+            fix = "give every input and output a shape, with a name for each dynamic dimension"
+        raise ModelError(
+            f"the model is not valid ONNX: {what}", where=str(path), fix=fix
+        ) from error
+
+
+def shapeless_ports(model: ir.Model) -> frozenset[str]:
+    """Names of inputs and outputs that are declared without a shape."""
+    ports = (*model.graph.inputs, *model.graph.outputs)
+    return frozenset(v.name for v in ports if v.name and v.shape is None)
+
+
+@contextmanager
+def _checkable(path: Path, ports: Collection[str]) -> Generator[Path]:
+    """The model at ``path``, or a copy beside it in which no port lacks a shape.
+
+    ONNX asks for a shape. Engines run models without, and none can be made up, as not even
+    the number of dimensions is known.
+
+    In the copy, those of ``ports`` that lack a shape are no ports any more: inputs are results
+    of ops in ``_DOMAIN``, and outputs are left out. It is deleted afterwards.
+    """
+    proto = onnx.load(path, load_external_data=False) if ports else None
+    if proto is None or not _take_out(proto, ports):
+        yield path
+        return
+    beside = path.with_name(f"{path.name}.checked")
+    try:
+        beside.write_bytes(proto.SerializeToString())
+        yield beside
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _take_out(proto: onnx.ModelProto, ports: Collection[str]) -> bool:
+    graph = proto.graph
+    inputs, outputs = (
+        [v for v in values if v.name in ports and _lacks_shape(v)]
+        for values in (graph.input, graph.output)
+    )
+    for value in inputs:
+        graph.value_info.append(value)
+        graph.input.remove(value)
+        made = onnx.helper.make_node("Given", [], [value.name], domain=_DOMAIN)
+        graph.node.insert(0, made)
+    for value in outputs:
+        graph.output.remove(value)
+    if inputs:
+        proto.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
+    return bool(inputs or outputs)
+
+
+def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
+    kind = value.type
+    return kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape")

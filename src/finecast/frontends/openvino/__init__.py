@@ -36,9 +36,9 @@ from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope, conversion_stays
 from finecast.rules.quantized import quantized_notes
+from finecast.rules.user_rules import check_names
 
 if TYPE_CHECKING:
     import openvino

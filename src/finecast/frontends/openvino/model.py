@@ -20,7 +20,7 @@ from finecast.frontends.keras_models import (
     load_keras,
 )
 from finecast.frontends.onnx import model as onnx_model
-from finecast.frontends.onnx.links import without_links
+from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain

@@ -7,11 +7,15 @@ writes too, into kernels on integers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.frontends.openvino.types import label_of, numbers_of
+from finecast.numbers.encodings import packed, unpacked
 from finecast.numbers.scaled import Scaled
 
 if TYPE_CHECKING:
@@ -28,17 +32,58 @@ def fake_quantized(port: openvino.Output, encoding: Scaled) -> openvino.Node:
     return opset13.fake_quantize(port, low, high, low, high, levels)
 
 
-def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> tuple[openvino.Node, ...]:
-    """The ops that store ``array`` as codes and decode them: codes, scale, Convert, Multiply.
+def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> dict[str, openvino.Node]:
+    """The ops that store ``array`` as codes and decode them, by suffixes for their names.
 
-    OpenVINO recognises this form as compressed weights, which its kernels read as codes. The
-    zero point must be 0.
+    ``_back`` is the last one: a Multiply, or with groups a Reshape behind it. OpenVINO
+    recognises this form as compressed weights, which its kernels read as codes. The zero
+    point must be 0.
     """
     from openvino import opset13
 
     if encoding.zero_point:
         raise ValueError("codes of constants are symmetric around 0")
-    codes = opset13.constant(encoding.encode(array))
+    codes = _constant(encoding.encode(array).reshape(encoding.split(array.shape)))
     scale = opset13.constant(encoding.spread(array.shape))
     wide = opset13.convert(codes, "f32")
-    return codes, scale, wide, opset13.multiply(wide, scale)
+    decoded = opset13.multiply(wide, scale)
+    stored = {"": codes, "_scale": scale, "_wide": wide}
+    if encoding.group is None:
+        return stored | {"_back": decoded}
+    shape = opset13.constant(np.array(array.shape, np.int64))
+    whole = opset13.reshape(decoded, shape, special_zero=False)
+    return stored | {"_decoded": decoded, "_shape": shape, "_back": whole}
+
+
+def _constant(codes: NDArray[np.generic]) -> openvino.Node:
+    """A constant of codes, which is copied; numpy has no type for 4 bits, ml_dtypes has."""
+    import openvino
+    from openvino import opset13
+
+    if codes.dtype != ml_dtypes.int4:
+        return opset13.constant(codes)
+    tensor = openvino.Tensor(openvino.Type.i4, openvino.Shape(codes.shape))
+    tensor.data.reshape(-1).view(np.uint8)[...] = packed(codes, 4)
+    return openvino.op.Constant(tensor)
+
+
+def decoded_numbers(op: Any) -> NDArray[np.float32] | None:
+    """The numbers that ``op`` decodes if it is the last of ``stored_codes``; else None."""
+    if op.get_type_name() == "Reshape":
+        shape = tuple(op.get_output_shape(0))
+        inner = decoded_numbers(op.input_value(0).get_node())
+        return None if inner is None else inner.reshape(shape)
+    if op.get_type_name() != "Multiply":
+        return None
+    wide, scale = (value.get_node() for value in op.input_values())
+    codes = wide.input_value(0).get_node() if wide.get_type_name() == "Convert" else None
+    if codes is None or {codes.get_type_name(), scale.get_type_name()} != {"Constant"}:
+        return None
+    return _read(codes).astype(np.float32) * numbers_of(scale).astype(np.float32)
+
+
+def _read(codes: Any) -> NDArray[np.generic]:
+    if label_of(codes.get_element_type()) != "int4":
+        return numbers_of(codes)
+    shape = tuple(codes.get_output_shape(0))
+    return unpacked(codes.data, math.prod(shape)).reshape(shape)

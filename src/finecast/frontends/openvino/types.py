@@ -22,7 +22,7 @@ LABELS: Final = {
     **{
         f"{k}{n}": f"{name}{n}"
         for k, name in (("i", "int"), ("u", "uint"))
-        for n in (8, 16, 32, 64)
+        for n in (4, 8, 16, 32, 64)
     },
 }
 """finecast's labels of the element types that OpenVINO names otherwise."""
@@ -39,7 +39,7 @@ TYPES: Final = {
 HINTED: Final = (Format.BF16, Format.FP16)
 """Formats that OpenVINO has a precision hint for, by the name of its type."""
 
-STATED: Final = (*TYPES, Format.INT8, Format.INT8_WEIGHTS)
+STATED: Final = (*TYPES, *(f for f in Format if f.has_scales))
 """Formats that models can state: element types, and codes with scales."""
 
 FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}
@@ -75,7 +75,7 @@ def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
     import openvino
 
     tensor = openvino.Tensor(element_type(fmt), openvino.Shape(array.shape))
-    bits = f"u{fmt.storage_bytes}"
+    bits = f"u{fmt.dtype.itemsize}"
     tensor.data.view(bits)[...] = np.require(array, requirements="C").view(bits)
     return openvino.op.Constant(tensor)
 

@@ -21,6 +21,7 @@ from finecast.frontends.openvino.changes import (
     unmark,
 )
 from finecast.frontends.openvino.marks import marked, unmark_ops
+from finecast.frontends.openvino.quantization import decoded_numbers
 from finecast.frontends.openvino.restating import take_back
 from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of
 from finecast.numbers.formats import Format
@@ -83,16 +84,10 @@ def _before(op: Any, added: Added, ops: dict[str, Any]) -> openvino.Output | Non
 
 
 def _numbers(op: Any) -> NDArray[np.float32] | None:
-    """The numbers of a Constant, or of a Multiply that decodes a constant's codes."""
+    """The numbers of a Constant, or of the op that decodes a constant's codes."""
     if op.get_type_name() == "Constant":
         return numbers_of(op).astype(np.float32)
-    if op.get_type_name() != "Multiply":
-        return None
-    wide, scale = (value.get_node() for value in op.input_values())
-    codes = wide.input_value(0).get_node() if wide.get_type_name() == "Convert" else None
-    if codes is None or {codes.get_type_name(), scale.get_type_name()} != {"Constant"}:
-        return None
-    return numbers_of(codes).astype(np.float32) * numbers_of(scale).astype(np.float32)
+    return decoded_numbers(op)
 
 
 def _restate(op: Any, kind: str) -> None:

@@ -233,9 +233,10 @@ class _Writer:
     def _stored_codes(self, value: int, encoding: Scaled) -> openvino.Output:
         """A constant stored as codes and decoded to fp32."""
         constant = self.binding.constants[value]
-        *nodes, back = stored_codes(numbers_of(constant), encoding)
+        nodes = stored_codes(numbers_of(constant), encoding)
+        back = nodes.pop("_back")
         base = f"{constant.get_friendly_name()}_{encoding.label}"
-        for node, suffix in zip(nodes, ("", "_scale", "_wide"), strict=True):
+        for suffix, node in nodes.items():
             node.set_friendly_name(self.fresh(f"{base}{suffix}"))
         what = Added(rounds=encoding.label, constant=self._read_as(value))
         return self._added(back, f"{base}_back", what).output(0)

@@ -19,8 +19,8 @@ from finecast.frontends.tensorflow.writer import apply_edits
 from finecast.graph import Dim, Graph
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Policy, Scope, conversion_stays
+from finecast.rules.user_rules import check_names
 
 __all__ = [
     "FrozenModel",

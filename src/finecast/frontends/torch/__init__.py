@@ -28,9 +28,9 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.rules.matching import check_names
 from finecast.rules.override import names_biases
 from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 
 __all__ = [
     "Captured",

@@ -73,7 +73,7 @@ class Adjuster:
     @property
     def _codes(self) -> Format | None:
         """The policy's format whose operands are codes, if there is one."""
-        found = (f for f in self.planner.policy.formats if f.scaled and not f.constants_only)
+        found = (f for f in self.planner.policy.formats if f.needs_ranges)
         return next(found, None)
 
     def _rescaled(self, model: PreparedModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
@@ -111,7 +111,7 @@ class Adjuster:
 
     def _planned(self, plan: Plan, rescaled: _Rescaled) -> Plan:
         """``plan`` with the adjustments of ``rescaled``, and encodings by its facts."""
-        coded = {name for name, f in plan.formats.items() if f.scaled and not f.constants_only}
+        coded = {name for name, f in plan.formats.items() if f.needs_ranges}
         if not coded or not rescaled.steps:
             return plan
         results = {f for f in plan.formats.values() if codes_results(self.planner.engine, f)}
@@ -155,7 +155,7 @@ def _corrected(model: PreparedModel, plan: Plan, batches: Iterable[Feeds]) -> Pl
     """``plan`` with biases corrected by the mean errors on ``batches``."""
     graph = model.graph
     ids = {n.name: n.id for n in graph.nodes}
-    formats = {ids[n]: f for n, f in plan.formats.items() if f.scaled}
+    formats = {ids[n]: f for n, f in plan.formats.items() if f.has_scales}
     encodings = {ids[n]: e for n, e in plan.encodings.items()}
     places = biases(graph, formats)
     if not places:

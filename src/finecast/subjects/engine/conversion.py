@@ -211,7 +211,7 @@ class Converter:
         If no feeds can be made to run the model, it is unchanged.
         """
         engine = self.engines[0]
-        if not any(f.scaled and fuses(engine.name, f) for f in planner.policy.formats):
+        if not any(f.has_scales and fuses(engine.name, f) for f in planner.policy.formats):
             return planner
         self.feeds.check(self.source.input_shapes)
         feeds = self.feeds.make(engine.load(self.source.loadable))
@@ -318,7 +318,7 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
 def _grown(done: Conversion, used: Collection[Format]) -> tuple[str, ...]:
     """A warning if a format of constants alone leaves a file no smaller."""
     before, after = done.size_bytes
-    named = [fmt.label for fmt in used if fmt.constants_only]
+    named = [fmt.label for fmt in used if not fmt.encodes_values]
     if not named or after < before:
         return ()
     sizes = f"{before} bytes before, {after} after"

@@ -36,7 +36,7 @@ def quantized_mismatch(
 ) -> str:
     """A note if ``engine`` computes a model that came quantized wrongly; else empty.
 
-    OpenVINO 2026.4 does so with convolutions of signed codes on CPUs without AMX.
+    OpenVINO does so with convolutions of signed codes (``openvino-signed-codes``).
 
     Args:
         graph: The model's graph.
@@ -63,7 +63,7 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
     Raises:
         UsageError: If there are none.
     """
-    for fmt in (f for f in policy.formats if f.scaled and not f.constants_only):
+    for fmt in (f for f in policy.formats if f.needs_ranges):
         if not data:
             raise UsageError(
                 f"{fmt.label} needs the ranges of the model's values, and there is no data",
@@ -81,7 +81,7 @@ def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds)
     Raises:
         EngineError: If the engine cannot run the lowest plan.
     """
-    for fmt in (f for f in planner.policy.formats if f.scaled and fuses(engine.name, f)):
+    for fmt in (f for f in planner.policy.formats if f.has_scales and fuses(engine.name, f)):
         for _ in range(_MOST_TURNS):
             plan = planner.lowest(fmt)
             failed = unfused(engine, plan, source.build(plan).applied, feeds)
@@ -100,7 +100,7 @@ def unfused(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> 
     planned = {
         name: fmt
         for name, fmt in plan.formats.items()
-        if fmt.scaled and fuses(engine.name, fmt)
+        if fmt.has_scales and fuses(engine.name, fmt)
     }
     if not planned:
         return {}

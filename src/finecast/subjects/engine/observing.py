@@ -11,8 +11,7 @@ from finecast.engines.base import Feeds, outputs_of_calls
 from finecast.engines.loading import exact_session
 from finecast.frontends.prepared import PreparedModel
 from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
-from finecast.rules.channels import ChannelFacts
-from finecast.rules.facts import ValueFacts, merge
+from finecast.rules.facts import ChannelFacts, ValueFacts, merge
 
 # The assumed size of a value of unknown shape, until one of them was seen.
 _GUESSED_BYTES: Final = 4 << 20

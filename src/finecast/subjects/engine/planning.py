@@ -121,8 +121,8 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             )
         if fmt not in prepared.states:
             _refuse(fmt, prepared)
-        if fmt.scaled and device is None and not engine.capability(fmt).runs:
-            needs = "" if fmt.constants_only else " on a CPU with integer products (VNNI)"
+        if fmt.has_scales and device is None and not engine.capability(fmt).runs:
+            needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
@@ -132,7 +132,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
 
 def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
     """Raise the error for a format that a model of this library cannot state."""
-    if fmt.scaled:
+    if fmt.has_scales:
         raise UsageError(
             f"{fmt.label} is planned for models of ONNX and OpenVINO, and this is one of"
             f" {prepared.library}",

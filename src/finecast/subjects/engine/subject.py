@@ -13,7 +13,7 @@ from typing import Final
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
-from finecast.engines.integers import FUSIONS, fuses
+from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
@@ -71,7 +71,7 @@ class EngineSubject(Subject):
     def formats(self) -> tuple[Format, ...]:
         """bf16, and formats of codes that the engine has kernels for and models can state."""
         name, states = self.engine.name, self._plain.states
-        return (Format.BF16, *(f for f in FUSIONS if fuses(name, f) and f in states))
+        return (Format.BF16, *(f for f in tried_unnamed(name) if f in states))
 
     @property
     def runner(self) -> str:

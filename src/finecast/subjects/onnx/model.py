@@ -13,7 +13,7 @@ from finecast.engines.base import Engine, Session
 from finecast.engines.emulator import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
-from finecast.frontends.onnx.versions import stated_for_engines
+from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.pipeline.artefact import Destination, Verified

@@ -55,7 +55,7 @@ class OnnxProgram(EngineProgram[NativeSource[OnnxFile, Prepared], Prepared]):
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
         if len(low) <= 1:
-            coded = {d.node: d.encodings for d in plan.decisions if d.format.scaled}
+            coded = {d.node: d.encodings for d in plan.decisions if d.format.has_scales}
             emulation = replace(
                 emulation,
                 format=next(iter(low), emulation.format),

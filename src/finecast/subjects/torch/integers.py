@@ -153,7 +153,7 @@ def coded_sensitivities(
     """
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
-    points = points_of(planner, units, {f: () for f in formats if f.scaled})
+    points = points_of(planner, units, {f: () for f in formats if f.has_scales})
     found = probe_sensitivity(planner, prepared, points, lambda _: feeds, counted, progress)
     return {fmt: (where, found[fmt]) for fmt, where in points.items()}
 

@@ -167,6 +167,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     Attributes:
         given: Example arguments of a module in memory; None for those of the program.
         rule_set: Which rules judge its ops.
+        calibration: Feeds by whose ranges scales are chosen; empty for the examples.
     """
 
     library: ClassVar[str] = "PyTorch"
@@ -175,6 +176,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     given: Arguments | None = None
     rule_set: RuleSet = RuleSet.FINECAST
+    calibration: Sequence[Feeds] = ()
     signature: ProgramSignature = field(init=False)
 
     def __post_init__(self) -> None:
@@ -254,8 +256,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
     ) -> Sequence[Feeds]:
         """The user's batches; without them the examples, for scales and for devices."""
-        needed = options.device is not None or any(f.scaled for f in policy.formats)
-        return batches or ([self.examples] if needed else ())
+        needed = options.device is not None or any(f.has_scales for f in policy.formats)
+        return batches or ((self.calibration or [self.examples]) if needed else ())
 
     def converter(
         self,

@@ -39,11 +39,11 @@ from finecast.planning.sensitivity import Sensitivity, joined
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
+from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, check_overrides
 from finecast.rules.policy import Policy
 from finecast.rules.raf import raf_rules
-from finecast.rules.reason import Reason
 from finecast.rules.training import TRAINING_RULES
 from finecast.subjects.engine.planning import make_planner
 

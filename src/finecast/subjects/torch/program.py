@@ -32,8 +32,8 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.rules.facts import ValueFacts, facts_in
-from finecast.rules.matching import check_names
 from finecast.rules.policy import Scope
+from finecast.rules.user_rules import check_names
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.torch.planning import analysis_of, points_of, sensitivities
 

@@ -277,7 +277,7 @@ class TorchExamined(EngineExamined):
         errors = sensitivities(
             captured,
             points,
-            [f for f in planner.policy.formats if not f.scaled],
+            [f for f in planner.policy.formats if not f.has_scales],
             subject.leaves(self.workload),
             probing=subject.options.probing,
             counted=exact.counted,

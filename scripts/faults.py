@@ -1,0 +1,41 @@
+"""Write ``docs/faults.md``: the table of ``finecast.faults`` for readers.
+
+python scripts/faults.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finecast.faults import KnownFault, known_faults
+
+DOCS = Path(__file__).parent.parent / "docs"
+HEAD = """# Faults of engines
+
+What engines and libraries are known to compute wrongly, and finecast keeps models from
+meeting. Each row has the last release that was seen to have the fault, where it is reported,
+and, in the table in the source, the test that fails once a release is right. Reports under
+`upstream/` are texts for the engine's project, each with a script that shows the fault.
+Written by `python scripts/faults.py` from `src/finecast/faults.csv`.
+
+| fault | seen in | what is wrong | report |
+| --- | --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    return HEAD + "".join(map(_row, known_faults().values()))
+
+
+def _row(fault: KnownFault) -> str:
+    link = fault.upstream.removeprefix("docs/")
+    label = link.partition("github.com/")[2] or link
+    seen = f"{fault.engine} {fault.seen}" + (
+        f", mended in {fault.mended}" * bool(fault.mended)
+    )
+    return f"| `{fault.name}` | {seen} | {fault.fault} | [{label}]({link}) |\n"
+
+
+if __name__ == "__main__":
+    (DOCS / "faults.md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,71 @@
+"""Formats that an op's definition admits, and that the engine has a right kernel for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from finecast.graph import Node
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.ops.einsum import as_product
+from finecast.rules.base import KEEP, Context, Rule, Ruling, only
+
+
+def _judge_definition(node: Node, context: Context) -> Ruling | None:
+    """The formats that the op's definition admits at the model's opset; other types stay."""
+    own = node.format
+    if own is None:
+        return None
+    if own is not Format.FP32:
+        return Ruling(permits=only(own), text=f"already {own.label} in the model; kept")
+    permits = (node.admits | only(own)) & frozenset({own, context.low})
+    if not context.low.encodes_results:
+        # An op that only moves numbers gains nothing from rounded operands, unless they are
+        # constants, which are stored smaller.
+        rounds = not context.low.encodes_values or not by_name(node.op).exact
+        around = context.low in context.casts_around and rounds
+        permits = frozenset({own, context.low}) if around else only(own)
+    if context.low in permits:
+        return None
+    text = f"{node.native} has no {context.low.label} in its definition"
+    if not context.low.encodes_results and context.low not in context.casts_around:
+        text += ", and the model's opset has no op that rounds to it"
+    return Ruling(permits=permits, text=text)
+
+
+DEFINITION = Rule(name="definition", judge=_judge_definition, hard=True)
+
+
+_NO_EINSUM: Final = "onnx::Einsum has no bf16 in its definition"
+
+
+def _judge_einsum(node: Node, context: Context) -> Ruling | None:
+    """ONNX defines no Einsum in bf16, so it has to be one that can be written as a MatMul."""
+    if node.native != "onnx::Einsum" or context.low is not Format.BF16:
+        return None
+    if context.policy.keep_ops:
+        return Ruling(permits=KEEP, text=f"{_NO_EINSUM}, and ops are to be kept as they are")
+    try:
+        as_product(str(node.attributes.get("equation", "")))
+    except ValueError as error:
+        return Ruling(permits=KEEP, text=f"{_NO_EINSUM}, and it is no MatMul: {error}")
+    return None
+
+
+EINSUM: Final = Rule(name="einsum", judge=_judge_einsum, hard=True)
+
+
+def _judge_kernel(node: Node, context: Context) -> Ruling | None:
+    """The engine has to have a kernel for the op in the format, and no known fault in it."""
+    fault = context.faults.get(context.low, {}).get(node.id)
+    if fault:
+        return Ruling(permits=KEEP, text=fault)
+    if fault is None and context.kernels(node, context.low) is not False:
+        return None
+    return Ruling(
+        permits=KEEP,
+        text=f"{context.engine} has no working {context.low.label} kernel for {node.native}",
+    )
+
+
+KERNEL = Rule(name="kernel", judge=_judge_kernel, hard=True)
