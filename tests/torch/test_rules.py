@@ -27,7 +27,7 @@ from finecast.rules import NodeView
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy
 from finecast.rules.raf import never, propagate
-from finecast.subjects.torch.planning import RuleSet, planner_of
+from finecast.subjects.torch.planning import Judging, RuleSet, planner_of
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -205,7 +205,7 @@ def test_batch_norm_in_inference_is_low_with_statistics_in_fp32() -> None:
     graph = frontend.capture(net, (torch.randn(2, 3, 4, 4),)).graph
     (norm,) = [n for n in graph.nodes if n.op == "batch_norm"]
     assert propagate(graph, Format.FP16)[norm.id] is Format.FP16
-    assert [v.name for v in graph.following_inputs(norm)] == ["input_1"]
+    assert [v.name for v in graph.following_inputs(norm)] == ["input"]
 
 
 def test_batch_norm_in_training_is_low_with_statistics_in_fp32() -> None:
@@ -287,7 +287,7 @@ def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
         captured = frontend.capture(body, (x,))
         prepared = TorchPrepared(graph=captured.graph, captured=captured)
         chosen = RuleSet.parse(rule_set)
-        planner = planner_of(prepared, policy, TorchEngine(), rule_set=chosen)
+        planner = planner_of(prepared, policy, TorchEngine(), Judging(rule_set=chosen))
     decisions = planner.lowest().decisions
     return {name: d.format.label for d in decisions for name in (d.op, d.node)}
 

@@ -30,6 +30,7 @@ from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.planning import (
+    Judging,
     RuleSet,
     analysis_of,
     as_autocast,
@@ -204,14 +205,12 @@ class Backend:
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:
             self.coverage.planned_flops += graph_flops(graph, shapes)
-        planner = planner_of(
-            TorchPrepared(graph=graph, of=CASTS),
-            policy,
-            engine,
+        how = Judging(
             user_rules=self.user_rules,
             rule_set=self.rule_set,
             overrides=self.overrides_held(),
         )
+        planner = planner_of(TorchPrepared(graph=graph, of=CASTS), policy, engine, how)
         if self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
             plan = planner.lowest()
         else:

@@ -27,7 +27,7 @@ from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
-from finecast.rules.override import Overrides, active, check_overrides
+from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.by_hint import check_by_hint
 from finecast.subjects.engine.native import Source
@@ -45,48 +45,75 @@ def make_planner(
     user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
     measured: bool = False,
     broken: Mapping[str, str] | None = None,
-    judges: Sequence[rules.Rule] = rules.RULES,
-    overrides: Overrides | None = None,
 ) -> Planner:
-    """Let the rules judge every op.
+    """Let the rules judge every op, among them overrides that are active around the caller.
 
-    Args:
-        prepared: The model.
-        policy: The user's request.
-        engine: The engine that plans are made for.
-        facts: Facts of values.
-        user_rules: The user's rule functions by name.
-        measured: Whether errors will be measured.
-        broken: Reasons why ops, by name, stay in fp32: the engine computes them wrongly.
-        judges: The rules.
-        overrides: Overrides, some of which may be for other graphs; None for those that are
-            active around the caller, which have to be for ops of this graph.
+    ``broken`` has reasons why ops, by name, stay in fp32: the engine computes them wrongly.
 
     Raises:
         RuleConflictError: If they leave an op no format.
         UsageError: If the model cannot state a format, or an override names no op of it.
     """
+    check_overrides(prepared.graph)
+    context = context_of(
+        prepared,
+        policy,
+        engine,
+        facts=facts,
+        user_rules=(*user_rules, *active()),
+        measured=measured,
+        broken=broken,
+    )
+    return planner_in(context, prepared, engine)
+
+
+def context_of(
+    prepared: PreparedModel,
+    policy: Policy,
+    engine: Engine,
+    *,
+    facts: Mapping[int, ValueFacts] | None,
+    user_rules: tuple[tuple[str, rules.UserRule], ...],
+    measured: bool,
+    broken: Mapping[str, str] | None,
+) -> Context:
+    """What rules judge ops by; the arguments are those of ``make_planner``.
+
+    Raises:
+        UsageError: If the model cannot state a format of the policy.
+    """
     check_stated(policy, engine, prepared)
-    if overrides is None:
-        check_overrides(prepared.graph)
     known = faults(engine.name, engine.device, prepared.graph, policy.formats)
     told = broken or {}
     wrong = {n.id: told[n.name] for n in prepared.graph.nodes if n.name in told}
-    context = Context(
+    return Context(
         graph=prepared.graph,
         policy=policy,
         facts=facts or {},
         kernels=engine.has_kernel,
         engine=engine.label,
         faults={fmt: {**here, **wrong} for fmt, here in known.items()},
-        user_rules=(*user_rules, *active(overrides)),
+        user_rules=user_rules,
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
         coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
     )
+
+
+def planner_in(
+    context: Context,
+    prepared: PreparedModel,
+    engine: Engine,
+    judges: Sequence[rules.Rule] = rules.RULES,
+) -> Planner:
+    """The planner once ``judges`` have judged every op.
+
+    Raises:
+        RuleConflictError: If they leave an op no format.
+    """
     return Planner(
         graph=prepared.graph,
-        policy=policy,
+        policy=context.policy,
         permissions=rules.permit(context, judges),
         engine=engine.name,
         opset=prepared.minimal_opset,

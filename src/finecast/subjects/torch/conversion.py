@@ -25,6 +25,7 @@ from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.conversion import Converter, Request
 from finecast.subjects.torch.integers import HOW_TO_RUN, check_device, with_codes
 from finecast.subjects.torch.planning import (
+    Judging,
     analysis_of,
     choose,
     compiled_cost,
@@ -58,6 +59,11 @@ class TorchConverter(Converter):
     def convert(self, policy: Policy, **options: Any) -> Conversion:
         """As ``Converter.convert``."""
         if uses_codes(policy):
+            if policy.scope is Scope.AUTO and options.get("target") is None:
+                raise UsageError(
+                    f"policy {policy.label}: what is converted by it is measured, op by op",
+                    fix='use tune, or "matmult:int8" for all products',
+                )
             self.progress("observe", 0, 1)
         done = Converter.convert(self, policy, **options)
         return replace(done, warnings=(*done.warnings, *self.told))
@@ -71,18 +77,20 @@ class TorchConverter(Converter):
             return Converter._planner(self, prepared, request, facts)
         assert isinstance(prepared, TorchPrepared)
         if uses_codes(policy):
-            _check_codes(policy, self._device(prepared))
+            check_device(policy, self._device(prepared))
 
         planner = judged(
             prepared,
             policy,
             engine,
             self.leaves,
-            facts=facts,
-            user_rules=request.user_rules,
-            measured=policy.scope is Scope.AUTO,
-            broken=request.broken,
-            rule_set=self.model.rule_set,
+            Judging(
+                facts=facts,
+                user_rules=request.user_rules,
+                measured=policy.scope is Scope.AUTO,
+                broken=request.broken,
+                rule_set=self.model.rule_set,
+            ),
         )
         if not uses_codes(policy):
             return planner
@@ -142,13 +150,3 @@ def slow_formats(plan: Plan, engine: TorchEngine) -> list[str]:
     """Notes on formats of a plan that gain nothing here."""
     speeds = (speed_of(engine, fmt) for fmt in plan.low_formats if not fmt.has_scales)
     return [f"{s.text}: the model is smaller, not faster" for s in speeds if not s.gains]
-
-
-def _check_codes(policy: Policy, device: str) -> None:
-    """Raise UsageError for a policy that cannot be converted to int8 without measuring."""
-    if policy.scope is Scope.AUTO:
-        raise UsageError(
-            f"policy {policy.label}: what is converted by it is measured, op by op",
-            fix='use tune, or "matmult:int8" for all products',
-        )
-    check_device(policy, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from finecast import rules
+from finecast.engines.base import Engine
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.autocast import autocast_formats, saved_ops
 from finecast.engines.torch.costs import CompiledCost
@@ -41,11 +42,11 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
-from finecast.rules.override import Overrides, check_overrides
+from finecast.rules.override import Overrides, active, check_overrides
 from finecast.rules.policy import Policy
 from finecast.rules.raf import raf_rules
 from finecast.rules.training import TRAINING_RULES
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import context_of, planner_in
 
 # By format whose ops read codes: where plans round to it, and the errors of that.
 Sensitivities = Mapping[Format, tuple[RoundingPoints, Sensitivity]]
@@ -72,38 +73,61 @@ class RuleSet(Enum):
         return look_up(name, {r.value: r for r in cls}, what="rule set", where="rule_set")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How ops are judged.
+
+    Attributes:
+        facts: Facts of values.
+        user_rules: The user's rule functions by name.
+        measured: Whether errors will be measured.
+        broken: Reasons why ops, by name, stay in fp32.
+        rule_set: Which rules judge ops.
+        overrides: Overrides, some of which may be for other graphs; None for those that are
+            active around the caller, which have to be for ops of this graph.
+    """
+
+    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    user_rules: Sequence[tuple[str, UserRule]] = ()
+    measured: bool = False
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
+    rule_set: RuleSet = RuleSet.FINECAST
+    overrides: Overrides | None = None
+
+
+_USUAL: Final = Judging()
+
+
 def planner_of(
-    prepared: TorchPrepared,
-    policy: Policy,
-    engine: TorchEngine,
-    *,
-    facts: Mapping[int, ValueFacts] | None = None,
-    user_rules: Sequence[tuple[str, UserRule]] = (),
-    measured: bool = False,
-    broken: Mapping[str, str] | None = None,
-    rule_set: RuleSet = RuleSet.FINECAST,
-    overrides: Overrides | None = None,
+    prepared: TorchPrepared, policy: Policy, engine: Engine, how: Judging = _USUAL
 ) -> Planner:
-    """Let the rules of a set judge every op; the arguments are those of ``make_planner``."""
-    judges: Sequence[rules.Rule] = rules.RULES
-    if overrides is None:
-        check_overrides(prepared.graph)
-    if rule_set is RuleSet.TRAINING:
-        judges = TRAINING_RULES
-    elif rule_set is RuleSet.RAF:
-        # RAF's rules are of another kind: they apply overrides themselves.
-        judges, overrides = raf_rules(prepared.graph, _only_format(policy), overrides), {}
-    return make_planner(
+    """Let the rules of a set judge every op.
+
+    Raises:
+        RuleConflictError: If they leave an op no format.
+        UsageError: If the graph cannot state a format, or an override names no op of it.
+        ModelError: If RAF's lists lack an op.
+    """
+    graph = prepared.graph
+    if how.overrides is None:
+        check_overrides(graph)
+    # RAF's rules are of another kind: they apply overrides themselves.
+    raf = how.rule_set is RuleSet.RAF
+    context = context_of(
         prepared,
         policy,
         engine,
-        facts=facts,
-        user_rules=tuple(user_rules),
-        measured=measured,
-        broken=broken,
-        judges=judges,
-        overrides=overrides,
+        facts=how.facts,
+        user_rules=(*how.user_rules, *(() if raf else active(how.overrides))),
+        measured=how.measured,
+        broken=how.broken,
     )
+    if raf:
+        return planner_in(
+            context, prepared, engine, raf_rules(graph, _only_format(policy), how.overrides)
+        )
+    training = how.rule_set is RuleSet.TRAINING
+    return planner_in(context, prepared, engine, TRAINING_RULES if training else rules.RULES)
 
 
 def judged(
@@ -111,12 +135,11 @@ def judged(
     policy: Policy,
     engine: TorchEngine,
     leaves: Sequence[Any],
-    **options: Any,
+    how: Judging,
 ) -> Planner:
     """The planner, once no op has a low format in which its kernel is missing or wrong here.
 
-    Ops are judged again until the lowest plan, run on ``leaves``, needs no such kernel. The
-    ``options`` are those of ``planner_of``.
+    Ops are judged again until the lowest plan, run on ``leaves``, needs no such kernel.
 
     Raises:
         ModelError: If the module does not run on ``leaves``, or not with the formats that the
@@ -125,7 +148,7 @@ def judged(
     captured = prepared.captured
     assert captured is not None
     while True:
-        planner = planner_of(prepared, policy, engine, **options)
+        planner = planner_of(prepared, policy, engine, how)
         lowest = applied(captured, planner.lowest()).model
         try:
             missing = missing_kernels(lowest, leaves)

@@ -43,6 +43,7 @@ from finecast.subjects.torch.integers import (
     with_codes,
 )
 from finecast.subjects.torch.planning import (
+    Judging,
     analysis_of,
     compiled_cost,
     device_of,
@@ -164,10 +165,12 @@ class TorchSubject(EngineSubject):
             policy,
             self.engine,
             leaves,
-            facts=facts,
-            user_rules=user_rules,
-            measured=True,
-            rule_set=self.model.rule_set,
+            Judging(
+                facts=facts,
+                user_rules=user_rules,
+                measured=True,
+                rule_set=self.model.rule_set,
+            ),
         )
         if self._frozen:
             self.tell(*uncalibrated(planner.graph, policy.formats, facts), FROZEN_TIMES)
