@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import finecast  # noqa: E402
-import finecast.torch as ft  # noqa: E402
-from finecast.cli import main  # noqa: E402
-from finecast.errors import ModelError, UsageError, WrongNumbersError  # noqa: E402
-from finecast.numbers.formats import Format  # noqa: E402
-from finecast.pipeline.sources import DataOptions  # noqa: E402
-from finecast.rules.policy import DEFAULT_POLICY, Policy  # noqa: E402
-from tests.torch.planned import plan_of  # noqa: E402
+import finecast
+import finecast.torch as ft
+from finecast.cli import main
+from finecast.errors import ModelError, UsageError, WrongNumbersError
+from finecast.numbers.formats import Format
+from finecast.pipeline.sources import DataOptions
+from finecast.rules.policy import DEFAULT_POLICY, Policy
+from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -200,6 +200,7 @@ class CopySession(Session):
         given = [spec for spec in self.signature.outputs if spec is not None]
         named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in one.outputs or ()]
         self.outputs = given if one.outputs is None else named
+        assert isinstance(one.module, GraphModule)
         self.interpreter = Isolated(one.module)
 
     def run(self, feeds: Feeds) -> dict[str, Array]:

@@ -98,6 +98,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Write the model of a plan, verified as a converted one is."""
         source = self.source_for(plan)
+        assert isinstance(source, EngineModel)
         crashes: list[str] = []
         engines, batches = self._verifiers(options, crashes), batches_of(source, options)
         done = source.converter(output, engines, batches, options).replay(plan)

@@ -96,7 +96,7 @@ class TuneOptions:
 class TorchSubject(EngineSubject):
     """A PyTorch module to tune; ``options`` say how plans are tried."""
 
-    model: TorchModel
+    model: TorchModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
     options: TuneOptions = TuneOptions()
     _frozen: bool = field(default=False, init=False)
     _run: Callable[..., Any] | None = field(default=None, init=False)
