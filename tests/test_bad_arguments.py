@@ -16,6 +16,7 @@ from onnx import parser
 import finecast
 from finecast.engines import installed
 from finecast.errors import ExitCode, ModelError, UsageError
+from finecast.subjects import plan_beside
 
 NET = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[n, 4] x) => (float[n, 4] y)
@@ -145,11 +146,23 @@ def test_labels_that_are_dates(net: Path) -> None:
         finecast.tune(net, data=data, metric="top1")
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".PTH", ".safetensors"])
-def test_an_output_named_as_another_format(suffix: str, net: Path) -> None:
+@pytest.mark.parametrize("suffix", [".pt", ".PTH", ".safetensors", ".txt", ""])
+def test_an_output_named_as_no_format_that_is_written(suffix: str, net: Path) -> None:
     with pytest.raises(UsageError, match=r"name it .*low\.onnx"):
         finecast.convert(net, net.with_name(f"low{suffix}"), "all:bf16")
     assert [p.name for p in net.parent.iterdir()] == ["net.onnx"]
+
+
+def test_models_of_one_stem_have_plans_of_their_own() -> None:
+    outputs = ["m", "m.onnx", "m.xml", "m.pt2", "m.v1", "m.v1.onnx"]
+    assert [plan_beside(Path("to", name)).name for name in outputs] == [
+        "m.saved_model.plan.json",
+        "m.plan.json",
+        "m.xml.plan.json",
+        "m.pt2.plan.json",
+        "m.v1.saved_model.plan.json",
+        "m.v1.plan.json",
+    ]
 
 
 @pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")

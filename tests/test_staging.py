@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +91,45 @@ def test_commands_remove_it_and_say_so(tmp_path: Path) -> None:
     done = finecast.convert(elsewhere / "m.onnx", tmp_path / "low.onnx", "all:bf16")
     assert any(f"which process {process.pid} left" in text for text in done.warnings)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "low.onnx"]
+
+
+HOLDS = """
+import sys
+import onnx
+from finecast.frontends import onnx as frontend
+held = frontend.from_model(onnx.load(sys.argv[1]))
+print(held.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_model_in_memory_leaves_nothing_once_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command removes it, wherever it writes."""
+    net, temporary = tmp_path / "net.onnx", tmp_path / "temporary"
+    onnx.save(parse("g (float[N] x) => (float[N] y) { y = Relu (x) }"), net)
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(net)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        held = Path(process.stdout.readline().strip())
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        assert finecast.convert(net, None, "all:bf16", verify=False).warnings == ()
+        assert held.is_file()  # its process lives
+        process.kill()
+    done = finecast.convert(onnx.load(net), None, "all:bf16", verify=False)
+    assert any(f"which process {process.pid} left" in text for text in done.warnings)
+    assert not held.exists()
+    del done
+    gc.collect()
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.parametrize("owner", [b"", b"no number", b"\xff\xfe"])

@@ -24,7 +24,7 @@ from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.arguments import checked
-from finecast.pipeline.artefact import Destination, plan_beside
+from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
@@ -40,7 +40,13 @@ from finecast.progress import Progress, reporting
 from finecast.rules import UserRule
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.rules.user_rules import without_opinion
-from finecast.subjects import check_output_name, check_written, opened, written_with
+from finecast.subjects import (
+    check_output_name,
+    check_written,
+    opened,
+    plan_beside,
+    written_with,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -210,12 +216,13 @@ def tune(
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
     Its plan is written to ``plan_out``, by default beside ``output``: ``m.plan.json`` for
-    ``m.onnx``, else the whole name with ``.plan.json``, as ``m.pt2.plan.json``. Nothing is
-    written where the verdict is UNCHANGED. ``data`` and ``calib`` are an npz file, arrays by
-    name, or batches that can be iterated again and again, such as a DataLoader; ``calib`` may
-    also be a function that yields feeds. ``objective`` is what to minimise: "latency", time
-    under load ("throughput"), or bytes ("size", "memory"). ``of`` names the output that the
-    metric and the error are of; of several the worst counts. By default it is the worst of all
+    ``m.onnx``, ``m.pt2.plan.json`` for ``m.pt2``, ``m.saved_model.plan.json`` for a folder
+    ``m``. Nothing is written where the verdict is UNCHANGED.
+    ``data`` and ``calib`` are an npz file, arrays by name, or batches that can be iterated
+    again and again, such as a DataLoader; ``calib`` may also be a function that yields feeds.
+    ``objective`` is what to minimise: "latency", time under load ("throughput"), or
+    bytes ("size", "memory"). ``of`` names the output that the metric and the error are of; of
+    several the worst counts. By default it is the worst of all
     for a metric of distance and for the error, else the first; outputs that copy an input do
     not count. With a ``target`` accuracy is emulated and times are modelled. Trials are kept
     in ``study``; ``resume`` uses those of the same model, data, code and baseline, and

@@ -42,6 +42,7 @@ SCORE = (
         ("return 0.9", ExitCode.USER_CODE, "never ran the model"),
         ("return run({'x': X}) and 1 / np.float64(0)", ExitCode.USER_CODE, "inf for the fp32"),
         ("return run({'x': X}) and next(COUNT)", ExitCode.USER_CODE, "the same outputs"),
+        ("return run({'x': X}) and 0.9", ExitCode.USER_CODE, "whatever the outputs are"),
     ],
 )
 @pytest.mark.parametrize("place", ["--eval", "--calib", "--rules", "import"])
@@ -104,7 +105,7 @@ def test_one_import_of_a_file_that_is_named_thrice(
     mine = tmp_path / "mine.py"
     mine.write_text(
         SCORE + f"with open({str(tmp_path / 'imports')!r}, 'a') as file: file.write('x')\n"
-        "def score(run): run({'x': X}); return 1.0\n"
+        "def score(run): return float(next(iter(run({'x': X}).values())).sum())\n"
         "def feeds(): yield {'x': X}\n"
         "def rule(node): return 'fp32'\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -41,18 +42,20 @@ class Counting(Session):
         return dict(feeds)
 
 
-def one(rows: int, value: float = 0.0) -> Feeds:
+def one(rows: int, value: float = 1.0) -> Feeds:
     return {"x": np.full((rows, 2), value, np.float32)}
 
 
 def evaluating(*passes: Sequence[Feeds]) -> FunctionWorkload:
-    """A user's function that runs other feeds at each call, and at last the same ones."""
+    """A user's function that runs other feeds at each call, and at last the same ones.
+
+    Its number is 1 if the model gives back what it is fed.
+    """
     waiting = iter(passes)
 
     def function(run: Run) -> float:
-        for feeds in next(waiting, passes[-1]):
-            run(feeds)
-        return 1.0
+        calls = [(feeds, run(feeds)) for feeds in next(waiting, passes[-1])]
+        return float(all(np.array_equal(got["x"], feeds["x"]) for feeds, got in calls))
 
     return FunctionWorkload(function=function, name="mine")
 
@@ -187,7 +190,7 @@ def test_the_baseline_is_judged_twice_and_run_once() -> None:
     workload = FunctionWorkload(function=function, name="mine")
     session: Any = Counting()
     assert workload.evaluate(session, None) == 12.0
-    assert calls == [12.0, 12.0]
+    assert calls == [12.0, 12.0, -12.0]  # the last on negated outputs: the number follows them
     assert session.runs == 2
     workload.evaluate(session, session)
     assert session.runs == 4
@@ -212,6 +215,56 @@ def test_a_baseline_of_infinity_is_refused(value: float) -> None:
         workload.evaluate(session, None)
     # Another model's loss may be infinite: it misses the criterion.
     assert workload.evaluate(session, session) == value
+
+
+def test_a_metric_that_looks_at_no_output_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def function(run: Run) -> float:
+        sys.stdout.write("seen\n")
+        run(one(2))
+        return 0.9
+
+    session: Any = Session()
+    workload = FunctionWorkload(function=function, name="mine")
+    with pytest.raises(UserCodeError, match=r"returns 0\.9 whatever the outputs are"):
+        workload.evaluate(session, None)
+    assert session.runs == 1
+    assert capsys.readouterr().out == "seen\n" * 2
+
+
+def _first_class(run: Run) -> float:
+    """Right if the first is the largest: so it is in zeros, but not in the negatives."""
+    scores = run({"x": np.array([[2.0, 1.0]], np.float32)})["x"]
+    return float(scores.argmax() == 0)
+
+
+def _never_right(run: Run) -> float:
+    """Wrong, and of zeros right."""
+    scores = run({"x": np.array([[-1.0, 1.0, -1.0]], np.float32)})["x"]
+    return float((scores == 0).all())
+
+
+def _until_the_end(run: Run) -> float:
+    """Steps whose number depends on the outputs: with others it might never end."""
+    steps, value = 0, 3.0
+    while value > 0:
+        value = float(run({"x": np.array([value], np.float32)})["x"][0]) - 1
+        steps += 1
+    return float(steps)
+
+
+def _picky(run: Run) -> float:
+    """The same for all outputs that it takes."""
+    assert run(one(1, 5.0))["x"].min() > 0
+    return 1.0
+
+
+@pytest.mark.parametrize("function", [_first_class, _never_right, _until_the_end, _picky])
+def test_a_metric_that_may_look_at_outputs_is_taken(function: Any) -> None:
+    session: Any = Session()
+    FunctionWorkload(function=function, name="mine").evaluate(session, None)
+    assert session.runs == (3 if function is _until_the_end else 1)
 
 
 @pytest.mark.parametrize("unlike", ["in what it returns", "in what it runs"])

@@ -260,10 +260,14 @@ def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
     frontend: Frontend, net: Path, low: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, before = frontend.state_times(monkeypatch), files_of(net)
-    scores = iter([1.0, 1.0])  # of fp32, whose outputs are judged twice
+    scores, first = iter([1.0, 1.0]), list[Array]()  # fp32's outputs are judged twice
 
     def evaluate(run: Run) -> float:
-        run({"x": X})
+        (y,) = run({"x": X}).values()
+        first.append(y)
+        assert not np.array_equal(
+            y, -first[0]
+        )  # other outputs than the model's are not judged
         return next(scores, 0.0)
 
     outcome = finecast.tune(net, low, evaluate=evaluate, calib=[{"x": X}], engine=engine)

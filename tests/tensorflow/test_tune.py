@@ -66,7 +66,7 @@ def test_a_tuned_model_is_served_and_keeps_its_accuracy(
     assert said["baseline"]["metric"] == pytest.approx(before, abs=0.005)
     assert said["tuned"]["metric"] == pytest.approx(after, abs=0.005)
     assert "bfloat16" in types_of(low).values()
-    plan = Plan.load(tmp_path / "tuned.plan.json")
+    plan = Plan.load(tmp_path / "tuned.saved_model.plan.json")
     assert plan.engine == "tensorflow"
     assert plan.lowers
     assert main([*given, "--force"]) == ExitCode.DONE

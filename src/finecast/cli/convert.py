@@ -70,7 +70,12 @@ def run(
     choice = narrowing.narrowed(device.choice(casting, target))
     files = files_of(source.model, data, narrowing, force=written.force)
     files.write("--plan-out", plan_out)
-    with telling_stale(files), shown("converting", quiet=as_json) as told, files.locked():
+    with (
+        telling_stale(files),
+        shown("converting", quiet=as_json) as told,
+        files.locked() as removed,
+    ):
+        _warn_of(removed)
         result = api.convert(
             open_model(files, source, written, engine=engine, data=data, feeds=feeds),
             written.output,

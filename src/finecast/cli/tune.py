@@ -27,7 +27,6 @@ from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
-from finecast.pipeline.artefact import plan_beside
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal
 from finecast.pipeline.objective import Objective
 from finecast.progress import shown
@@ -95,7 +94,7 @@ class Records:
         Path | None,
         typer.Option(
             help="The plan; default OUTPUT with .plan.json: m.plan.json for m.onnx,"
-            " m.pt2.plan.json for m.pt2."
+            " m.pt2.plan.json for m.pt2, m.saved_model.plan.json for a folder m."
         ),
     ] = None
     study: Annotated[
@@ -111,6 +110,8 @@ class Records:
 
     def plan_of(self, output: Path) -> Path:
         """The path of the plan for ``output``."""
+        from finecast.subjects import plan_beside
+
         return self.plan_out or plan_beside(output)
 
     def study_of(self, output: Path) -> Path:

@@ -18,6 +18,9 @@ from finecast.engines.base import Array, Feeds, calls_of, each_call
 _SPREAD: Final = 0.5
 """Standard deviation of the relative noise on resampled numbers, so that a single number or a
 constant array changes, too."""
+_TOLD_APART: Final = 4
+"""Where an output changes by so many times the error found, two of its binary digits were seen
+to follow the inputs: a model that ignores them was told apart."""
 
 
 def resampled(feeds: Feeds, seed: int = 0) -> Feeds | None:
@@ -83,8 +86,9 @@ def untold(
     """A warning if the given inputs leave outputs as they are, errors or none.
 
     An output says nothing if a model that ignores its inputs would pass: with other inputs it
-    changes by less than errors that are allowed. Nor does it where rounding leaves no trace,
-    and noise in the inputs leaves as little: it is saturated.
+    changes by no more than errors that are allowed, and the error found is not far below that
+    change. Nor does it where rounding leaves no trace, and noise in the inputs leaves as
+    little: it is saturated.
 
     Args:
         outputs: Those of the fp32 model and of the converted one.
@@ -95,17 +99,25 @@ def untold(
         near: Runs the fp32 model on ``blurred`` inputs; None if that changes or runs nothing.
     """
     wanted, got = outputs
-    fixed = [n for n, a in allowed.items() if followed.get(n, math.inf) <= max(a, NOTICED)]
-    error = change({n: wanted[n] for n in allowed if n not in fixed}, got)
-    traceless = {n: wanted[n] for n, found in error.items() if found <= coarsest**2}
-    nearby = near() if traceless else None
+    error = change({name: wanted[name] for name in allowed}, got)
+    said: dict[str, str] = {}
+    for name, limit in allowed.items():
+        moved = followed.get(name, math.inf)
+        visible = moved > coarsest and _TOLD_APART * error.get(name, 0.0) < moved
+        if moved <= max(limit, NOTICED) and not visible:
+            said[name] = (
+                "is the same with other inputs (constant or masked)"
+                if moved == 0
+                else f"changes by only {moved:.2g} with other inputs: rounding may do as much"
+            )
+    rest = {n: wanted[n] for n, e in error.items() if n not in said and e <= coarsest**2}
+    nearby = near() if rest else None
     if nearby is not None:
-        fixed += [n for n, found in change(traceless, nearby).items() if found <= coarsest]
-    if not fixed:
+        text = f"stays as it is where inputs change by {NOTICED:.0%} (saturated)"
+        said |= {n: text for n, found in change(rest, nearby).items() if found <= coarsest**2}
+    if not said:
         return ()
-    more = f" and {len(fixed) - 1} more" if len(fixed) > 1 else ""
-    text = (
-        f"the inputs cannot tell a right model from a wrong one: output {fixed[0]!r}{more}"
-        " stays as it is with other inputs (constant, masked or saturated)"
-    )
-    return (text,)
+    name, text = next(iter(said.items()))
+    more = f", and {len(said) - 1} more of the kind" if len(said) > 1 else ""
+    doubt = "the inputs cannot tell a right model from a wrong one"
+    return (f"{doubt}: output {name!r} {text}{more}",)

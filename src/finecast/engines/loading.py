@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from finecast.engines import get_engine
 from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import EngineError, FinecastError, naming
+from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 
 _OWN: Final = {
@@ -101,8 +100,8 @@ def from_memory(model: Any, load: Callable[[Loadable], T]) -> T:
         return load(model)
     if frontend.fits_one_message(model) and not frontend.came_external(model):
         return load(frontend.to_bytes(model))
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / "model.onnx"
+    with staging() as folder:
+        path = folder / "model.onnx"
         frontend.save(model, path)
         with naming(path, "the model in memory"):
             return load(path)

@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.ports import DTYPES, ONNX_LABELS, ONNX_NAMES, ordered_feeds
 from finecast.engines.source import ModelSource, ModelStep, read_source
 from finecast.errors import EngineError, UsageError
+from finecast.files.staging import staging
 from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.graph import Node
 from finecast.numbers.formats import Format
@@ -124,12 +124,12 @@ class OnnxRuntimeSession(Session):
         self._check_rows(arrays)
         try:
             # A session's profile can be ended once only, so each call has its own session.
-            with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-                session = self._profile.open(Path(folder))
+            with staging() as folder:
+                session = self._profile.open(folder)
                 for _ in range(repeats + 1):
                     self._run(session, arrays)
                 trace = Path(session.end_profiling())
-                optimized = read_source(Path(folder) / _SessionOpener.OPTIMIZED)
+                optimized = read_source(folder / _SessionOpener.OPTIMIZED)
                 return kernel_times(trace, optimized, self._source, repeats=repeats)
         except EngineError:
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,14 +120,14 @@ class CommandFiles:
     def locked(self) -> Generator[list[str]]:
         """Keep other commands from the outputs while this one works.
 
-        What commands that were killed left beside the outputs is removed first; yields a text
-        on each folder.
+        What commands that were killed left beside the outputs, and where temporary files are,
+        is removed first; yields a text on each folder.
 
         Raises:
             UsageError: If another command is writing one of them.
         """
         with locked(self._outputs):
-            places = dict.fromkeys(output.parent for output in self._outputs)
+            places = dict.fromkeys((None, *(output.parent for output in self._outputs)))
             yield [text for place in places for text in remove_abandoned(place)]
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:
@@ -283,8 +282,8 @@ def suffix_in_lower_case(path: Path) -> Generator[Path]:
     if path.suffix == suffix or not path.is_file():
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        link = Path(folder) / f"{path.stem}{suffix}"
+    with staging() as folder:
+        link = folder / f"{path.stem}{suffix}"
         link.symlink_to(path.resolve())
         yield link
 

@@ -52,8 +52,8 @@ def hold(path: Path) -> int | None:
     if fcntl is None:
         return None
     descriptor = os.open(path, _OPENED, 0o666)
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with suppress(OSError):  # waits for one who asks at this moment whether it is held
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     _sign(descriptor)
     return descriptor
 

@@ -1,8 +1,9 @@
-"""Temporary folders beside an output, in which it is written before it takes its name.
+"""Temporary folders: of models in memory, and beside an output that is written in them first.
 
-Law: whatever ends a process, the next command that writes to the folder removes what it left,
-and nothing of a process that lives. In each folder is a file that its process holds locked, as
-``locks`` does with outputs: the system unlocks it with the process, on whatever machine.
+Law: whatever ends a process, the next command that converts a model, or writes to the place,
+removes what it left, and nothing of a process that lives. In each folder is a file that its
+process holds locked, as ``locks`` does with outputs: the system unlocks it with the process,
+on whatever machine.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,16 +25,12 @@ _CONTENT: Final = "content"
 
 
 @contextmanager
-def staging(place: Path | None) -> Generator[Path]:
+def staging(place: Path | None = None) -> Generator[Path]:
     """An empty folder in ``place``, or where temporary files are; it is removed at the end.
 
     Raises:
         OSError: If it cannot be made.
     """
-    if place is None:
-        with tempfile.TemporaryDirectory(prefix="finecast-") as name:
-            yield Path(name)
-        return
     with tempfile.TemporaryDirectory(dir=place, prefix=_PREFIX) as name:
         descriptor = hold(Path(name) / _OWNER)
         try:
@@ -43,8 +41,21 @@ def staging(place: Path | None) -> Generator[Path]:
             release(descriptor)
 
 
-def remove_abandoned(place: Path) -> list[str]:
-    """Remove what processes that no longer run left in ``place``; a text on each folder."""
+class Stage:
+    """A temporary folder that is deleted with this object."""
+
+    def __init__(self) -> None:
+        held = ExitStack()
+        self.folder = held.enter_context(staging())
+        weakref.finalize(self, held.close)
+
+
+def remove_abandoned(place: Path | None = None) -> list[str]:
+    """Remove what processes that no longer run left in ``place``; a text on each folder.
+
+    Without a place it is done where temporary files are.
+    """
+    place = place or Path(tempfile.gettempdir())
     found: list[str] = []
     with suppress(OSError):
         for folder in sorted(place.glob(f"{_PREFIX}*")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import tempfile
 import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.files import suffix_in_lower_case
+from finecast.files.staging import staging
 
 KERAS_SUFFIX: Final = ".keras"
 _MOST: Final = 240
@@ -90,9 +90,9 @@ def import_keras(where: str) -> Any:
 def exported(keras: Any, model: Any, path: Path) -> Generator[Path]:
     """A temporary SavedModel of a Keras model; errors name ``path``."""
     check_names(model, str(path))
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
+    with staging() as folder:
         try:
-            with_flat_outputs(keras, model).export(folder, verbose=False)
+            with_flat_outputs(keras, model).export(str(folder), verbose=False)
         except MemoryError:
             raise
         except Exception as error:  # layers of the user's own raise what they like
@@ -101,7 +101,7 @@ def exported(keras: Any, model: Any, path: Path) -> Generator[Path]:
                 where=str(path),
                 fix="see that model.predict(...) runs in Keras, and model.export(FOLDER) does",
             ) from error
-        yield Path(folder)
+        yield folder
 
 
 def with_flat_outputs(keras: Any, model: Any) -> Any:

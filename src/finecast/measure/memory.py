@@ -12,7 +12,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from finecast.engines.base import Array, Feeds
 from finecast.errors import EngineError, FinecastError
+from finecast.files.staging import staging
 
 _TIMEOUT_S = 600
 _STATUS = Path("/proc/self/status")
@@ -44,8 +44,8 @@ def peak_memory(model: Path, engine: str, feeds: Feeds) -> MemoryUse:
     Raises:
         EngineError: If the engine cannot load or run it.
     """
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / "feeds.npz"
+    with staging() as folder:
+        path = folder / "feeds.npz"
         np.savez(path, allow_pickle=False, **dict(feeds))
         # -P: what lies in the current folder must not shadow the engine's library
         command = [sys.executable, "-P", "-m", __name__, str(model), engine, str(path)]

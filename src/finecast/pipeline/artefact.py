@@ -14,16 +14,6 @@ from finecast.files import DATA_SUFFIX, check_writable
 from finecast.planning.output_errors import is_float
 
 
-def plan_beside(output: Path) -> Path:
-    """Where the plan of a model is written: beside it, with ``.plan.json``.
-
-    Law: ``m.onnx`` has ``m.plan.json``. Any other output keeps its suffix in the name, such as
-    ``m.pt2.plan.json``, so that models of one stem have plans of their own.
-    """
-    name = output.stem if output.suffix == ".onnx" else output.name
-    return output.parent / f"{name}.plan.json"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
     """Where a model goes.

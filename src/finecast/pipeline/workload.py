@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import islice
 from typing import Any, Final, Protocol, cast, final
 
@@ -58,6 +60,23 @@ MOST_PROBED_ROWS: Final = 128
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
 
 
+def _negated(array: Array) -> Array:
+    return np.negative(array) if array.dtype.kind == "f" else _reversed(array)
+
+
+def _reversed(array: Array) -> Array:
+    return array.reshape(-1)[::-1].reshape(array.shape)
+
+
+# Outputs in place of a model's: what is no number for any of them follows no output. The first
+# changes nearly every metric; a metric that is 0 for many models needs the others.
+_REPLACEMENTS: Final = (_negated, np.zeros_like, _reversed)
+
+
+class _OtherCallError(Exception):
+    """An evaluation on replaced outputs asks for others than are recorded: it follows them."""
+
+
 class _Recording:
     """The outputs of the calls of an evaluation, to repeat it without the model."""
 
@@ -78,6 +97,12 @@ class _Recording:
     def is_whole(self) -> bool:
         """Whether the outputs of all calls were kept."""
         return None not in self._kept
+
+    def again(self) -> _Recording:
+        """The same calls from the first on."""
+        found = _Recording()
+        found._kept = self._kept
+        return found
 
     def next(self, feeds: Feeds) -> dict[str, Array] | None:
         """The outputs of the next call; None if they are not kept, or the feeds are others."""
@@ -106,10 +131,15 @@ class Run:
         self._carries = self._begins = False
         self._recording = _Recording() if record else None
         self._replay: _Recording | None = None
+        self._replace: Callable[[Array], Array] | None = None
 
     def __call__(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model once; outputs by name."""
         known = None if self._replay is None else self._replay.next(feeds)
+        if self._replace is not None:
+            if known is None:
+                raise _OtherCallError
+            return {name: self._replace(array) for name, array in known.items()}
         if known is not None:
             return known
         self._remember(feeds)
@@ -136,7 +166,18 @@ class Run:
         """
         again = Run(self._session)
         if self._recording is not None and (self._recording.is_whole or not self._carries):
-            again._replay = self._recording
+            again._replay = self._recording.again()
+        return again
+
+    def replaced(self, replace: Callable[[Array], Array]) -> Run | None:
+        """Gives the outputs of the same calls, replaced; other calls fail: no model is run.
+
+        None where outputs were too many to be kept.
+        """
+        if self._recording is None or not self._recording.is_whole:
+            return None
+        again = self.replayed()
+        again._replace = replace
         return again
 
     def _remember(self, feeds: Feeds) -> None:
@@ -346,14 +387,16 @@ class FunctionWorkload:
         return _digest(self.name, source_digest(self.function))
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
-        """Call the user's function with the session; for the baseline call it twice.
+        """Call the user's function with the session; for the baseline call it again.
 
         The second call gets the outputs of the first and does not run the model, but on feeds
-        that the first call did not have, or whose outputs were too many to be kept.
+        that the first call did not have, or whose outputs were too many to be kept. Further
+        calls get other outputs in place of these: the number has to change with one of them.
 
         Raises:
             UserCodeError: If the function fails, returns no finite number for the baseline,
-                never runs the model, or returns something else for the same outputs.
+                never runs the model, returns something else for the same outputs, or the same
+                for any outputs.
         """
         if reference is not None:
             return self._called(Run(session))
@@ -387,6 +430,27 @@ class FunctionWorkload:
                 where=self.name,
                 fix="begin with the same data in each call, and seed its random choices",
             )
+        if all(self._on_replaced(run, replace) == result for replace in _REPLACEMENTS):
+            raise UserCodeError(
+                f"the evaluation function returns {result:g} whatever the outputs are: with"
+                " their negatives, with zeros and in reverse order, too",
+                where=self.name,
+                fix="compute the number from what run(feeds) returns, on data of which the"
+                " model gets some right",
+            )
+
+    def _on_replaced(self, run: Run, replace: Callable[[Array], Array]) -> float | None:
+        """The metric of replaced outputs; None if it is not known.
+
+        The function may not take such outputs. What it prints of them is no result.
+        """
+        again = run.replaced(replace)
+        if again is None:
+            return None
+        quiet = redirect_stdout(StringIO()), redirect_stderr(StringIO())
+        with quiet[0], quiet[1], np.errstate(all="ignore"), suppress(UserCodeError):
+            return self._called(again)
+        return None
 
     def evaluated(self) -> Iterable[Feeds]:
         """The first feeds that the user's function had."""

@@ -66,15 +66,14 @@ class FrontendEntry:
     def writes(self, path: Path) -> bool:
         """Whether it writes an output of this name.
 
-        Folders, and files of the first frontend, may have any suffix that no frontend reads,
-        unless it names another format.
+        Folders may have any suffix that no frontend reads, unless it names another format.
         """
         suffix = path.suffix.lower()
         if suffix in _OTHERS:
             return False
-        if suffix in {s for entry in FRONTENDS for s in entry.suffixes}:
+        if suffix in _known_suffixes():
             return suffix == self.suffixes[0] and not self.writes_folder
-        return self.writes_folder or self is FRONTENDS[0]
+        return self.writes_folder
 
     def planned(self, plan: Plan) -> bool:
         """Whether ``plan`` may be one for a model as this frontend reads it."""
@@ -307,6 +306,25 @@ def written_with(model: Path, output: Destination) -> Written:
     beside = (output.path.parent / name for name in names)
     # An output with the name of its own companion is refused elsewhere, for its suffix.
     return Written(beside=tuple(path for path in beside if path != output.path))
+
+
+def plan_beside(output: Path) -> Path:
+    """Where the plan of a model is written: beside it, with ``.plan.json``.
+
+    Law: ``m.onnx`` has ``m.plan.json``. Any other file keeps its suffix in the name, such as
+    ``m.pt2.plan.json``, and the folder ``m`` has ``m.saved_model.plan.json``, so that models
+    of one stem have plans of their own.
+    """
+    suffix = output.suffix.lower()
+    name = output.stem if suffix == FRONTENDS[0].suffixes[0] else output.name
+    if suffix not in _known_suffixes():
+        name += ".saved_model"
+    return output.parent / f"{name}.plan.json"
+
+
+def _known_suffixes() -> set[str]:
+    """Suffixes of the files that frontends read."""
+    return {suffix for entry in FRONTENDS for suffix in entry.suffixes}
 
 
 def _check_kind(model: Path) -> None:

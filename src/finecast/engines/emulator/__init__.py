@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from finecast.engines.base import Array, Capability, EmulatedSession, Engine, Fe
 from finecast.engines.emulator.model import EMULATION_SWITCH, OFFSET, Emulated, emulated
 from finecast.engines.loading import exact_engine, load_model
 from finecast.errors import EngineError, ModelError, naming
+from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
@@ -140,8 +140,8 @@ class EmulatorEngine(Engine):
                 "the emulator has no profile of the device", fix="use ladder, or tune --target"
             )
         if isinstance(model, bytes):
-            with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-                path = Path(folder) / "model.onnx"
+            with staging() as folder:
+                path = folder / "model.onnx"
                 path.write_bytes(model)
                 with naming(path, "the model in memory"):
                     return self.load(path)

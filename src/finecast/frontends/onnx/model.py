@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-import weakref
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +18,7 @@ from onnx_ir.external_data import set_base_dir
 
 from finecast.errors import ModelError, UsageError, naming
 from finecast.files import DATA_SUFFIX, check_writable, digest, writing
-from finecast.files.staging import staging
+from finecast.files.staging import Stage, staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import origin
@@ -43,14 +41,6 @@ POLICY_KEY: Final = "finecast.policy"
 # to a second file.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
-
-
-class Stage:
-    """A temporary folder that is deleted with this object."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="finecast-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,12 +353,12 @@ def without_links(model: Path | bytes) -> Generator[Path | bytes]:
     if isinstance(model, bytes) or not any((model.parent / n).is_symlink() for n in names):
         yield model
         return
-    with tempfile.TemporaryDirectory(prefix="finecast-") as name:
+    with staging() as folder:
         for part in (Path(model.name), *names):
-            there = Path(name) / part
+            there = folder / part
             there.parent.mkdir(parents=True, exist_ok=True)
             _place((model.parent / part).resolve(), there)
-        yield Path(name) / model.name
+        yield folder / model.name
 
 
 def _names(model: Path) -> list[Path]:

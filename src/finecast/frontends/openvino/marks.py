@@ -12,12 +12,12 @@ compiled to shows it.
 
 from __future__ import annotations
 
-import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from finecast.files.staging import staging
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import HINT_KEY
 from finecast.frontends.openvino.types import HINTED, TYPES
@@ -66,8 +66,8 @@ def with_every_mark(model: openvino.Model) -> openvino.Model:
     names = {op.get_friendly_name() for op in every_op(model)}
     core = openvino.Core()
     core.set_property({"ENABLE_MMAP": False})  # the files are deleted
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / "model.xml"
+    with staging() as folder:
+        path = folder / "model.xml"
         openvino.save_model(model, path, compress_to_fp16=False)
         write_marks(path, names)
         return core.read_model(path)

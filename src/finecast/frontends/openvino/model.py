@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.files import digest, suffix_in_lower_case
+from finecast.files.staging import staging
 from finecast.frontends.dry_run import MOST_BYTES, DryRun
 from finecast.frontends.keras_models import (
     KERAS_SUFFIX,
@@ -167,8 +167,8 @@ def from_model(model: openvino.Model) -> OvFile:
     """A model in memory, of which a copy is taken."""
     copy = model.clone()
     name_ops(copy)
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / f"model{IR_SUFFIX}"
+    with staging() as folder:
+        path = folder / f"model{IR_SUFFIX}"
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
@@ -223,8 +223,8 @@ def serialized(model: openvino.Model) -> tuple[bytes, int] | None:
     ops = [op for op in model.get_ops() if op.get_type_name() == "Constant"]
     if sum(op.get_byte_size() for op in ops) > MOST_BYTES:
         return None
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        path = Path(folder) / f"model{IR_SUFFIX}"
+    with staging() as folder:
+        path = folder / f"model{IR_SUFFIX}"
         try:
             save(model, path)
         except UsageError:
@@ -235,8 +235,8 @@ def serialized(model: openvino.Model) -> tuple[bytes, int] | None:
 
 def size_bytes(model: openvino.Model) -> int:
     """Bytes of the files that ``save`` would write."""
-    with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        return save(model, Path(folder) / f"model{IR_SUFFIX}")
+    with staging() as folder:
+        return save(model, folder / f"model{IR_SUFFIX}")
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
+from finecast.files.staging import staging
 from finecast.frontends.keras_models import check_names, reason, with_flat_outputs
 from finecast.frontends.saved_notes import notes_in
 from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES
@@ -373,8 +373,7 @@ def without_slots(folder: Path, graph_file: str) -> Generator[Path]:
     if found is None:
         yield folder
         return
-    with TemporaryDirectory(prefix="finecast-") as made:
-        copy = Path(made)
+    with staging() as copy:
         (copy / graph_file).write_bytes(found)
         for entry in folder.resolve().iterdir():
             if entry.name != graph_file:

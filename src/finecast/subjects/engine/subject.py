@@ -15,7 +15,7 @@ from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_model
-from finecast.engines.probe import Speed, speed_of
+from finecast.engines.probe import Speed, probe_one, speed_of
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.racing import Effort, Race
@@ -69,9 +69,10 @@ class EngineSubject(Subject):
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """bf16, and formats of codes that the engine has kernels for and models can state."""
+        """bf16, and codes that models can state and the engine computes with here."""
         name, states = self.engine.name, self._plain.states
-        return (Format.BF16, *(f for f in tried_unnamed(name) if f in states))
+        codes = (f for f in tried_unnamed(name) if f in states)
+        return (Format.BF16, *(f for f in codes if probe_one(self.engine, f).runs))
 
     @property
     def runner(self) -> str:
