@@ -32,7 +32,7 @@ def said(call: Callable[[], object]) -> list[str]:
         warnings.simplefilter("always")
         call()
     texts = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
-    return [t for t in texts if t.startswith(("finecast", "fp16 is", "a rule"))]
+    return [t for t in texts if t.startswith(("finecast", "fp16 runs", "a rule"))]
 
 
 class Tagger(nn.Module):
