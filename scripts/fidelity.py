@@ -21,9 +21,9 @@ import onnx_ir as ir
 import openvino as ov
 
 from finecast.devices.emulation import Emulation
+from finecast.devices.setting import Setting
 from finecast.devices.targets import load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
-from finecast.engines.emulator.model import Setting
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format

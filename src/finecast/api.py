@@ -27,9 +27,8 @@ from finecast.pipeline.arguments import checked
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.goal import MIN_SPEEDUP, Goal
+from finecast.pipeline.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
-from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import Study, journals, study_at

@@ -27,7 +27,7 @@ from finecast.rules.policy import Policy
 from finecast.rules.scaled_operands import origin
 from finecast.subjects.engine import conversion, planning
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.switched import switched_probe
+from finecast.subjects.engine.roundings import switched_probe
 from tests import toy_encoding
 from tests.frontends.tools import planner_of
 

@@ -20,7 +20,7 @@ from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ExitCode
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.roundable import with_roundings
+from finecast.frontends.native_model import with_roundings
 from finecast.frontends.tensorflow import FrozenModel, TensorFlowFile
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node, opened

@@ -12,7 +12,7 @@ import finecast
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.roundable import with_switches
+from finecast.frontends.native_model import with_switches
 from finecast.frontends.tensorflow.loading import load, of_graph_def
 from finecast.frontends.tensorflow.saving import save
 from finecast.numbers.formats import Format

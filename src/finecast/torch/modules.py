@@ -19,9 +19,8 @@ from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.pipeline import tuning
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.conversion import NOTHING_CONVERTED
-from finecast.pipeline.goal import Goal
+from finecast.pipeline.goal import Goal, Objective
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.workload import check_finite, metric_value
 from finecast.progress import Progress, reporting, silent

@@ -21,7 +21,7 @@ from finecast.frontends.torch.regions import mark_regions
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
 from finecast.ops.flops import graph_flops
-from finecast.pipeline.narrowing import drop_slow_formats
+from finecast.pipeline.measuring import drop_slow_formats
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule

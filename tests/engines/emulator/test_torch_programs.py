@@ -28,8 +28,10 @@ from finecast.engines.emulator.torch_program import (  # noqa: E402
     observe_program,
     prepare_program,
 )
-from finecast.engines.emulator.torch_rounding import convert_tensor  # noqa: E402
-from finecast.engines.emulator.torch_session import TorchEmulatorSession  # noqa: E402
+from finecast.engines.emulator.torch_session import (  # noqa: E402
+    TorchEmulatorSession,
+    convert_tensor,
+)
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
 from finecast.frontends.torch import Captured, capture  # noqa: E402

@@ -76,27 +76,6 @@ class RoundOps:
             out = self._flushed(out, how.format)
         return self.made, out
 
-    def without_infinities(
-        self, value: ir.Value, top: float | None, label: str
-    ) -> tuple[list[ir.Node], ir.Value]:
-        """Nodes, in order, and ``value`` with each Inf replaced by ``top`` of its sign.
-
-        If ``top`` is None, by NaN in every element of the last axis that has an Inf: what a
-        product with an identity matrix gives.
-        """
-        self.made, self.label, self.count = [], label, 0
-        if top is not None:
-            endless = self.op("IsInf", value, dtype=_BOOL)
-            clamped = self._clipped(value, top)
-            out = self.op("Where", endless, clamped, value)
-            out.shape = value.shape
-            return self.made, out
-        zeros = self.op("Mul", value, self.scalar(0.0))
-        axes = self.constant(np.array([-1], dtype=np.int64))
-        total = self.op("ReduceSum", zeros, axes, keepdims=1)
-        total.shape = None
-        return self.made, self.op("Add", value, total)
-
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
         """An initializer; equal scalars, and equal lists of one number, are shared.
 

@@ -6,9 +6,9 @@ Copies are run node by node (``Isolated``): no code is generated for them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter
 from torch.fx import Node as FxNode
 
+from finecast.frontends.native_model import NativeModel
 from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import Captured, shared_copy
 from finecast.frontends.torch.reader import (
@@ -28,7 +29,6 @@ from finecast.frontends.torch.reader import (
     written,
 )
 from finecast.frontends.torch.writer import origin_of, replace_input
-from finecast.graph import Graph
 from finecast.numbers import roundmodes
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
@@ -159,18 +159,21 @@ def rounded(tensor: torch.Tensor, low: Format) -> torch.Tensor:
 
 
 @final
-class TorchRoundable:
-    """A ``Roundable`` copy of a captured module; its tensors are FX nodes."""
+class TorchRoundable(NativeModel):
+    """A copy of a captured module whose values are rounded; its tensors are FX nodes.
 
-    library = "PyTorch"
+    Edits of a plan are replayed by ``writer``, which keeps what the compiler recognises.
+    """
+
+    library: ClassVar[str] = "PyTorch"
+    states: ClassVar[Collection[Format]] = (Format.BF16, Format.FP16, Format.INT8)
 
     def __init__(self, captured: Captured) -> None:
         self._program = captured.program
         self._module = shared_copy(captured.module)
         graph, binding = read(self._module)
-        self.graph: Graph = graph
+        super().__init__(graph)
         self._binding: FxBinding = binding
-        self._switch: FxNode | None = None
         (self._end,) = self._module.graph.find_nodes(op=_END)
         self._outputs = tensor_inputs(self._end)
         self._made = 0
@@ -207,23 +210,29 @@ class TorchRoundable:
         """``tensor`` rounded, in fp32."""
         return self._call(_Rounded(how), tensor)
 
-    def without_infinities(self, tensor: FxNode, top: float | None) -> FxNode:
-        """Not needed: programs have an emulator of their own."""
-        raise NotImplementedError(self.library)
+    def op(self, kind: str, *inputs: Any, **attributes: Any) -> FxNode:
+        """Not needed: values are rounded by PyTorch's own casts, and by numpy."""
+        raise NotImplementedError(kind)
 
     def switched(self, k: int, on: FxNode, off: FxNode) -> FxNode:
         """``on`` where element ``k`` of the extra input ``SWITCH`` is true, else ``off``."""
-        if self._switch is None:
-            with self._after(*self._placeholders()):
-                self._switch = self._module.graph.placeholder(SWITCH)
+        switch = self.switch_in(0)
         made = self._module.get_submodule(str(on.target)) if on.op == "call_module" else None
         if isinstance(made, _Rounded) and on.args == (off,):
             # Rounded only where it is switched on: a run has most of the switches off.
-            return self._call(_Rounded(made.how, k), off, self._switch)
-        return self._call(_Selected(k), self._switch, on, off)
+            return self._call(_Rounded(made.how, k), off, switch)
+        return self._call(_Selected(k), switch, on, off)
 
-    def finish(self, switches: int = 0) -> RunnableModule:
+    def add_switch(self) -> FxNode:
+        """The new input ``SWITCH``, after all others."""
+        with self._after(*self._placeholders()):
+            return self._module.graph.placeholder(SWITCH)
+
+    def finish(
+        self, switches: int = 0, outputs: Mapping[str, FxNode] | None = None
+    ) -> RunnableModule:
         """The changed module; its extra input has as many elements as ``switches``."""
+        assert outputs is None
         self._module.graph.eliminate_dead_code()
         return RunnableModule(
             module=self._module, program=self._program, switches=switches, is_copy=True

@@ -19,7 +19,7 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from finecast.frontends.roundable import with_switches
+from finecast.frontends.native_model import with_switches
 from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.instrument import Isolated, TorchRoundable, is_tensor, rounded
 from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids

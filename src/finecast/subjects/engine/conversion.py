@@ -29,9 +29,8 @@ from finecast.pipeline.conversion import (
     Conversion,
     nothing_converted,
 )
+from finecast.pipeline.measuring import drop_slow_formats
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
-from finecast.pipeline.narrowing import drop_slow_formats
-from finecast.pipeline.roundings import find_units, points_of, zero_sensitivities
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
@@ -49,10 +48,14 @@ from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
-    measured_cost,
-    profile_ends,
 )
-from finecast.subjects.engine.roundings import analysis_of
+from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
+from finecast.subjects.engine.roundings import (
+    analysis_of,
+    find_units,
+    points_of,
+    zero_sensitivities,
+)
 
 _OTHER_READER: Final = "onnxruntime"
 """The engine that users of an ONNX file may run it in, whichever one it was made for."""
@@ -273,7 +276,7 @@ def _auto_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
         )
     units, points = find_units(planner, profiles)
-    cost = measured_cost(planner.graph, profiles, engine, {})
+    cost = measured_cost(planner.graph, profiles, partial(measure_casts, engine), {})
     return fastest_plan(
         planner,
         analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost),

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from finecast import rules
 from finecast.devices.neuron import check_formats
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine
 from finecast.engines.faults import faults
 from finecast.engines.integers import codes_results, engines_for
-from finecast.engines.loading import load_model
 from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline import profiles
 from finecast.pipeline.adjusting import no_adjustments
-from finecast.pipeline.casting import measure_casts
-from finecast.pipeline.profiles import Profiles
-from finecast.planning.cost import MeasuredCost
-from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.progress import Progress, silent
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.by_hint import check_by_hint
-from finecast.subjects.engine.native import Source
+from finecast.subjects.engine.hint import check_by_hint
 
 AUTOCASTS: Final = "torch"
 """The engine beside whose own mixed precision the scope ``like-autocast`` is held."""
@@ -170,32 +160,3 @@ def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
         f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",
         fix="use bf16 or fp16",
     )
-
-
-def profile_ends(
-    source: Source,
-    planner: Planner,
-    engine: Engine,
-    feeds: Feeds,
-    output_error: Callable[[Session], float] | None = None,
-    progress: Progress = silent,
-) -> Profiles:
-    """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
-
-    ``output_error``, if given, tells the squared output error of a low session.
-
-    Raises:
-        EngineError: If the engine runs none of the lowest plans.
-    """
-
-    def profiled(plan: Plan) -> Session:
-        return load_model(engine, source.build(plan).model, profiling=True)
-
-    return profiles.profile_ends(planner, profiled, feeds, output_error, progress)
-
-
-def measured_cost(
-    graph: Graph, found: Profiles, engine: Engine, facts: Mapping[int, ValueFacts]
-) -> MeasuredCost:
-    """Measured times of nodes, and of casts in ``engine``."""
-    return profiles.measured_cost(graph, found, partial(measure_casts, engine), facts)

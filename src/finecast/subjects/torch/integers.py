@@ -16,12 +16,17 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
 from finecast.frontends.torch.instrument import Isolated
 from finecast.numbers.formats import Format
-from finecast.pipeline.roundings import points_of
 from finecast.planning.planner import Planner
+from finecast.planning.sensitivity import Probe
+from finecast.planning.switches import Switch
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.roundings import probe_sensitivity
+from finecast.subjects.engine.roundings import (
+    points_of,
+    probe_sensitivity,
+    switched_probe,
+)
 from finecast.subjects.torch.planning import Sensitivities
 
 FREEZING: Final = "torch._inductor.config.freezing = True"
@@ -154,7 +159,11 @@ def coded_sensitivities(
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
     points = points_of(planner, units, {f: () for f in formats if f.has_scales})
-    found = probe_sensitivity(planner, prepared, points, lambda _: feeds, counted, progress)
+
+    def prober(switches: Sequence[Switch]) -> Probe:
+        return switched_probe(prepared, switches, feeds)
+
+    found = probe_sensitivity(planner, points, prober, progress, counted=counted)
     return {fmt: (where, found[fmt]) for fmt, where in points.items()}
 
 

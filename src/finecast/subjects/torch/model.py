@@ -35,8 +35,8 @@ from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.instrument import TorchRoundable
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified, compare_finite
+from finecast.pipeline.device import Program
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.planning.adjustments import Adjustment

@@ -24,7 +24,7 @@ from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import PlanRequest, Program
+from finecast.pipeline.device import PlanRequest, Program
 from finecast.pipeline.subject import Examined
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
