@@ -199,7 +199,7 @@ def test_formats_of_one_speed_are_mixed_by_range_and_digits(
         assert (got - wanted).norm() < 0.01 * wanted.norm()
 
 
-@pytest.mark.filterwarnings("ignore:fp16 is")
+@pytest.mark.filterwarnings("ignore:fp16 runs at")
 def test_rafs_lists_know_one_format() -> None:
     with pytest.raises(UsageError, match="takes one format, not all:bf16,fp16"):
         ft.convert(Block().eval(), (torch.randn(4, 32),), "all:bf16,fp16", rule_set="raf")
@@ -292,7 +292,7 @@ def test_tune_leaves_them_alone_too() -> None:
 HALF = torch.float16
 
 
-@pytest.mark.filterwarnings("ignore:fp16 is:UserWarning")  # as asked
+@pytest.mark.filterwarnings("ignore:fp16 runs at:UserWarning")  # as asked
 @pytest.mark.parametrize("rule_set", ["finecast", "raf"])
 @pytest.mark.parametrize(
     ("function", "casts"),
