@@ -20,8 +20,7 @@ import numpy as np
 import onnx_ir as ir
 import openvino as ov
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.devices.targets import load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
 from finecast.frontends import onnx as frontend

@@ -32,9 +32,9 @@ from finecast.measure.environment import environment, limited
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import output_error
 from finecast.pipeline.workload import MOST_PROBED_ROWS, FunctionWorkload, probed, samples
-from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Plan
+from finecast.planning.planner import chosen
 from finecast.planning.problem import Analysis, predicted_error
 from finecast.planning.proposing import propose
 from finecast.progress import silent

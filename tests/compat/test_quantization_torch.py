@@ -156,12 +156,10 @@ def test_ranges_are_those_of_all_batches(trained: nn.Module, data: TensorDataset
             ["int8", "fp32", "bf16"],
         ),
         (
-            {
-                "op_type_dict": {"Sequential": {"weight": {"dtype": ["bf16"]}}},
-                "recipes": {"last_conv_or_matmul_quantization": False},
-            },
-            ["bf16", "bf16", "bf16"],
+            {"op_type_dict": {"Sequential": {"weight": {"dtype": ["bf16"]}}}},
+            ["bf16", "bf16", "int8"],
         ),
+        ({"recipes": {"last_conv_or_matmul_quantization": False}}, ["int8", "int8", "bf16"]),
     ],
 )
 def test_op_dicts_are_of_modules(

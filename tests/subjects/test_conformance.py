@@ -21,8 +21,8 @@ from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.numbers.formats import Format
 from finecast.pipeline.workload import Run
-from finecast.planning.output_errors import squared_error
 from finecast.planning.plan import Plan
+from finecast.planning.sensitivity import squared_error
 from tests.subjects import toy, toy_chain, toy_subject
 from tests.subjects.networks import FRONTENDS, Frontend
 

@@ -19,10 +19,10 @@ from finecast.errors import EngineError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.native import OvNative
 from finecast.frontends.rounding import coded as by_arithmetic
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
 from tests.frontends.openvino_graphs import model_of

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
+from finecast.planning.points import SWITCH, Switch
 from finecast.planning.sensitivity import measure
-from finecast.planning.switches import SWITCH, Switch
 from finecast.subjects.engine.roundings import SwitchedProbe, part_size
 
 

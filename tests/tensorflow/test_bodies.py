@@ -29,7 +29,7 @@ from finecast.frontends.tensorflow.saving import save
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.planning import make_planner
 from tests.tensorflow.control_flow import MODELS, ROWS, WIDTH, feeds_of, weights

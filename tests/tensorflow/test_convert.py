@@ -17,7 +17,7 @@ from finecast.frontends.tensorflow.loading import load, of_graph_def
 from finecast.frontends.tensorflow.saving import save
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules import override
 from tests.tensorflow.models import Model, nodes_of, of_function, served, tf, types_of
 

@@ -20,7 +20,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant, round_to
 from finecast.planning.plan import Decision, Plan
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from tests.tensorflow.models import tf
 
 SIZE = 8

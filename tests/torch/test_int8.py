@@ -22,8 +22,8 @@ from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import read_back, scales_of_products, stored_codes
 from finecast.measure.environment import environment
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.pipeline.census import count_classes
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import computed_in

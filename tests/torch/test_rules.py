@@ -300,7 +300,7 @@ def test_raf_s_own_signature_of_a_rule() -> None:
 
 @pytest.mark.parametrize("rule_set", ["finecast", "raf"])
 def test_the_seed_s_rules_run_as_they_are_written(rule_set: str) -> None:
-    from finecast.rules.hints import PrimType, check_dtype, gen_hint_helper
+    from finecast.rules.override import PrimType, check_dtype, gen_hint_helper
 
     def cast_bias_add(args: Any, ret_type: Any, amp_dtype: Any) -> Any:
         low = check_dtype(args[0].checked_type, amp_dtype)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
-from finecast.faults import is_here
+from finecast.devices.faults import is_here
 from finecast.frontends.replaying import Restated
 from finecast.graph import Graph, Value
 from finecast.numbers.formats import Format

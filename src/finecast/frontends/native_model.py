@@ -31,7 +31,7 @@ from finecast.planning.edits import (
     Use,
     edits,
 )
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 
 
 class NativeModel(ABC):

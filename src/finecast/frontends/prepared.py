@@ -15,7 +15,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 
 
 class PreparedModel(ABC):

@@ -17,10 +17,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.numbers.roundmodes import Rounder
-from finecast.numbers.scaled import Scaled
 
 Op: TypeAlias = Callable[..., Any]
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.base import EmulatedSession, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.graph import Graph

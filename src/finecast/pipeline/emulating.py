@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, setting_of
+from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
 from finecast.engines.exact import Exact
 from finecast.graph import Graph, Node, Value

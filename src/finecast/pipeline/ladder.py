@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.data.criterion import Criterion
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.devices.neuron import CompilerChoice, Rung
-from finecast.devices.setting import Setting, setting_of
 from finecast.engines.base import Session
 from finecast.numbers.formats import Format
 from finecast.pipeline.cached_session import CachedSession

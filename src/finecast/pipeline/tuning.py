@@ -35,8 +35,14 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Analysis
-from finecast.planning.proposing import between, lowest, near, propose
-from finecast.planning.singles import lowered_by_one, raised_by_one
+from finecast.planning.proposing import (
+    between,
+    lowered_by_one,
+    lowest,
+    near,
+    propose,
+    raised_by_one,
+)
 from finecast.progress import Phases, Progress, silent
 from finecast.rules.policy import Policy
 

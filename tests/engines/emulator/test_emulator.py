@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting
 from finecast.devices.neuron import read, resolve
-from finecast.devices.setting import Setting
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.base import Session

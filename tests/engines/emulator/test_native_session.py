@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from openvino import opset13 as op
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import setting_of
+from finecast.devices.emulation import Emulation, setting_of
 from finecast.devices.targets import load_target
 from finecast.engines.emulator.native_session import NativeEmulatorSession
 from finecast.frontends.openvino.native import OvNative

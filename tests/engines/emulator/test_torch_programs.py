@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 torch: Any = pytest.importorskip("torch")
 
-from finecast.devices.emulation import Emulation  # noqa: E402
+from finecast.devices.emulation import Emulation, Setting  # noqa: E402
 from finecast.devices.neuron import Given, ladder  # noqa: E402
-from finecast.devices.setting import Setting  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
 from finecast.engines.base import Array  # noqa: E402
 from finecast.engines.emulator import (  # noqa: E402

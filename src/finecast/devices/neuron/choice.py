@@ -19,18 +19,17 @@ from finecast.devices.neuron.reading import Given
 from finecast.devices.targets import list_targets, load_target
 from finecast.errors import UsageError
 from finecast.naming import spelled
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import CODED, Format
 from finecast.ops import OpKind
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope, low_formats
 
 DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in.
-_CODED: Final = tuple(f for f in Format if f.has_scales)
-_HERE: Final = (Format.BF16, Format.FP16, *_CODED)
+_HERE: Final = (Format.BF16, Format.FP16, *CODED)
 # Formats that a model can state: by ONNX's types, or in the case of tf32 by arithmetic.
 _STATED: Final = (
     *(Format.BF16, Format.FP16, Format.TF32),
-    *(Format.FP8_E4M3, Format.FP8_E5M2, *_CODED),
+    *(Format.FP8_E4M3, Format.FP8_E5M2, *CODED),
 )
 _NO_TARGET: Final = "TARGET"
 TF32_NOTE: Final = (
@@ -114,7 +113,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
 
 def asks_for_codes(given: Given) -> bool:
     """Whether a scaled format is named: compilers have none, the model states its codes."""
-    return any(Format.parse(label).has_scales for label in _labels(given))
+    return any(Format.parse(label) in CODED for label in _labels(given))
 
 
 def emulated(

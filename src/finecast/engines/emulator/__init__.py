@@ -11,8 +11,8 @@ from typing import Final, final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import (
+from finecast.devices.emulation import (
+    Emulation,
     Setting,
     device_kernels,
     kernel_numbers,
@@ -33,11 +33,11 @@ from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
 from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.source_types import stored_format, widen
-from finecast.frontends.onnx.writer import OFFSET, OnnxModel
+from finecast.frontends.onnx.writer import OFFSET, EditedModel
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 from finecast.rules.policy import Policy, Scope
 
 __all__ = [
@@ -175,7 +175,7 @@ class EmulatorEngine(Engine):
         """
         graph = prepared.graph
         found = device_kernels(graph, self.emulation) if kernels is None else kernels
-        model = OnnxModel(*read(prepared.model.clone()), emulates=True)
+        model = EditedModel(*read(prepared.model.clone()), emulates=True)
         stored = ((i, stored_format(v)) for i, v in enumerate(model.binding.values))
         roundings = GraphRoundings(
             graph=model.graph,

@@ -18,14 +18,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.setting import ALWAYS, RELAYOUT, Bit, Setting
+from finecast.devices.emulation import ALWAYS, RELAYOUT, Bit, Setting
 from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
 from finecast.frontends.native_model import NativeModel, uses_of
 from finecast.graph import Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import convert
 from finecast.planning.edits import Use
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 # Elements from which on a constant is fed: a choice in the graph would copy it.
 _FED_SIZE: Final = 4096

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import (
+from finecast.devices.emulation import (
+    Emulation,
     Setting,
     device_kernels,
     kernel_numbers,

@@ -15,20 +15,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from finecast.devices.emulation import EmulatedPorts, Emulation, is_parameter, is_relayout
-from finecast.devices.setting import (
+from finecast.devices.emulation import (
     ALWAYS,
     PARAMETER,
     READ,
     RELAYOUT,
     WRITE,
     Bit,
+    EmulatedPorts,
+    Emulation,
     Setting,
+    is_parameter,
+    is_relayout,
 )
 from finecast.graph import PHI, Graph, Node, Value
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
-from finecast.numbers.scaled import Scaled
 from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
 from finecast.rules.quantized import DEQUANTIZES
 

@@ -16,8 +16,7 @@ import torch
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, device_kernels, kernel_numbers
+from finecast.devices.emulation import Emulation, Setting, device_kernels, kernel_numbers
 from finecast.engines.base import Array, EmulatedSession, Feeds
 from finecast.engines.emulator.roundings import (
     GraphRoundings,

@@ -61,7 +61,7 @@ class TorchEngine(Engine):
 
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether an op has a kernel, as far as runs of this model have told."""
-        works = takes_codes(node) if fmt.has_scales else node.native not in self.lacking
+        works = takes_codes(node) if fmt.runs_on_codes else node.native not in self.lacking
         return None if works else False
 
     def without(self, ops: frozenset[str]) -> TorchEngine:

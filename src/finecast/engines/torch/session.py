@@ -28,7 +28,7 @@ from finecast.frontends.torch.aten import DTYPES, dtype_label
 from finecast.frontends.torch.capture import evaluating
 from finecast.frontends.torch.instrument import Isolated
 from finecast.numbers.formats import Format
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 _LONGEST: Final = 200
 """Characters of an error of PyTorch's that a message quotes."""

@@ -9,12 +9,12 @@ import onnx_ir as ir
 from finecast.frontends import native_model
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.source_types import widen
-from finecast.frontends.onnx.writer import OnnxModel
+from finecast.frontends.onnx.writer import EditedModel
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.biases import Bias
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 
 
 def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:
@@ -46,7 +46,7 @@ def with_switches(model: ir.Model, switches: Sequence[Switch]) -> ir.Model:
     outputs that ``switches[k]`` lists are rounded, each to its encoding and back to fp32. Law:
     with all elements false it computes what ``model`` computes.
     """
-    return native_model.with_switches(OnnxModel(*read(model.clone())), switches)
+    return native_model.with_switches(EditedModel(*read(model.clone())), switches)
 
 
 def with_mean_errors(
@@ -63,5 +63,5 @@ def with_mean_errors(
         encodings: How those nodes' operands are encoded, by id.
         places: The products whose errors are wanted, with the biases that could correct them.
     """
-    coded, exact = (OnnxModel(*read(widen(model).clone())) for _ in range(2))
+    coded, exact = (EditedModel(*read(widen(model).clone())) for _ in range(2))
     return native_model.with_mean_errors(coded, exact, formats, encodings, places)

@@ -32,8 +32,8 @@ from finecast.graph import (
     Value,
 )
 from finecast.graph.builder import GraphBuilder, scope_of
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.ops import lookup
 
 _CONTROL: Final = frozenset({"If", "Loop", "Scan"})

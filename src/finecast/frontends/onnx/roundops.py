@@ -18,9 +18,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.constants import DATA_TYPES
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
-from finecast.numbers.scaled import Scaled
 
 # Length of the table of draws: a prime, so that it has no common factor with the size of a
 # sample, and samples do not draw the same numbers after a few.

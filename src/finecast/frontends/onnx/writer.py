@@ -49,7 +49,7 @@ from finecast.planning.edits import (
     SetPort,
     Use,
 )
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 # Metadata of a node, with the index of its input as suffix: the bytes, in base64, of the
 # constant there before numbers were added to it. An addition is not exact.
@@ -154,7 +154,7 @@ def apply_edits(
     """
     if not edits:
         return
-    model = OnnxModel(graph, binding)
+    model = EditedModel(graph, binding)
     for edit in edits:
         if isinstance(edit, SetFormat):
             model.retype(edit.node, edit.to)
@@ -173,7 +173,7 @@ def apply_edits(
 
 
 @final
-class OnnxModel(NativeModel):
+class EditedModel(NativeModel):
     """A model that is changed in place; its tensors are values of onnx_ir.
 
     Attributes:
@@ -319,7 +319,7 @@ class OnnxModel(NativeModel):
         self._main.inputs.append(self._inputs[name])
         return self._inputs[name]
 
-    def join(self, other: OnnxModel) -> None:
+    def join(self, other: EditedModel) -> None:
         """Take the nodes and constants of ``other``, which then reads this model's inputs."""
         exact, inputs = other.binding.model, {v.name: v for v in self._main.inputs}
         for value in list(exact.graph.inputs):

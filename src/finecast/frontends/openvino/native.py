@@ -35,13 +35,12 @@ from finecast.frontends.openvino.types import (
     take_names,
 )
 from finecast.graph import INNER, Graph
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
-from finecast.numbers.scaled import Scaled
 from finecast.planning.adjustments import AdjustOperand
 from finecast.planning.edits import Edit, Use
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 if TYPE_CHECKING:
     import openvino
@@ -309,7 +308,7 @@ class OvNative(NativeModel):
         after.set_friendly_name(name)
         port.replace_source_output(after.output(0))
         stored = base64.b64encode(array.astype(STORED).tobytes()).decode()
-        note = {WAS: stored} if what.add else what.to_dict()
+        note: dict[str, Any] = {WAS: stored} if what.add else what.to_dict()
         self.changes.adjusted.setdefault(name, []).append(note)
 
     def multiply(self, edit: AdjustOperand) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import CODED, Format
 
 if TYPE_CHECKING:
     import openvino
@@ -45,7 +45,7 @@ TYPES: Final = {
 HINTED: Final = (Format.BF16, Format.FP16)
 """Formats that OpenVINO has a precision hint for, by the name of its type."""
 
-STATED: Final = (*TYPES, *(f for f in Format if f.has_scales))
+STATED: Final = (*TYPES, *CODED)
 """Formats that models can state: element types, and codes with scales."""
 
 FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}

@@ -47,7 +47,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 CAST: Final = "tf::Cast"
 

@@ -33,7 +33,7 @@ from finecast.numbers import roundmodes
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
 from finecast.planning.edits import Use
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 _END: Final = "output"
 

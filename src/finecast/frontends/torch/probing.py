@@ -24,10 +24,8 @@ from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.instrument import Isolated, TorchRoundable, is_tensor, rounded
 from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids
 from finecast.numbers.formats import Format
-from finecast.planning.output_errors import counted_outputs
-from finecast.planning.points import Point
-from finecast.planning.sensitivity import measure
-from finecast.planning.switches import Switch
+from finecast.planning.points import Point, Switch
+from finecast.planning.sensitivity import counted_outputs, measure
 
 Errors = NDArray[np.float64]
 Tap = Callable[[torch.Tensor], torch.Tensor]

@@ -36,9 +36,9 @@ from finecast.frontends.torch.reader import (
     tensor_inputs,
 )
 from finecast.graph import Graph
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_scalar, overflow_limit
-from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import (
     ConvertConstant,
     Edit,

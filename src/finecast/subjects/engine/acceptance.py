@@ -34,7 +34,7 @@ from finecast.data.deviation import (
 )
 from finecast.data.response import blurred, untold
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call
-from finecast.engines.fallen_apart import Kernels, load_with_kernels
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
@@ -86,7 +86,7 @@ class Pair:
         """
         if self.engine.emulates is not None:
             return self.source.reference(), ()
-        return load_with_kernels(self.engine, self.source.loadable)
+        return try_with_kernels(self.engine, self.source.loadable)
 
     def converted(self) -> tuple[Session, Kernels]:
         """The plan's model in the engine, and the nodes in its kernels."""

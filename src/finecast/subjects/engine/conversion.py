@@ -214,7 +214,7 @@ class Converter:
         If no feeds can be made to run the model, it is unchanged.
         """
         engine = self.engines[0]
-        if not any(f.has_scales and fuses(engine.name, f) for f in planner.policy.formats):
+        if not any(fuses(engine.name, f) for f in planner.policy.formats):
             return planner
         self.feeds.check(self.source.input_shapes)
         feeds = self.feeds.make(engine.load(self.source.loadable))

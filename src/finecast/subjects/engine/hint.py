@@ -18,9 +18,8 @@ from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.pipeline.subject import Built, Hinted
-from finecast.planning.assign import pick
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
+from finecast.planning.planner import Planner, pick
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.native import Source
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator.native_session import plan_session
-from finecast.engines.fallen_apart import Kernels, load_with_kernels
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.native_model import NativeModel, with_roundings
@@ -277,7 +277,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             EngineError: If the engine does not load it.
         """
         if engine.emulates is None:
-            return load_with_kernels(engine, written)
+            return try_with_kernels(engine, written)
         self.runners(None)[0].load(written)
         copy = partial(self.roundable, built.plan.policy, built.plan.adjustments)
         return plan_session(copy, built.plan, engine.emulates), ()

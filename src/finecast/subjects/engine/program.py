@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.base import Feeds
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.native_session import (

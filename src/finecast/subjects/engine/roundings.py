@@ -24,11 +24,16 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.numbers.formats import Format
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.points import RoundingPoints, rounding_points
+from finecast.planning.points import (
+    SWITCH,
+    RoundingPoints,
+    Switch,
+    rounding_points,
+    scaled_points,
+    switches,
+)
 from finecast.planning.problem import Analysis, pins, roundings
-from finecast.planning.scaled_points import scaled_points
 from finecast.planning.sensitivity import Probe, Sensitivity, joined, measure
-from finecast.planning.switches import SWITCH, Switch, switches
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
 from finecast.subjects.engine.profiles import Profiles, kernel_nodes

@@ -30,9 +30,9 @@ from finecast.pipeline.workload import (
 )
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.points import Switch
 from finecast.planning.problem import Analysis
 from finecast.planning.sensitivity import Probe
-from finecast.planning.switches import Switch
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite

@@ -12,7 +12,7 @@ from finecast.devices.emulation import Emulation
 from finecast.engines import candidates
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator import exact_session
-from finecast.engines.fallen_apart import Kernels, load_with_kernels
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import from_memory
 from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 from dataclasses import replace
 
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Setting
 from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
@@ -144,7 +144,7 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         self, built: EngineBuilt, written: Loadable, engine: Engine
     ) -> tuple[Session, Kernels]:
         """The file in an engine; a device's emulator loads it, too."""
-        return load_with_kernels(engine, written)
+        return try_with_kernels(engine, written)
 
     @property
     def explains(self) -> bool:
@@ -246,7 +246,7 @@ class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
         formats = self.formats(plan)
         low = set(formats.values()) - {Format.FP32}
         if len(low) <= 1:
-            coded = {d.node: d.encodings for d in plan.decisions if d.format.has_scales}
+            coded = plan.encodings
             emulation = replace(
                 emulation,
                 format=next(iter(low), emulation.format),

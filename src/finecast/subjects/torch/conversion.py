@@ -97,7 +97,7 @@ class TorchConverter(Converter):
         assert prepared.captured is not None
         arguments = self.model.signature.unflattened(self.leaves)
         planner, told = with_codes(prepared.captured, planner, arguments, self.progress)
-        runs = any(d.format.has_scales for d in planner.lowest().decisions)
+        runs = any(d.format.runs_on_codes for d in planner.lowest().decisions)
         self.told.extend((*told, *((HOW_TO_RUN,) if runs else ())))
         return planner
 
@@ -143,10 +143,10 @@ class TorchConverter(Converter):
 
 def uses_codes(policy: Policy) -> bool:
     """Whether ops may read codes: modules are then compiled with frozen weights."""
-    return policy.scope is not Scope.NONE and any(f.has_scales for f in policy.formats)
+    return policy.scope is not Scope.NONE and any(f.runs_on_codes for f in policy.formats)
 
 
 def slow_formats(plan: Plan, engine: TorchEngine) -> list[str]:
     """Notes on formats of a plan that gain nothing here."""
-    speeds = (speed_of(engine, fmt) for fmt in plan.low_formats if not fmt.has_scales)
+    speeds = (speed_of(engine, fmt) for fmt in plan.low_formats if not fmt.runs_on_codes)
     return [f"{s.text}: the model is smaller, not faster" for s in speeds if not s.gains]

@@ -17,8 +17,8 @@ from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, appl
 from finecast.frontends.torch.instrument import Isolated
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
+from finecast.planning.points import Switch
 from finecast.planning.sensitivity import Probe
-from finecast.planning.switches import Switch
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
 from finecast.rules.policy import Policy
@@ -158,7 +158,7 @@ def coded_sensitivities(
     """
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
-    points = points_of(planner, units, {f: () for f in formats if f.has_scales})
+    points = points_of(planner, units, {f: () for f in formats if f.runs_on_codes})
 
     def prober(switches: Sequence[Switch]) -> Probe:
         return switched_probe(prepared, switches, feeds)

@@ -256,7 +256,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
     ) -> Sequence[Feeds]:
         """The user's batches; without them the examples, for scales and for devices."""
-        needed = options.device is not None or any(f.has_scales for f in policy.formats)
+        needed = options.device is not None or any(f.runs_on_codes for f in policy.formats)
         return batches or ((self.calibration or [self.examples]) if needed else ())
 
     def converter(

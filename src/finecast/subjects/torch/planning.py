@@ -30,10 +30,9 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shapes
 from finecast.pipeline.search import SAME_TIME
-from finecast.planning.assign import lowest
 from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
-from finecast.planning.planner import Planner
+from finecast.planning.planner import Planner, lowest
 from finecast.planning.points import Point, RoundingPoints, find_points
 from finecast.planning.problem import Analysis, Roundings, roundings
 from finecast.planning.sensitivity import Sensitivity, joined

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, setting_of_formats
+from finecast.devices.emulation import Emulation, Setting, setting_of_formats
 from finecast.engines.base import Feeds
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.torch_program import (

@@ -280,7 +280,7 @@ class TorchExamined(EngineExamined):
         errors = sensitivities(
             captured,
             points,
-            [f for f in planner.policy.formats if not f.has_scales],
+            [f for f in planner.policy.formats if not f.runs_on_codes],
             subject.leaves(self.workload),
             probing=subject.options.probing,
             counted=exact.counted,
