@@ -12,7 +12,7 @@ MOST_AT_THE_TOP = 8
 # Typer reads the options of a verb from its ``run``; users write these functions' keywords.
 KEYWORDS = {
     *(f"api.py:{verb}" for verb in ("apply", "convert", "inspect", "tune")),
-    *("subjects/torch/convert.py:convert", "torch/tuning.py:tune"),
+    *("torch/modules.py:convert", "torch/modules.py:tune"),
 }
 
 

@@ -144,6 +144,7 @@ def test_ranges_are_those_of_all_batches(trained: nn.Module, data: TensorDataset
     assert scales[1] == pytest.approx(10 * scales[0], rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:no op is in int8")  # what the op dicts ask for
 @pytest.mark.parametrize(
     ("settings", "want"),
     [

@@ -245,6 +245,12 @@ class Engine(ABC):
 
         return probe(self)
 
+    def capability(self, fmt: Format) -> Capability:
+        """The capability in one format: a fraction of the time of ``capabilities``."""
+        from finecast.engines.probe import probe_one
+
+        return probe_one(self, fmt)
+
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether there is a kernel for a node in a format; None if the engine cannot say."""
         del node

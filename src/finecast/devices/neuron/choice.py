@@ -21,7 +21,7 @@ from finecast.errors import UsageError
 from finecast.naming import spelled
 from finecast.numbers.formats import CODED, Format
 from finecast.ops import OpKind
-from finecast.rules.policy import Policy, Scope, low_formats
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope, low_formats
 
 DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in.
@@ -137,7 +137,8 @@ def emulated(
             f"--auto-cast-type {given.auto_cast_type}: one format is emulated",
             fix="name one, or mix them by op with finecast tune --target",
         )
-    scope = Scope.ALL if choice.policy.scope is Scope.AUTO else choice.policy.scope
+    stated = choice.policy.scope
+    scope = stated if stated in (Scope.NONE, Scope.MATMULT) else Scope.ALL
     label = f"--auto-cast {scope.value} --auto-cast-type {choice.policy.format.label}"
     return replace(choice.emulation, scope=scope), label, choice.notes
 
@@ -170,7 +171,7 @@ def check_formats(emulation: Emulation, policy: Policy) -> None:
 
 def _local(given: Given) -> Policy:
     """Finecast's own policy for this machine."""
-    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    scope = Scope.parse(given.auto_cast or DEFAULT_POLICY)
     formats = _formats(given, _NO_TARGET)
     for fmt in formats:
         if fmt not in _HERE:
@@ -238,7 +239,7 @@ def _is_auto(given: Given) -> bool:
 
 def _planned(given: Given) -> CompilerChoice:
     """Scope ``auto``, or several formats, on a target."""
-    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    scope = Scope.parse(given.auto_cast or DEFAULT_POLICY)
     what = f"--auto-cast-type {given.auto_cast_type}"
     what = what if len(_labels(given)) > 1 else "--auto-cast auto"
     for option, written in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):
