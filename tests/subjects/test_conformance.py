@@ -265,9 +265,8 @@ def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
     def evaluate(run: Run) -> float:
         (y,) = run({"x": X}).values()
         first.append(y)
-        assert not np.array_equal(
-            y, -first[0]
-        )  # other outputs than the model's are not judged
+        # Other outputs than the model's are not judged.
+        assert not np.array_equal(y, np.negative(first[0]))
         return next(scores, 0.0)
 
     outcome = finecast.tune(net, low, evaluate=evaluate, calib=[{"x": X}], engine=engine)
