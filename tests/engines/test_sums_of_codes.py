@@ -17,6 +17,7 @@ from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds
 from finecast.engines.probe import probe_one
 from finecast.errors import WrongNumbersError
+from finecast.frontends.dry_run import DryRun
 from finecast.numbers.formats import Format
 
 openvino = pytest.importorskip("openvino")
@@ -141,6 +142,7 @@ def wrong_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         return Faulty(session) if low and self._threads == 1 else session
 
     monkeypatch.setattr(OpenVinoEngine, "_load", loaded)
+    monkeypatch.setattr(DryRun, "keep", lambda _: None)  # models are verified here
 
 
 @pytest.mark.usefixtures("wrong_on_one_thread")
