@@ -20,8 +20,8 @@ import scipy
 from numpy.typing import NDArray
 
 from finecast.solver.assignment import PINNED_HIGH, Problem, evaluate
-from finecast.solver.exact import solve
 from finecast.solver.frontier import frontier
+from finecast.solver.mincut import solve
 
 _CAST_S = 12e-6  # time to launch a cast; the time of its transfer is added
 _REPEATS = 5

@@ -38,7 +38,7 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity, switched_probe
 
 PAGE = Path(__file__).with_name("architecture.md")
 POLICY = Policy.parse("auto:bf16")
@@ -90,7 +90,9 @@ def _stages(path: Path) -> dict[str, str]:
     units = make_units(prepared.graph, measured.permissions, POLICY.formats)
     points = rounding_points(prepared.graph, units)
     where = {POLICY.format: points}
-    errors = probe_sensitivity(measured, prepared, where, lambda _: [feeds], None, silent)
+    errors = probe_sensitivity(
+        measured, where, lambda some: switched_probe(prepared, some, [feeds]), silent
+    )
     sensitivity = errors[POLICY.format]
     shapes = {i: f.shape for i, f in facts.items()}
     cost = RooflineCost(target=load_target(TARGET), shapes=shapes)

@@ -24,7 +24,7 @@ from torch import nn
 
 from finecast import api
 from finecast.engines.base import Feeds
-from finecast.measure.environment import environment, limited
+from finecast.measure.environment import cpu_label, environment
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import output_error
 from finecast.pipeline.workload import FunctionWorkload
@@ -171,7 +171,7 @@ def main() -> None:
     options = parser.parse_args()
     found = [*figures(options.models, options.only or (*MODELS, DEPTHWISE))]
     head = (DOCS / "adjustments.md").read_text().partition("<!-- figures -->")[0]
-    made = f"Made on {limited(environment())}."
+    made = f"Made on {cpu_label(environment())}."
     text = [f"{head}<!-- figures -->", made, "", *table(found), ""]
     (options.out / "adjustments.md").write_text("\n".join(text))
 

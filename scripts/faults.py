@@ -1,4 +1,4 @@
-"""Write ``docs/faults.md``: the table of ``finecast.faults`` for readers.
+"""Write ``docs/faults.md``: the table of ``finecast.devices.faults`` for readers.
 
 python scripts/faults.py
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from finecast.faults import KnownFault, known_faults
+from finecast.devices.faults import KnownFault, known_faults
 
 DOCS = Path(__file__).parent.parent / "docs"
 HEAD = """# Faults of engines
@@ -16,7 +16,7 @@ What engines and libraries are known to compute wrongly, and finecast keeps mode
 meeting. Each row has the last release that was seen to have the fault, where it is reported,
 and, in the table in the source, the test that fails once a release is right. Reports under
 `upstream/` are texts for the engine's project, each with a script that shows the fault.
-Written by `python scripts/faults.py` from `src/finecast/faults.csv`.
+Written by `python scripts/faults.py` from `src/finecast/devices/faults.csv`.
 
 | fault | seen in | what is wrong | report |
 | --- | --- | --- | --- |

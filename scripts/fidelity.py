@@ -20,10 +20,9 @@ import numpy as np
 import onnx_ir as ir
 import openvino as ov
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting
 from finecast.devices.targets import load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
-from finecast.engines.emulator.model import Setting
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.numbers.formats import Format

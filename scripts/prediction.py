@@ -28,13 +28,13 @@ import onnx
 from finecast import api
 from finecast.engines.base import Feeds
 from finecast.errors import EngineError
-from finecast.measure.environment import environment, limited
+from finecast.measure.environment import cpu_label, environment
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import output_error
 from finecast.pipeline.workload import MOST_PROBED_ROWS, FunctionWorkload, probed, samples
-from finecast.planning.assign import chosen
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Plan
+from finecast.planning.planner import chosen
 from finecast.planning.problem import Analysis, predicted_error
 from finecast.planning.proposing import propose
 from finecast.progress import silent
@@ -314,7 +314,7 @@ def write(found: Sequence[Figure]) -> None:
     docs = ROOT / "docs"
     head = (docs / "prediction.md").read_text().partition("<!-- figures -->")[0]
     below = f"{len(found) - len(judged)} of {len(found)} plans are below {_FLOOR:g}"
-    made = f"Made on {limited(environment())}; {below}."
+    made = f"Made on {cpu_label(environment())}; {below}."
     text = [f"{head}<!-- figures -->", made, "", *table(judged), ""]
     (docs / "prediction.md").write_text("\n".join(text))
     (docs / "prediction.svg").write_text(svg(judged))

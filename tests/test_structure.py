@@ -12,7 +12,7 @@ MOST_AT_THE_TOP = 8
 # Typer reads the options of a verb from its ``run``; users write these functions' keywords.
 KEYWORDS = {
     *(f"api.py:{verb}" for verb in ("apply", "convert", "inspect", "tune")),
-    *("subjects/torch/convert.py:convert", "torch/tuning.py:tune"),
+    *("torch/modules.py:convert", "torch/modules.py:tune"),
 }
 
 
@@ -20,7 +20,7 @@ KEYWORDS = {
 KEPT_IN_MODULES = {
     "engines/probe.py: _cache": "what this machine's engines can do: measured once",
     "engines/torch/kernels.py: _seen": "times of this machine's kernels: measured once",
-    "pipeline/casting.py: _KNOWN": "times of this machine's casts: measured once",
+    "subjects/engine/profiles.py: _KNOWN": "times of this machine's casts: measured once",
     "files/locks.py: _HOLDERS": "locks on files are the process's own",
     "frontends/collection.py: _Uncollected": "the garbage collector is the process's own",
     "frontends/onnx/native.py: _worker": "the one child process that runs onnx's passes",

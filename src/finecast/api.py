@@ -27,9 +27,8 @@ from finecast.pipeline.arguments import checked
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.goal import MIN_SPEEDUP, Goal
+from finecast.pipeline.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
-from finecast.pipeline.objective import Objective
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
 from finecast.pipeline.study import Study, journals, study_at
@@ -38,7 +37,7 @@ from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, reporting
 from finecast.rules import UserRule
-from finecast.rules.policy import Policy
+from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.rules.user_rules import without_opinion
 from finecast.subjects import (
     check_output_name,
@@ -93,7 +92,7 @@ def load(
 def convert(
     model: Model,
     output: str | Path | None = None,
-    policy: Policy | str = "all:bf16",
+    policy: Policy | str = DEFAULT_POLICY,
     *,
     engine: str | None = None,
     target: Emulation | str | None = None,
@@ -195,7 +194,7 @@ def tune(
     criterion: str = "relative",
     tolerance: float = 0.01,
     lower_is_better: bool = False,
-    policy: Policy | str = "auto",
+    policy: Policy | str = DEFAULT_POLICY,
     of: str | Sequence[str] = (),
     engine: str | None = None,
     target: Emulation | str | None = None,

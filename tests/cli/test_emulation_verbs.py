@@ -13,8 +13,7 @@ import pytest
 from finecast.api import judge
 from finecast.errors import ExitCode, ModelError
 from finecast.numbers.formats import Format
-from finecast.pipeline.ladder import LadderWalk
-from finecast.pipeline.per_op import PlanResult
+from finecast.pipeline.ladder import LadderWalk, PlanResult
 from finecast.rules.policy import Policy
 from tests.cli.conftest import Answer
 from tests.engines.emulator import models
@@ -275,7 +274,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
         return PlanResult(plan=plan, metric=1.0, errors={}, time_s=1e-6), ""
 
     monkeypatch.setattr("finecast.frontends.onnx.check", refuse)
-    monkeypatch.setattr("finecast.pipeline.per_op.search_per_op", found)
+    monkeypatch.setattr("finecast.pipeline.ladder.search_per_op", found)
     out = tmp_path / "low.onnx"
     out.write_text("of before")
     options = ["--metric", "cosine", "-o", out, "--force"]

@@ -130,7 +130,7 @@ def test_a_slow_format_asked_for_by_name_warns_with_the_ratio(
     out = model.with_name("low.pt2")
     options = ["--auto-cast", "all", "--auto-cast-type", "fp16"]
     assert main(["convert", str(model), "-o", str(out), *options]) == 0
-    assert "fp16 is 10.0 times slower than fp32" in capsys.readouterr().err
+    assert "fp16 runs at 0.1x fp32's speed" in capsys.readouterr().err
 
 
 def test_inspect_and_explain(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,13 +148,15 @@ def test_options_that_do_not_apply_are_refused(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(model.with_name("low.pt2"))
-    for option in (["--engine", "openvino"], ["--io", "low"]):
-        assert main(["convert", str(model), "-o", out, *option]) == 2
-        assert f"{option[0]} does not apply to" in capsys.readouterr().err
     data = ["--data", str(model.with_name("d.npz"))]
-    for option in (["--engine", "openvino"], ["--io", "low"]):
+    for option, said in (
+        (["--engine", "openvino"], "does not run models of PyTorch"),
+        (["--io", "low"], "--io does not apply"),
+    ):
+        assert main(["convert", str(model), "-o", out, *option]) == 2
+        assert said in capsys.readouterr().err
         assert main(["tune", str(model), "-o", out, *data, *option]) == 2
-        assert f"{option[0]} does not apply" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
 
 
 def test_operands_are_not_adjusted_and_that_is_refused(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from finecast.engines.base import Array, Feeds, Session, outputs_on
-from finecast.planning.output_errors import squared_error
+from finecast.planning.sensitivity import squared_error
 
 
 class Doubling:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, parser
 
 import finecast
 from finecast.engines import crashes, first_that_loads, get_engine, installed
+from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError
 from finecast.frontends import dry_run, dry_run_worker
 from finecast.frontends.dry_run import CrashedError, DryRun, _Library
@@ -109,6 +110,29 @@ def test_a_crash_as_it_is_run(name: str, hostile: None) -> None:
     for _ in range(2):
         with pytest.raises(EngineError, match=r"crashed \(SIGFPE\) as it ran the model"):
             session.run(FEEDS)
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+def test_a_model_that_is_kept_there_gives_outputs_and_may_crash() -> None:
+    """Its runs are all in the other process, which may crash in any of them."""
+    engine = OpenVinoEngine()
+    session = engine.load_tried(NET.SerializeToString())
+    wanted = FEEDS["x"] + np.array([1, 2, 3, 4], np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run(FEEDS)["y"], wanted)
+    library = dry_run._workers["openvino"]
+    child = library.worker.child
+    assert child is not None
+    child.process.kill()
+    child.process.wait()  # as if another model had ended it: the model is loaded again
+    np.testing.assert_array_equal(session.run(FEEDS)["y"], wanted)
+    with crashing("run", "openvino"):
+        crashed = engine.load_tried(NET.SerializeToString())
+        with pytest.raises(CrashedError, match="SIGFPE"):
+            crashed.run(FEEDS)
+    assert not library.dropped
+    del session
+    assert len(library.dropped) == 1
 
 
 @pytest.mark.parametrize("hostile", ["nothing"], indirect=True)

@@ -177,6 +177,7 @@ def test_engines_on_one_thread_and_as_one_stream_compute_the_same(
     got: Any
     (wanted,) = engine.load(source).run(data()).values()
     for other in (engine.on_one_thread(), engine.as_one_stream()):
+        assert other is not None
         assert (other.name, other.device) == (engine.name, engine.device)
         (got,) = other.load(source).run(data()).values()
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)

@@ -11,8 +11,8 @@ from onnx import numpy_helper, parser
 from finecast import api
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import onnx as frontend
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.rules.calibration import calibrated
 from finecast.rules.policy import Policy
 from finecast.rules.ranges import Calibration

@@ -15,19 +15,18 @@ from onnx import helper, numpy_helper, parser
 from finecast import api
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
-from finecast.planning.points import RoundingPoints, rounding_points
+from finecast.planning.points import RoundingPoints, rounding_points, switches
 from finecast.planning.sensitivity import Probe, measure
-from finecast.planning.switches import switches
 from finecast.planning.units import make_units
 from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 from finecast.rules.scaled_operands import origin
 from finecast.subjects.engine import conversion, planning
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.switched import switched_probe
+from finecast.subjects.engine.roundings import switched_probe
 from tests import toy_encoding
 from tests.frontends.tools import planner_of
 

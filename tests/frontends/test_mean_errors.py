@@ -11,9 +11,8 @@ from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.instrument import with_mean_errors
 from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.types import infer
-from finecast.numbers.encodings import Encodings
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.biases import biases
 from tests.frontends.tools import parse, tensor
 

@@ -20,14 +20,15 @@ from finecast.data.deviation import expected
 from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import openvino as frontend
+from finecast.frontends.native_model import with_roundings, with_switches
+from finecast.frontends.openvino.native import OvNative
 from finecast.frontends.openvino.reader import read
-from finecast.frontends.roundable import with_roundings, with_switches
 from finecast.frontends.rounding import rounded
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.edits import cast_count, edits
 from finecast.planning.plan import Plan
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.planning import make_planner
 from tests.frontends.openvino_graphs import WIDTH, chain, feeds_of, model_of, random_model, run
@@ -179,8 +180,9 @@ def test_rounding_by_arithmetic_is_that_of_a_cast(fmt: Format) -> None:
         numbers = np.concatenate([drawn, ties, small, ends]).astype(np.float32)
     kept = ~(np.abs(numbers) < np.finfo(np.float32).smallest_normal) | (numbers == 0)
     numbers = numbers[kept]
+    make = OvNative.copy_of(chain()).op
     x = op.parameter([-1], np.float32, name="x")
-    (got,) = run(model_of([rounded(op, x.output(0), fmt)], [x]), {"x": numbers}).values()
+    (got,) = run(model_of([rounded(make, x.output(0), fmt)], [x]), {"x": numbers}).values()
     np.testing.assert_array_equal(got, round_to(numbers, fmt))
 
 

@@ -18,12 +18,12 @@ from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.emulator.native_session import plan_session
 from finecast.frontends import openvino as frontend
+from finecast.frontends.native_model import with_roundings
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.reader import read
-from finecast.frontends.roundable import with_roundings
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.planning import make_planner
 from tests.frontends.openvino_graphs import WIDTH, model_of, run

@@ -23,7 +23,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, patterns
-from finecast.subjects.engine.by_hint import check_marks
+from finecast.subjects.engine.hint import check_marks
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.openvino.model import OvModel
 from tests.frontends.openvino_graphs import chain, model_of

@@ -8,8 +8,7 @@ import pytest
 
 from finecast.errors import ModelError
 from finecast.frontends.openvino.model import load
-from finecast.frontends.openvino.saved_model import taken_signature
-from finecast.frontends.saved_notes import NOTES_FILE, notes_in, stays_low
+from finecast.frontends.saved_models import NOTES_FILE, notes_in, stays_low, taken_signature
 
 
 def message(number: int, content: bytes) -> bytes:

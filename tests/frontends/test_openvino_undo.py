@@ -16,11 +16,11 @@ from finecast.data.deviation import expected
 from finecast.engines import get_engine
 from finecast.errors import ModelError
 from finecast.frontends import openvino as frontend
+from finecast.frontends.native_model import with_roundings
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import PLAN_KEY, changes_of
 from finecast.frontends.openvino.reader import read
 from finecast.frontends.openvino.undo import original
-from finecast.frontends.roundable import with_roundings
 from finecast.numbers.formats import Format
 from finecast.planning.edits import ConvertConstant
 from finecast.planning.planner import Planner

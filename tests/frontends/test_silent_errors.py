@@ -13,7 +13,7 @@ from onnx import helper
 from finecast.data.metrics import METRICS
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
-from finecast.planning import assign
+from finecast.planning.planner import lowest
 from finecast.rules import Context, permit
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
@@ -45,7 +45,7 @@ def kept_by_facts(proto: onnx.ModelProto, folder: Path, **feeds: np.ndarray) -> 
         v.id: ValueFacts.of(arrays[v.name]) for v in prepared.graph.values if v.name in arrays
     }
     permissions = permit(Context(graph=prepared.graph, policy=policy, facts=facts))
-    chosen = assign.lowest(prepared.graph, permissions, Format.FP16)
+    chosen = lowest(prepared.graph, permissions, Format.FP16)
     return {prepared.graph.nodes[i].name: f.label for i, f in chosen.items()}
 
 

@@ -18,7 +18,7 @@ from finecast.frontends.onnx.definitions import following
 from finecast.frontends.onnx.instrument import with_switches
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy
 from tests.frontends.tools import convert, convert_file, model, ops, parse, run, tensor
 

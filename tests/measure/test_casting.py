@@ -11,7 +11,7 @@ import pytest
 
 from finecast.engines.base import Engine, KernelTime
 from finecast.numbers.formats import Format
-from finecast.pipeline import casting as rates
+from finecast.subjects.engine import profiles as rates
 
 
 @dataclass

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Encoding, Encodings, packed, stored_bytes, unpacked
+from finecast.numbers.encodings import (
+    Encoding,
+    Encodings,
+    Scaled,
+    packed,
+    stored_bytes,
+    unpacked,
+)
 from finecast.numbers.formats import FLOATS, Format
-from finecast.numbers.scaled import Scaled
 from tests import toy_encoding
 
 BY_CHANNEL = Scaled(

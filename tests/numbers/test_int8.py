@@ -15,8 +15,8 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from finecast.engines.openvino import OpenVinoEngine
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 INT8 = Format.INT8
 X = hnp.arrays(np.float32, (3, 5), elements=st.floats(-(2.0**13), 2.0**13, width=32))

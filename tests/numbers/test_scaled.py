@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format, Grid
-from finecast.numbers.scaled import Scaled
 from tests import toy_encoding
 
 Array = NDArray[np.float32]

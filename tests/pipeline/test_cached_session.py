@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.pipeline.cached_session import CachedSession
 
 
-class Doubling:
+class Doubling(Session):
     """y = 2 x, counting its runs."""
+
+    inputs = (TensorSpec(name="x", dtype="fp32", shape=(None,)),)
+    outputs = (TensorSpec(name="y", dtype="fp32", shape=(None,)),)
 
     def __init__(self) -> None:
         self.runs = 0
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        return (TensorSpec(name="x", dtype="fp32", shape=(None,)),)
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        return (TensorSpec(name="y", dtype="fp32", shape=(None,)),)
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         self.runs += 1

@@ -6,7 +6,7 @@ import pytest
 
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.pipeline.contributions import reasons
+from finecast.pipeline.emulating import reasons
 
 X, IMAGE = "fp32[4, 64]", "fp32[2, 6, 10, 10]"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from finecast.measure.racing import ANCHOR, Effort, Race
-from finecast.pipeline.last_race import last_race
+from finecast.pipeline.conclusion import last_race
 from finecast.pipeline.measuring import Measurements
 from finecast.pipeline.search import Candidate
 from tests.pipeline.test_trials import candidate, trials

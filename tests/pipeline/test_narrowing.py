@@ -9,7 +9,7 @@ import pytest
 
 from finecast.engines.probe import Speed
 from finecast.numbers.formats import Format
-from finecast.pipeline.narrowing import drop_slow_formats
+from finecast.pipeline.measuring import drop_slow_formats
 from finecast.rules.policy import Policy
 
 BOTH = Policy.parse("auto:bf16,fp16")

@@ -13,8 +13,7 @@ import finecast
 from finecast.engines.base import Feeds, Loadable, Session
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
-from finecast.pipeline.goal import takes
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.goal import Objective, takes
 from finecast.pipeline.study import Study
 from tests.pipeline.test_tuning import Bench, ToyEngine, bench
 

@@ -114,7 +114,7 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
     assert len(repr(found)) < 1000
     assert {"baseline", "sensitivity", "timing"} <= found.phases.keys()
     assert repr(found.plan).startswith(f"<Plan {found.plan.digest} of ")
-    done = finecast.convert(mlp)
+    done = finecast.convert(mlp, policy="all:bf16")
     assert repr(done).startswith("converted by all:bf16: ")
     assert len(repr(done)) < 1000
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finecast.pipeline.per_op import search_per_op
+from finecast.pipeline.ladder import search_per_op
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from finecast.engines.base import Array, Feeds, KernelTime, TensorSpec
+from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.pipeline.casting import CastRate
-from finecast.pipeline.profiles import Profiles, measured_cost, profiled_in_turns
+from finecast.subjects.engine.profiles import (
+    CastRate,
+    Profiles,
+    measured_cost,
+    profiled_in_turns,
+)
 
 WEIGHTS = Format.INT8_WEIGHTS
 
@@ -59,13 +63,13 @@ def test_the_lowest_plan_is_as_fast_as_the_fastest_of_a_format() -> None:
 
 
 @dataclass
-class Drifting:
+class Drifting(Session):
     """A session on a machine that gets slower with each profile that is taken."""
 
     share: float
     machine: list[float]
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
+    inputs: Sequence[TensorSpec] = ()
+    outputs: Sequence[TensorSpec] = ()
     repeats: list[int] = field(default_factory=list[int])
 
     def run(self, feeds: Feeds) -> dict[str, Array]:

@@ -24,8 +24,7 @@ from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Race
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
-from finecast.pipeline.goal import MIN_SPEEDUP, Goal
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.pipeline.outcome import Outcome, Verdict
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run

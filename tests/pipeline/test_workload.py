@@ -225,7 +225,7 @@ def test_a_metric_that_looks_at_no_output_is_refused(
         run(one(2))
         return 0.9
 
-    session: Any = Session()
+    session: Any = Counting()
     workload = FunctionWorkload(function=function, name="mine")
     with pytest.raises(UserCodeError, match=r"returns 0\.9 whatever the outputs are"):
         workload.evaluate(session, None)
@@ -262,7 +262,7 @@ def _picky(run: Run) -> float:
 
 @pytest.mark.parametrize("function", [_first_class, _never_right, _until_the_end, _picky])
 def test_a_metric_that_may_look_at_outputs_is_taken(function: Any) -> None:
-    session: Any = Session()
+    session: Any = Counting()
     FunctionWorkload(function=function, name="mine").evaluate(session, None)
     assert session.runs == (3 if function is _until_the_end else 1)
 

@@ -10,7 +10,7 @@ from finecast.graph import Graph
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.planning.assign import lowest
+from finecast.planning.planner import lowest
 from finecast.rules import Permission
 
 FP32, BF16 = Format.FP32, Format.BF16

@@ -12,9 +12,8 @@ import pytest
 from finecast.errors import ModelError, UsageError
 from finecast.graph import ConstantStats, Graph
 from finecast.graph.text import from_text
-from finecast.numbers.encodings import Encodings
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import RoundTrip, Use, cast_count, edits
 from finecast.planning.plan import Decision, Plan
 from tests import toy_encoding

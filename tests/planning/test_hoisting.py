@@ -6,9 +6,8 @@ import pytest
 
 from finecast.graph import Graph
 from finecast.graph.text import from_text
-from finecast.numbers.encodings import Encodings
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import RoundTrip, edits
 from finecast.planning.units import make_units
 from finecast.rules import Permission

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finecast.planning.output_errors import counted_outputs, squared_errors
+from finecast.planning.sensitivity import counted_outputs, squared_errors
 
 Array = NDArray[np.generic]
 RNG = np.random.default_rng(0)

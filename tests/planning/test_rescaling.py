@@ -8,10 +8,8 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning.equalising import equalised
-from finecast.planning.rescaling import rescaling
+from finecast.planning.rescaling import equalised, rescaling, smoothable, smoothed
 from finecast.planning.scalable import sites
-from finecast.planning.smoothing import smoothable, smoothed
 from finecast.rules.base import Reason
 from finecast.rules.facts import ChannelFacts
 from tests.planning import nets

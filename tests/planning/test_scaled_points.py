@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.planning.points import RoundingPoint
-from finecast.planning.scaled_points import scaled_points
+from finecast.planning.points import RoundingPoint, scaled_points
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from tests import toy_encoding

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
-from finecast.planning.output_errors import squared_error
 from finecast.planning.points import RoundingPoint, RoundingPoints
 from finecast.planning.sensitivity import (
     Saturation,
     Sensitivity,
     joined,
     measure,
+    squared_error,
 )
 
 Array = NDArray[np.generic]

@@ -8,7 +8,7 @@ from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
-from finecast.planning.singles import lowered_by_one, raised_by_one
+from finecast.planning.proposing import lowered_by_one, raised_by_one
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy

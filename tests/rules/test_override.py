@@ -9,8 +9,7 @@ import pytest
 from finecast.graph.text import from_text
 from finecast.ops import OP_TABLE
 from finecast.rules.base import Context, NodeView
-from finecast.rules.hints import RAF_OPS, DType, ops_named
-from finecast.rules.override import active, find_override, override
+from finecast.rules.override import RAF_OPS, DType, active, find_override, ops_named, override
 from finecast.rules.policy import Policy
 
 GRAPH = from_text(

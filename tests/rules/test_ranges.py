@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from finecast.errors import UsageError
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.rules.facts import ValueFacts
 from finecast.rules.ranges import Calibration, covered
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finecast.solver import expansion, integer
+from finecast.solver import expansion
 from finecast.solver.expansion import highest, label
 from finecast.solver.labelling import Labelling, LabelProblem, RoundingErrors, Rows
 from tests.solver.test_expansion import LAMS, chain_of, every, problems
@@ -65,5 +65,7 @@ def test_some_of_these_are_not_solved_by_moves(monkeypatch: pytest.MonkeyPatch) 
 def test_a_large_problem_is_left_to_moves() -> None:
     problem = chain_of(120)
     known = highest(problem)
-    assert integer.improved(problem, 0.5, known) is known
-    assert integer.improved(chain_of(6), 0.5, highest(chain_of(6))).cost(0.5) < known.cost(0.5)
+    assert expansion.improved(problem, 0.5, known) is known
+    assert expansion.improved(chain_of(6), 0.5, highest(chain_of(6))).cost(0.5) < known.cost(
+        0.5
+    )

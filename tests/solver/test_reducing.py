@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from finecast.solver.assignment import Bools
 from finecast.solver.mincut import minimal_cut
-from finecast.solver.reducing import reduced
-from finecast.solver.undecided import Undecided
+from finecast.solver.reducing import Undecided, reduced
 
 
 @st.composite

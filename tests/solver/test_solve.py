@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
 from finecast.solver.assignment import PINNED_HIGH, PINNED_LOW, Problem, Solution, evaluate
-from finecast.solver.exact import solve
 from finecast.solver.frontier import frontier
-from finecast.solver.mincut import minimal_cut
+from finecast.solver.mincut import minimal_cut, solve
 
 INF = float("inf")
 

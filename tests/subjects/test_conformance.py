@@ -21,8 +21,8 @@ from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.numbers.formats import Format
 from finecast.pipeline.workload import Run
-from finecast.planning.output_errors import squared_error
 from finecast.planning.plan import Plan
+from finecast.planning.sensitivity import squared_error
 from tests.subjects import toy, toy_chain, toy_subject
 from tests.subjects.networks import FRONTENDS, Frontend
 
@@ -265,9 +265,8 @@ def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
     def evaluate(run: Run) -> float:
         (y,) = run({"x": X}).values()
         first.append(y)
-        assert not np.array_equal(
-            y, -first[0]
-        )  # other outputs than the model's are not judged
+        # Other outputs than the model's are not judged.
+        assert not np.array_equal(y, np.negative(first[0]))
         return next(scores, 0.0)
 
     outcome = finecast.tune(net, low, evaluate=evaluate, calib=[{"x": X}], engine=engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,8 +19,8 @@ from finecast import api
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import probe_one
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 
@@ -56,7 +57,7 @@ def weights() -> dict[str, Array]:
     return {name: array.astype(np.float32) for name, array in found.items()}
 
 
-def inputs() -> dict[str, NDArray[np.generic]]:
+def inputs() -> dict[str, NDArray[Any]]:
     draw = np.random.default_rng(2)
     x = draw.standard_normal((7, 512)).astype(np.float32)
     return {"ids": draw.integers(0, 50, 7), "x": x}
@@ -133,7 +134,7 @@ def test_onnx_runtime_gives_the_same_numbers(net: Path, engine: OpenVinoEngine) 
     out = net.with_name("low.onnx")
     api.convert(net, out, "all:int4_weights", engine="openvino")
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, inputs())
+    found = np.asarray(session.run(None, inputs())[0])
     np.testing.assert_allclose(found, expected(net.suffix), atol=1e-5, rtol=1e-5)
     codes = [t for t in onnx.load(out).graph.initializer if t.name.endswith("int4_weights")]
     assert {t.data_type for t in codes} == {onnx.TensorProto.INT4}

@@ -18,12 +18,10 @@ from finecast.engines.loading import exact_session
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
-from finecast.numbers.encodings import Encodings
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
-from finecast.planning.scaled_points import scaled_points
-from finecast.planning.switches import SWITCH, switches
+from finecast.planning.points import SWITCH, scaled_points, switches
 from finecast.planning.units import make_units
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused

@@ -20,9 +20,9 @@ from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends import openvino as ov_frontend
-from finecast.frontends.roundable import with_roundings
+from finecast.frontends.native_model import with_roundings
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
+from finecast.planning.points import SWITCH, Switch
 from finecast.planning.sensitivity import measure
-from finecast.planning.switches import SWITCH, Switch
-from finecast.subjects.engine.switched import SwitchedProbe, part_size
+from finecast.subjects.engine.roundings import SwitchedProbe, part_size
 
 
 @dataclass
-class Toy:
+class Toy(Session):
     """A session that adds what its switches have; each session sums in an order of its own."""
 
     added: Sequence[float]
     off_by: float
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
+    inputs: Sequence[TensorSpec] = ()
+    outputs: Sequence[TensorSpec] = ()
     runs: int = 0
 
     def run(self, feeds: Feeds) -> dict[str, Array]:

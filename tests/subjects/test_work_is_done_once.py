@@ -10,6 +10,7 @@ import pytest
 
 import finecast
 from finecast.frontends import onnx as onnx_frontend
+from finecast.frontends.worker import Worker
 from finecast.rules.policy import Policy
 from tests.subjects.networks import FRONTENDS
 
@@ -60,3 +61,34 @@ def test_an_exported_program_is_edited_once_for_a_plan(
     done = finecast.apply(plan, path)
     assert edited == [plan.digest]
     assert done.casts == 0
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_convert_compiles_each_model_once_and_in_another_process(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fp32 model, the converted one, and the converted one on one thread."""
+    openvino = pytest.importorskip("openvino")
+    here: list[object] = []
+    there: list[str] = []
+    compile_model, ask = openvino.Core.compile_model, Worker.ask
+
+    def counted(core: Any, model: Any, *given: Any) -> Any:
+        here.append(model)
+        return compile_model(core, model, *given)
+
+    def listen(self: Worker, request: dict[str, Any], payload: bytes = b"") -> Any:
+        if request.get("call") == "run" or "compile" in request.get("settings", {}):
+            there.append(request["call"])
+        return ask(self, request, payload)
+
+    policy, model = "all:bf16", net(tmp_path, suffix)
+    finecast.convert(model, policy=policy)  # asks what the engine has
+    monkeypatch.setattr(openvino.Core, "compile_model", counted)
+    monkeypatch.setattr(Worker, "ask", listen)
+    done = finecast.convert(model, tmp_path / f"low{suffix}", policy)
+    assert done.verified.engine == "openvino"
+    assert here == []
+    assert there.count("keep") == 3
+    assert "load" not in there
+    assert there.count("run") == 4  # with fp32's on other inputs

@@ -23,9 +23,9 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.device import Program
 from finecast.pipeline.model import OpenedModel, RunOptions
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.program import Program
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy

@@ -20,7 +20,7 @@ from finecast.engines.emulator.native_session import plan_session
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ExitCode
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.roundable import with_roundings
+from finecast.frontends.native_model import with_roundings
 from finecast.frontends.tensorflow import FrozenModel, TensorFlowFile
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node, opened
@@ -29,7 +29,7 @@ from finecast.frontends.tensorflow.saving import save
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.planning import make_planner
 from tests.tensorflow.control_flow import MODELS, ROWS, WIDTH, feeds_of, weights

@@ -12,12 +12,12 @@ import finecast
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.roundable import with_switches
+from finecast.frontends.native_model import with_switches
 from finecast.frontends.tensorflow.loading import load, of_graph_def
 from finecast.frontends.tensorflow.saving import save
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from finecast.rules import override
 from tests.tensorflow.models import Model, nodes_of, of_function, served, tf, types_of
 
@@ -28,7 +28,7 @@ ROWS = tf.TensorSpec([None, 16], tf.float32, name="x")
 def test_a_saved_model_is_served_in_bf16_under_the_names_of_before(
     mlp: Model, tmp_path: Path
 ) -> None:
-    done = finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    done = finecast.convert(mlp.path, tmp_path / "low", "like-grappler:bf16")
     formats = {d.op: d.format for d in done.plan.decisions}
     assert formats.pop("softmax") is Format.FP32  # its result is given out in fp32
     assert set(formats.values()) == {Format.BF16}
@@ -40,6 +40,11 @@ def test_a_saved_model_is_served_in_bf16_under_the_names_of_before(
     types = types_of(tmp_path / "low")
     assert {types.pop(n) for n in list(types) if n.endswith("Softmax")} == {"float32"}
     assert set(types.values()) == {"bfloat16"}
+
+
+def test_scope_all_is_every_op_the_last_softmax_too(mlp: Model, tmp_path: Path) -> None:
+    done = finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
+    assert set(done.plan.formats.values()) == {Format.BF16}
 
 
 def test_weights_rest_in_bf16(mlp: Model, tmp_path: Path) -> None:

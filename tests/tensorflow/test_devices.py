@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 import finecast
 from finecast.cli import main
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, setting_of
+from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.devices.targets import load_target
 from finecast.engines.loading import exact_session
 from finecast.errors import ExitCode, UsageError

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.frontends import tensorflow as frontend
-from finecast.frontends.roundable import with_roundings, with_switches
+from finecast.frontends.native_model import with_roundings, with_switches
 from finecast.frontends.tensorflow import FrozenModel
-from finecast.frontends.tensorflow.folding import folded
+from finecast.frontends.tensorflow.canonical import folded
 from finecast.frontends.tensorflow.loading import of_graph_def
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant, round_to
 from finecast.planning.plan import Decision, Plan
-from finecast.planning.switches import SWITCH, Switch
+from finecast.planning.points import SWITCH, Switch
 from tests.tensorflow.models import tf
 
 SIZE = 8

@@ -17,13 +17,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import finecast.torch as ft
+from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.autocast import autocast_formats
-from finecast.engines.torch.planning import Known, choose, make_torch_planner
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Choice
 from finecast.rules.policy import Policy
+from finecast.subjects.torch.planning import Judging, choose, planner_of
 from tests.torch.planned import plan_of
 from tests.torch.uncompiled import OpByOp
 
@@ -120,7 +121,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.float() - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize("policy", ["auto:bf16", "all:bf16"])
+@pytest.mark.parametrize("policy", ["auto:bf16", "like-autocast:bf16"])
 def test_the_error_of_a_post_norm_net_is_not_above_autocast_s(policy: str) -> None:
     net = Words(2).layers.eval()
     x = torch.randn(4, 32, 64)
@@ -152,7 +153,8 @@ def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
 
     captured = frontend.capture(Net().eval(), (torch.randn(4, 8),))
     policy = Policy.parse("auto:bf16")
-    planner = make_torch_planner(captured.graph, policy, known=Known(measured=True))
+    prepared = frontend.TorchPrepared(graph=captured.graph, captured=captured)
+    planner = planner_of(prepared, policy, TorchEngine(), Judging(measured=True))
     found = autocast_formats(captured.graph, planner.permissions, policy.formats)
     formats = {captured.graph.nodes[n].op: f for n, f in found.items()}
     low, high = Format.BF16, Format.FP32

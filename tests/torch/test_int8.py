@@ -21,13 +21,15 @@ import finecast.torch as ft
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import read_back, scales_of_products, stored_codes
-from finecast.frontends.torch.observing import observe
 from finecast.measure.environment import environment
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.pipeline.census import count_classes
+from finecast.rules.policy import Policy
 from finecast.rules.quantized import computed_in
+from finecast.subjects.engine.observing import observe
 from finecast.subjects.torch import integers
+from finecast.subjects.torch.model import of_module
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
@@ -85,9 +87,10 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def test_values_are_observed_with_their_signs(net: tuple[nn.Module, torch.Tensor]) -> None:
     module, x = net
-    captured = frontend.capture(module, (x,))
-    facts = observe(captured, [x])
-    (seen,) = (facts[v.id] for v in captured.graph.inputs)
+    model = of_module(module, ((x,), {}))
+    prepared = model.prepare(Policy())
+    facts = observe(prepared, lambda: [model.examples])
+    (seen,) = (facts[v.id] for v in prepared.graph.inputs)
     assert seen.lowest == float(x.min())
     assert seen.highest == float(x.max())
 

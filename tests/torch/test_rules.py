@@ -14,9 +14,10 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast import rules
-from finecast.engines.torch.planning import Known, RuleSet, make_torch_planner
+from finecast.engines.torch import TorchEngine
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
+from finecast.frontends.torch import TorchPrepared
 from finecast.graph import Graph
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
@@ -26,6 +27,7 @@ from finecast.rules import NodeView
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy
 from finecast.rules.raf import never, propagate
+from finecast.subjects.torch.planning import Judging, RuleSet, planner_of
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -104,7 +106,7 @@ def test_concatenate_needs_a_strict_majority(low: int, expected: str) -> None:
     assert found[concat.id].label == expected
 
 
-@pytest.mark.filterwarnings("ignore:fp16 is 10.0 times slower")
+@pytest.mark.filterwarnings("ignore:fp16 runs at")
 @pytest.mark.parametrize(
     ("high", "low", "expected"), [(2, 3, "fp16"), (3, 2, "fp32"), (3, 4, "fp32")]
 )
@@ -203,7 +205,7 @@ def test_batch_norm_in_inference_is_low_with_statistics_in_fp32() -> None:
     graph = frontend.capture(net, (torch.randn(2, 3, 4, 4),)).graph
     (norm,) = [n for n in graph.nodes if n.op == "batch_norm"]
     assert propagate(graph, Format.FP16)[norm.id] is Format.FP16
-    assert [v.name for v in graph.following_inputs(norm)] == ["input_1"]
+    assert [v.name for v in graph.following_inputs(norm)] == ["input"]
 
 
 def test_batch_norm_in_training_is_low_with_statistics_in_fp32() -> None:
@@ -283,12 +285,9 @@ def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
     policy = Policy.parse("all:bf16")
     with rules.override(held):
         captured = frontend.capture(body, (x,))
-        planner = make_torch_planner(
-            captured.graph,
-            policy,
-            known=Known(measured=False),
-            rule_set=RuleSet.parse(rule_set),
-        )
+        prepared = TorchPrepared(graph=captured.graph, captured=captured)
+        chosen = RuleSet.parse(rule_set)
+        planner = planner_of(prepared, policy, TorchEngine(), Judging(rule_set=chosen))
     decisions = planner.lowest().decisions
     return {name: d.format.label for d in decisions for name in (d.op, d.node)}
 
@@ -301,7 +300,7 @@ def test_raf_s_own_signature_of_a_rule() -> None:
 
 @pytest.mark.parametrize("rule_set", ["finecast", "raf"])
 def test_the_seed_s_rules_run_as_they_are_written(rule_set: str) -> None:
-    from finecast.rules.hints import PrimType, check_dtype, gen_hint_helper
+    from finecast.rules.override import PrimType, check_dtype, gen_hint_helper
 
     def cast_bias_add(args: Any, ret_type: Any, amp_dtype: Any) -> Any:
         low = check_dtype(args[0].checked_type, amp_dtype)

@@ -15,18 +15,19 @@ import torch
 
 import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
-from finecast.engines.torch import rates
+from finecast.engines.torch import TorchEngine, rates
 from finecast.engines.torch.integers import Prepare
 from finecast.engines.torch.kernels import KernelTimes
-from finecast.engines.torch.planning import Known, make_torch_planner
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import scales_of_products
-from finecast.frontends.torch.observing import observe
 from finecast.numbers.formats import Format
 from finecast.progress import silent
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.observing import observe
 from finecast.subjects.torch import integers, subject
+from finecast.subjects.torch.model import of_module
+from finecast.subjects.torch.planning import Judging, planner_of
 from tests.torch.planned import plan_of
 from tests.torch.test_tuning import Branches, Clock, Device, X
 
@@ -175,7 +176,7 @@ def test_wrong_integers_are_not_planned_and_bf16_is(
 
 
 def test_what_is_no_format_of_compiled_modules_is_refused(device: Stated) -> None:
-    with pytest.raises(UsageError, match="do not compute in int8_weights"):
+    with pytest.raises(UsageError, match="int8_weights is planned for models of"):
         tuned(device, 1.0, "auto:int8_weights")
     with pytest.raises(UsageError, match="in models of ONNX and OpenVINO alone"):
         tuned(device, 1.0, "auto:int8+bias")
@@ -183,11 +184,12 @@ def test_what_is_no_format_of_compiled_modules_is_refused(device: Stated) -> Non
 
 def test_single_errors_are_those_of_the_codes_that_a_plan_states() -> None:
     net = Branches().eval()
-    captured = frontend.capture(net, (X,))
     policy = Policy.parse("auto:int8")
-    known = Known(measured=True, facts=observe(captured, [X]))
-    planner = make_torch_planner(captured.graph, policy, known=known)
-    found = integers.coded_sensitivities(planner, captured, [X], silent)
+    model = of_module(net, ((X,), {}))
+    prepared, captured = model.prepare(policy), model.file.captured(policy.label)
+    facts = observe(prepared, lambda: [model.examples])
+    planner = planner_of(prepared, policy, TorchEngine(), Judging(facts=facts, measured=True))
+    found = integers.coded_sensitivities(planner, prepared, [model.examples], silent)
     where, sensitivity = found[Format.INT8]
     assert len(where.points) == len(where.weights) == 2
     with torch.no_grad():

@@ -49,7 +49,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME[:DEVICE]",
-        help="openvino, onnxruntime or tensorflow, with :DEVICE if not the CPU; or"
+        help="openvino, onnxruntime, tensorflow, torch, torch-eager; :DEVICE if not CPU; or"
         " emulator:TARGET.",
     ),
 ]

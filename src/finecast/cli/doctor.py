@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,12 +34,12 @@ def run(
 
     rows: list[EngineRow] = []
     failures: list[str] = []
-    probes = _probes()
+    probes = engine_specs()
     with shown("probing", quiet=as_json) as report:
-        for index, (spec, probe) in enumerate(probes.items()):
+        for index, spec in enumerate(probes):
             report(spec, index, len(probes))
             try:
-                rows.append(probe())
+                rows.append(_row(spec))
             except EngineError as error:
                 failures.append(f"{spec}: {error}")
     machine = environment()
@@ -61,47 +60,29 @@ class EngineRow:
     formats: Mapping[Format, Capability]
 
 
-def _probes() -> dict[str, Callable[[], EngineRow]]:
-    """Functions that each measure a row, by ``ENGINE:DEVICE``.
-
-    PyTorch is imported only if it is installed: that takes seconds.
-    """
-    from importlib.util import find_spec
-
-    found: dict[str, Callable[[], EngineRow]] = {s: partial(_row, s) for s in engine_specs()}
-    if find_spec("torch") is not None:
-        import torch
-
-        found["torch:CPU"] = partial(_torch, "CPU")
-        if torch.cuda.is_available():
-            found["torch:CUDA"] = partial(_torch, "CUDA")
-    return found
-
-
 def _row(spec: str) -> EngineRow:
-    from finecast.engines import ENGINES, ONNX, SAVED_MODELS, get_engine
+    from finecast.engines import ENGINES, ONNX, PROGRAMS, SAVED_MODELS, get_engine
 
     engine = get_engine(spec)
+    frameworks = {ONNX: "ONNX", SAVED_MODELS: "TensorFlow", PROGRAMS: "PyTorch"}
     return EngineRow(
-        framework={ONNX: "ONNX", SAVED_MODELS: "TensorFlow"}[ENGINES[engine.name].reads],
+        framework=frameworks[ENGINES[engine.name].reads],
         engine=engine.name,
         device=engine.device,
         formats=engine.capabilities(),
     )
 
 
-def _torch(device: str) -> EngineRow:
-    from finecast.engines.torch.rates import capabilities
-
-    formats = capabilities(device.lower())
-    return EngineRow(framework="PyTorch", engine="torch", device=device, formats=formats)
-
-
 def engine_specs() -> list[str]:
-    """All installed engines with their devices, as ``NAME:DEVICE``."""
+    """All installed engines with their devices, as ``NAME:DEVICE``.
+
+    PyTorch, imported only if it is installed, is one engine: compiled or not, its products are
+    the same kernels.
+    """
     from finecast.engines import ENGINES, devices, installed
 
-    return [f"{n}:{d}" for n in ENGINES if installed(n) for d in devices(n)]
+    names = (name for name in ENGINES if installed(name) and name != "torch-eager")
+    return [f"{n}:{d}" for n in names for d in devices(n)]
 
 
 def cell(capability: Capability) -> str:

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
     from finecast.devices.neuron import CompilerChoice, Given, Rung
     from finecast.files import CommandFiles
-    from finecast.pipeline.ladder import LadderOutcome
+    from finecast.pipeline.ladder import LadderOutcome, PlanResult
     from finecast.pipeline.model import OpenedModel
-    from finecast.pipeline.per_op import PlanResult
     from finecast.pipeline.sources import DataOptions
 
 _COMPILED = ".neff"
@@ -196,8 +195,7 @@ def _walked(
 
     ``by_op`` says whether such a plan is wanted, and what formats are named for it.
     """
-    from finecast.pipeline.ladder import LadderWalk
-    from finecast.pipeline.per_op import search_per_op
+    from finecast.pipeline.ladder import LadderWalk, search_per_op
     from finecast.pipeline.sources import workload_of
 
     reference = model.reference()

@@ -30,7 +30,8 @@ class Casting:
         typer.Option(
             "--auto-cast",
             metavar="SCOPE",
-            help="none, matmult (or matmul), all; auto where finecast chooses by op.",
+            help="none, matmult (or matmul), all; auto (default) where finecast chooses by op;"
+            " like-autocast, like-grappler: all but what these keep in fp32.",
         ),
     ] = None
     auto_cast_type: Annotated[

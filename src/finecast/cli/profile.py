@@ -37,7 +37,8 @@ _Runner = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME[:DEVICE]",
-        help="openvino, onnxruntime or tensorflow, with :DEVICE if not the CPU.",
+        help="openvino, onnxruntime, tensorflow, torch or torch-eager; with :DEVICE if not the"
+        " CPU.",
     ),
 ]
 _Trusted = Annotated[
@@ -85,7 +86,8 @@ def run(
     models: Annotated[
         list[Path],
         typer.Argument(
-            metavar="MODEL...", help="ONNX files, SavedModels, or what OpenVINO reads."
+            metavar="MODEL...",
+            help="ONNX files, SavedModels, .pt2 files, or what OpenVINO reads.",
         ),
     ],
     data: Data,

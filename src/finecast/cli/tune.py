@@ -27,8 +27,7 @@ from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
-from finecast.pipeline.goal import MIN_SPEEDUP, Goal
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.progress import shown
 
 if TYPE_CHECKING:

@@ -16,14 +16,13 @@ from finecast.cli.output import (
     write_table,
 )
 from finecast.naming import number_of
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.goal import Objective
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from finecast.pipeline.findings import Findings, Found
     from finecast.pipeline.hint import Anchor
-    from finecast.pipeline.outcome import Measured, Outcome
+    from finecast.pipeline.outcome import Findings, Found, Measured, Outcome
     from finecast.planning.plan import Plan
 
 _TF32_TIMES = (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array
 from finecast.errors import UsageError
-from finecast.planning.output_errors import is_float
+from finecast.planning.sensitivity import is_float
 
 Outputs = Mapping[str, Array]
 

@@ -14,7 +14,7 @@ from typing import Self
 from finecast.data.comparison import Outputs
 from finecast.data.metrics import Accumulator, Metric
 from finecast.engines.base import Array, Feeds
-from finecast.planning.output_errors import counted_outputs, is_float
+from finecast.planning.sensitivity import counted_outputs, is_float
 
 
 class Score(float):

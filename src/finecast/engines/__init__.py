@@ -32,11 +32,13 @@ EMULATOR = "emulator"
 
 ONNX = "ONNX files"
 SAVED_MODELS = "SavedModels"
+PROGRAMS = "exported programs"
+PROGRAM_SUFFIX = ".pt2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEntry:
-    """An engine's module and class, the library that it needs, and its default device.
+    """An engine's module and its class, or a function that makes one, with its default device.
 
     ``install`` is the command that installs the library; ``reads`` the kind of files that the
     engine loads.
@@ -70,6 +72,20 @@ ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
             requires="tensorflow",
             install="pip install 'finecast[tensorflow]'",
             reads=SAVED_MODELS,
+        ),
+        "torch": EngineEntry(
+            module="finecast.engines.torch",
+            class_name="compiled",
+            requires="torch",
+            install="pip install 'finecast[torch]'",
+            reads=PROGRAMS,
+        ),
+        "torch-eager": EngineEntry(
+            module="finecast.engines.torch",
+            class_name="eager",
+            requires="torch",
+            install="pip install 'finecast[torch]'",
+            reads=PROGRAMS,
         ),
     }
 )
@@ -152,14 +168,19 @@ def default_engine() -> Engine:
 def engines_for(models: Sequence[Path]) -> list[Engine]:
     """The engines that may run all of ``models``, in order of preference.
 
-    For SavedModels, which are folders, and Keras files TensorFlow; if it is not installed, or
-    one of them is another file, those that read ONNX files.
+    For SavedModels, which are folders, and Keras files TensorFlow, for ``.pt2`` files PyTorch;
+    if it is not installed, or one of them is another file, those that read ONNX files.
     """
     from finecast.frontends.keras_models import KERAS_SUFFIX
 
-    own = [name for name in reading(SAVED_MODELS) if installed(name)]
-    if own and all(m.is_dir() or m.suffix.lower() == KERAS_SUFFIX for m in models):
-        return [get_engine(own[0])]
+    kinds = {
+        PROGRAMS: all(m.suffix.lower() == PROGRAM_SUFFIX for m in models),
+        SAVED_MODELS: all(m.is_dir() or m.suffix.lower() == KERAS_SUFFIX for m in models),
+    }
+    for kind in (k for k, fits in kinds.items() if fits):
+        own = [name for name in reading(kind) if installed(name)]
+        if own:
+            return [get_engine(own[0])]
     return candidates(None)
 
 

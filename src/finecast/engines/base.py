@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.errors import EngineError
 from finecast.graph import Node
 from finecast.numbers.formats import Format
@@ -246,6 +245,12 @@ class Engine(ABC):
 
         return probe(self)
 
+    def capability(self, fmt: Format) -> Capability:
+        """The capability in one format: a fraction of the time of ``capabilities``."""
+        from finecast.engines.probe import probe_one
+
+        return probe_one(self, fmt)
+
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether there is a kernel for a node in a format; None if the engine cannot say."""
         del node
@@ -278,6 +283,19 @@ class Engine(ABC):
         """
         del model
         raise EngineError(f"{self.name} has no precision hint for {fmt.label}")
+
+    def load_tried(self, model: Loadable) -> Session:
+        """Load a model for its outputs and not for timing, in another process if it can be.
+
+        There a model that crashes the engine is an EngineError. It is loaded as by ``load``,
+        or under the hint for fp32, so that the session tells its kernels.
+
+        Raises:
+            EngineError: If it cannot run the model.
+        """
+        if self.lowers_by_hint:
+            return self.load_hinted(model, Format.FP32)
+        return self.load(model)
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> Streams:
         """Load a model for throughput, with the engine's precision hint for ``fmt``.

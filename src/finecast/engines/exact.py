@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from finecast.engines.base import Array, Feeds, Session, joined_outputs, outputs_on
-from finecast.planning.output_errors import counted_outputs, is_float, squared_errors
+from finecast.planning.sensitivity import counted_outputs, is_float, squared_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

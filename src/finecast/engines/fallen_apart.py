@@ -45,6 +45,19 @@ def load_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels
     return session, [kernel.ops for kernel in session.kernel_formats()]
 
 
+def try_with_kernels(engine: Engine, model: Loadable) -> tuple[Session, Kernels]:
+    """As ``load_with_kernels``, in another process if the engine can; not for timing.
+
+    So a model is compiled once, and none of its runs crashes this process.
+
+    Raises:
+        EngineError: As ``engine.load``.
+    """
+    session = engine.load_tried(model)
+    known = session.kernel_formats() if engine.lowers_by_hint else ()
+    return session, [kernel.ops for kernel in known]
+
+
 def fallen_apart(before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
     """Kernels of ``before`` that ``after`` runs in several, in the order of ``before``.
 

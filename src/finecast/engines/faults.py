@@ -1,8 +1,8 @@
 """Ops and patterns that engines compute wrongly in a low format: plans never contain them.
 
 What each fault is, where it was reported and which test shows it is in the table of
-``finecast.faults``. A row here finds the nodes that the fault is about. It counts as long as
-the installed release of the engine has the fault.
+``finecast.devices.faults``. A row here finds the nodes that the fault is about. It counts as
+long as the installed release of the engine has the fault.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from finecast.devices.faults import known_faults
 from finecast.engines.openvino_mlp import sums_behind_products, sums_of_codes
 from finecast.engines.openvino_scales import scaled_twice
-from finecast.faults import known_faults
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name

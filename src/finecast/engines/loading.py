@@ -12,7 +12,11 @@ from finecast.errors import EngineError, FinecastError, naming
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 
-_OWN: Final = {"openvino": "openvino", "finecast.frontends.tensorflow": "tensorflow"}
+_OWN: Final = {
+    "openvino": "openvino",
+    "finecast.frontends.tensorflow": "tensorflow",
+    "finecast.frontends.torch": "torch",
+}
 """Engines by the package that defines the models of their own library."""
 
 T = TypeVar("T")

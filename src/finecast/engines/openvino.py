@@ -13,9 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -45,7 +44,9 @@ from finecast.engines.openvino_ports import SizeCheck, model_source, op_names, s
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
-from finecast.frontends.dry_run import DryRun, warm_up
+from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
+from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
+from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
@@ -53,13 +54,14 @@ from finecast.frontends.openvino.model import load, reads, serialized
 from finecast.frontends.openvino.types import LABELS
 from finecast.numbers.formats import Format
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     import openvino
 
     _Names: TypeAlias = Mapping[str, tuple[str, ...]]
-    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[[], _Names], DryRun]
-    _Made: TypeAlias = tuple[openvino.CompiledModel, SizeCheck, DryRun]
-    _Compiled: TypeAlias = tuple[_Made, ModelSource, Callable[[], _Names]]
+    _Read: TypeAlias = tuple[openvino.Model, ModelSource, Callable[..., _Names], T]
+    _Compiled: TypeAlias = tuple[tuple["_Here", SizeCheck], ModelSource, Callable[..., _Names]]
 
 
 _MICROSECOND_S = 1e-6
@@ -83,25 +85,21 @@ class OpenVinoSession(Session):
 
     def __init__(
         self,
-        made: _Made,
+        made: tuple[_Loaded, SizeCheck],
         source: ModelSource,
         *,
         where: str,
         names: Mapping[str, tuple[str, ...]] | None,
         others: str,
     ) -> None:
-        compiled, self._sizes, self._dry_run = made
+        self._model, self._sizes = made
         self._source = source
         self._where = where
         self._fix = "; or ".join(filter(None, ("check the feeds' sizes", others)))
         self._names = names
-        self._request = compiled.create_infer_request()
-        self._types = [port.get_element_type() for port in compiled.inputs]
-        self.inputs = specs_of(compiled.inputs, source.inputs)
-        self.outputs = specs_of(compiled.outputs, source.outputs)
-        self._compiled = compiled
+        self.inputs = specs_of(self._model.inputs, source.inputs)
+        self.outputs = specs_of(self._model.outputs, source.outputs)
         self._runs = 0
-        self._stateful = bool(self._request.query_state())
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once, with an empty state; the outputs are the caller's own copies.
@@ -120,12 +118,12 @@ class OpenVinoSession(Session):
     @property
     def keeps_state(self) -> bool:
         """Whether outputs depend on the calls before."""
-        return self._stateful
+        return self._model.keeps_state
 
     def reset(self) -> None:
         """Empty the state."""
-        if self._stateful:
-            self._request.reset_state()
+        if self._model.keeps_state:
+            self._model.reset()
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run once on the state that the step before left.
@@ -137,13 +135,11 @@ class OpenVinoSession(Session):
         arrays = ordered_feeds(feeds, self.inputs)
         try:
             self._sizes.check([array.shape for array in arrays])
-            if not self._runs:
-                named = zip(self.inputs, arrays, strict=True)
-                self._dry_run.run([(spec.name, array, None) for spec, array in named])
-            self._infer(arrays)
+            outputs = self._model.infer(arrays)
+            self._runs += 1
             return {
-                spec.name: _read(self._request.get_output_tensor(index), spec)
-                for index, spec in enumerate(self.outputs)
+                spec.name: _typed(array, spec)
+                for spec, array in zip(self.outputs, outputs, strict=True)
             }
         except RuntimeError as error:
             raise EngineError(
@@ -164,15 +160,15 @@ class OpenVinoSession(Session):
             UsageError: If the session was loaded without ``profiling=True``.
             EngineError: If OpenVINO fails.
         """
-        if self._names is None:
+        if self._names is None or not isinstance(self._model, _Here):
             raise UsageError("this session has no profile", fix="load with profiling=True")
         self.run(feeds)  # the first run prepares kernels for these shapes
-        kinds, before_s = self._means()
+        kinds, before_s = self._model.means()
         times: dict[str, list[float]] = defaultdict(list)
         for _ in range(repeats):
             runs = self._runs
             self.run(feeds)
-            seen, mean_s = self._means()
+            seen, mean_s = self._model.means()
             kinds |= seen  # kernels shorter than a microsecond are listed only in some runs
             for name, mean in mean_s.items():
                 total_s = self._runs * mean - runs * before_s.get(name, mean)
@@ -180,7 +176,7 @@ class OpenVinoSession(Session):
                 times[name].append(last_s)
             before_s = mean_s
         ops, formats = self._attributed(self._names)
-        constants = constants_of(self._compiled)
+        constants = constants_of(self._model.kernels())
         found = [
             KernelTime(
                 kernel=name,
@@ -194,14 +190,6 @@ class OpenVinoSession(Session):
         ]
         return sorted(found, key=lambda k: -k.time_s)
 
-    def _means(self) -> tuple[dict[str, str], dict[str, float]]:
-        """The kind of each kernel, and its mean time over all runs so far."""
-        ran = [i for i in self._request.get_profiling_info() if i.status == i.Status.EXECUTED]
-        kinds = {i.node_name: f"{i.node_type}/{i.exec_type}" for i in ran}
-        # Means are rounded down to whole microseconds: on average half of one is missing.
-        times = {i.node_name: i.real_time.total_seconds() + _CUT_OFF_S for i in ran}
-        return kinds, times
-
     def kernel_formats(self) -> Sequence[KernelFormats]:
         """The formats of each kernel that runs nodes of the model.
 
@@ -211,7 +199,7 @@ class OpenVinoSession(Session):
         if self._names is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         ops, formats = self._attributed(self._names)
-        stored = stored_in(self._compiled)
+        stored = stored_in(self._model.kernels())
         return [
             KernelFormats(
                 ops=nodes,
@@ -226,16 +214,98 @@ class OpenVinoSession(Session):
         self, names: Mapping[str, tuple[str, ...]]
     ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, str]]:
         """The nodes in each kernel, and OpenVINO's name of its format."""
-        kernels, formats = kernels_of(self._compiled, names)
+        kernels, formats = kernels_of(self._model.kernels(), names)
         return attribute(self._source.steps, kernels), formats
 
-    def _infer(self, arrays: Sequence[Array]) -> None:
+
+class _Loaded(Protocol):
+    """A compiled model with one request, in this process or in another one."""
+
+    inputs: Sequence[PortFacts]
+    outputs: Sequence[PortFacts]
+    keeps_state: bool
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        """Its kernels, in the order in which they run."""
+        ...
+
+    def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Run once; the outputs in order. Raises RuntimeError if OpenVINO fails."""
+        ...
+
+    def reset(self) -> None:
+        """Empty the state."""
+        ...
+
+
+@final
+class _Here:
+    """A model compiled in this process; its first run is tried in the other one before."""
+
+    def __init__(self, compiled: openvino.CompiledModel, dry_run: DryRun) -> None:
+        self.compiled = compiled
+        self.inputs: Sequence[PortFacts] = ports_of(compiled.inputs)
+        self.outputs: Sequence[PortFacts] = ports_of(compiled.outputs)
+        self._request = compiled.create_infer_request()
+        self._types = [port.get_element_type() for port in compiled.inputs]
+        self._dry_run: DryRun | None = dry_run
+        self.keeps_state = bool(self._request.query_state())
+        self.reset = self._request.reset_state
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        return runtime_kernels(self.compiled)
+
+    def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        if self._dry_run is not None:
+            self._dry_run.run(_feeds_of(self.inputs, arrays))
+            self._dry_run = None
         shared = [shareable(array) for array in arrays]  # the request reads them as it runs
         for index, (data, kind) in enumerate(zip(shared, self._types, strict=True)):
             self._request.set_input_tensor(index, tensor_of(data, kind))
         # share_outputs: without it infer() copies all outputs into a result that is not used
         self._request.infer(share_outputs=True)
-        self._runs += 1
+        tensors = (self._request.get_output_tensor(i) for i in range(len(self.outputs)))
+        # Copies: the next run overwrites the tensors.
+        return [
+            np.array(tensor.str_data, dtype=object)
+            if port["type"] == "string"
+            else np.array(tensor.data)
+            for port, tensor in zip(self.outputs, tensors, strict=True)
+        ]
+
+    def means(self) -> tuple[dict[str, str], dict[str, float]]:
+        """The kind of each kernel, and its mean time over all runs so far."""
+        ran = [i for i in self._request.get_profiling_info() if i.status == i.Status.EXECUTED]
+        kinds = {i.node_name: f"{i.node_type}/{i.exec_type}" for i in ran}
+        # Means are rounded down to whole microseconds: on average half of one is missing.
+        times = {i.node_name: i.real_time.total_seconds() + _CUT_OFF_S for i in ran}
+        return kinds, times
+
+
+@final
+class _Elsewhere:
+    """A model that the process of dry runs has compiled and runs."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self.inputs: Sequence[PortFacts] = kept.told["inputs"]
+        self.outputs: Sequence[PortFacts] = kept.told["outputs"]
+        self.keeps_state: bool = kept.told["keeps_state"]
+        self._fresh = True
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        return self._kept.told["kernels"]
+
+    def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        fresh, self._fresh = self._fresh, False
+        return self._kept.run(_feeds_of(self.inputs, arrays), fresh=fresh)
+
+    def reset(self) -> None:
+        self._fresh = True
+
+
+def _feeds_of(ports: Sequence[PortFacts], arrays: Sequence[Array]) -> list[Feed]:
+    return [(port["name"], array, None) for port, array in zip(ports, arrays, strict=True)]
 
 
 @final
@@ -280,7 +350,7 @@ class OpenVinoEngine(Engine):
     def reads(self, model: Loadable) -> bool:
         """Whether it reads the model and knows the rank of every value, without compiling."""
         try:
-            with self._read(model, "", {}) as (read, _, _, _):
+            with self._read(model, "", {}, DryRun.load) as (read, _, _, _):
                 ports = (port for op in read.get_ops() for port in op.outputs())
                 return all(port.get_partial_shape().rank.is_static for port in ports)
         except (RuntimeError, FinecastError):
@@ -294,6 +364,20 @@ class OpenVinoEngine(Engine):
         """
         return self._load(model, _hint(fmt), profiling=False, named=True)
 
+    def load_tried(self, model: Loadable) -> OpenVinoSession:
+        """Load a model in another process, where it may crash; here if that cannot be."""
+        where = str(model) if isinstance(model, Path) else ""
+        with (
+            _explained(model, where),
+            self._read(model, where, self._settings("f32"), DryRun.keep) as found,
+        ):
+            read, source, names, kept = found
+            if kept is not None:
+                made, others = (_Elsewhere(kept), SizeCheck(read)), _other_engines(model)
+                known = names(kept.told["ops"])
+                return OpenVinoSession(made, source, where=where, names=known, others=others)
+        return self.load_hinted(model, Format.FP32)
+
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> OpenVinoStreams:
         """Load a model under the hints for throughput and for precision ``fmt``.
 
@@ -302,8 +386,9 @@ class OpenVinoEngine(Engine):
         """
         where = str(model) if isinstance(model, Path) else ""
         settings = self.as_one_stream()._settings(_hint(fmt))
-        with self._compiled(model, where, settings) as ((compiled, *_), source, _):
-            return OpenVinoStreams(compiled, specs_of(compiled.inputs, source.inputs), where)
+        with self._compiled(model, where, settings) as ((loaded, _), source, _):
+            inputs = specs_of(loaded.inputs, source.inputs)
+            return OpenVinoStreams(loaded.compiled, inputs, where)
 
     def as_one_stream(self) -> OpenVinoEngine:
         """The same device under the hint for throughput."""
@@ -344,35 +429,34 @@ class OpenVinoEngine(Engine):
         self, model: Loadable, where: str, settings: dict[str, Any]
     ) -> Generator[_Compiled]:
         """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
-        try:
-            with self._read(model, where, settings) as (read, source, names, dry_run):
+        with _explained(model, where):
+            with self._read(model, where, settings, DryRun.load) as found:
+                read, source, names, dry_run = found
                 stated = _stated(read, settings)
                 compiled = self._core.compile_model(read, self.device, stated)
                 sizes = SizeCheck(read)
-            yield (compiled, sizes, dry_run), source, names
-        except RuntimeError as error:
-            reason = explain(error)
-            raise EngineError(
-                f"OpenVINO cannot load the model: {reason}",
-                where=where,
-                fix=_NEEDS_RANK
-                if "dynamic rank" in reason
-                else _other_engines(model) or _OWN_MODEL,
-            ) from error
+            yield (_Here(compiled, dry_run), sizes), source, names
 
     @contextmanager
-    def _read(self, model: Any, where: str, settings: dict[str, Any]) -> Generator[_Read]:
+    def _read(
+        self, model: Any, where: str, settings: dict[str, Any], attempt: Callable[[DryRun], T]
+    ) -> Generator[_Read[T]]:
         """The model as read, its ports and steps, a function for the nodes of each op.
 
-        And a dry run of it, which has compiled it if there are ``settings``.
+        The ops are those of the model as another process read it, or by default as read here.
+        And what ``attempt`` made of a dry run of it, which compiles if there are ``settings``.
         """
         if _is_onnx(model):
             source = read_source(model)
             _check_depth(source, where)
             with without_links(model) as place:
-                dry_run = self._tried(place, where, settings)
+                tried = attempt(self._dry_run(place, where, settings))
                 read = self._core.read_model(place)
-                yield read, source, partial(nodes_by_friendly_name, read, source), dry_run
+
+                def names(ops: Sequence[OpFacts] | None = None) -> _Names:
+                    return nodes_by_friendly_name(ops or ops_of(read), source)
+
+                yield read, source, names, tried
             return
         own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
@@ -380,17 +464,17 @@ class OpenVinoEngine(Engine):
         if settings:
             settings = _stated(own, settings)
         content, split = (serialized(own) if settings else None) or (None, None)
-        dry_run = self._tried(content, where, settings, split)
-        yield own, source, partial(op_names, own), dry_run
+        tried = attempt(self._dry_run(content, where, settings, split))
+        yield own, source, lambda ops=None: op_names(own), tried
 
-    def _tried(
+    def _dry_run(
         self,
         model: Path | bytes | None,
         where: str,
         settings: Mapping[str, Any],
         described: int | None = None,
     ) -> DryRun:
-        """A dry run that has loaded the model; that kernels are timed is no part of it.
+        """A dry run of the model; that kernels are timed is no part of it.
 
         Of IR in memory ``described`` bytes are no weights.
         """
@@ -404,7 +488,23 @@ class OpenVinoEngine(Engine):
             model=model,
             where=where,
             fix=_OWN_MODEL if described is not None else other_engines(self.name),
-        ).load()
+        )
+
+
+@contextmanager
+def _explained(model: Loadable, where: str) -> Generator[None]:
+    """Raise an EngineError in place of what OpenVINO raises as it loads ``model``."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = explain(error)
+        raise EngineError(
+            f"OpenVINO cannot load the model: {reason}",
+            where=where,
+            fix=_NEEDS_RANK
+            if "dynamic rank" in reason
+            else _other_engines(model) or _OWN_MODEL,
+        ) from error
 
 
 def _is_onnx(model: Loadable) -> bool:
@@ -465,13 +565,10 @@ def _label(name: str) -> str:
     return LABELS.get(name, name)
 
 
-def _read(tensor: openvino.Tensor, spec: TensorSpec) -> Array:
-    if spec.dtype == "string":
-        return np.array(tensor.str_data, dtype=object)
-    data = np.array(tensor.data)  # a copy: the next run overwrites the tensor
+def _typed(data: Array, spec: TensorSpec) -> Array:
+    """The array in the type of its port: numpy lacks some, which come as integers."""
     wanted = DTYPES.get(spec.dtype, data.dtype)
-    # Types that numpy lacks come back as another type of the same width.
-    return data if data.dtype == wanted else data.view(wanted)
+    return data if data.dtype in (wanted, object) else data.view(wanted)
 
 
 # Settings under which OpenVINO computes in the types that a model states.

@@ -76,7 +76,7 @@ class Speed:
 
 def speed_of(engine: Engine, fmt: Format) -> Speed:
     """The speed of one format, by short probes."""
-    found = probe_one(engine, fmt)
+    found = engine.capability(fmt)
     why = f" ({found.reason})" if found.reason else ""
     if not found.runs or found.speed is None:
         return Speed(

@@ -122,7 +122,7 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     """The probe with products on codes, whose scales fit its data."""
     from onnx import helper, numpy_helper
 
-    from finecast.numbers.scaled import Scaled
+    from finecast.numbers.encodings import Scaled
 
     nodes: list[Any] = []
     constants: list[Any] = []

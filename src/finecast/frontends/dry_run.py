@@ -5,6 +5,9 @@ steps of a neural ODE, and where it reads a convolution without weights. What ki
 process is one error here. Each model is tried once, with the settings that it is loaded with,
 and so is its first run. What the library raises there is ignored: it is raised here, too.
 
+A model that is run to see its outputs alone, and never to be timed, need not be loaded here at
+all: the other process keeps it and gives its outputs (``DryRun.keep``).
+
 Law: a dry run decides nothing but that. Where no process can be started, and for
 models in memory beyond ``MOST_BYTES``, nothing is tried.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +27,7 @@ import numpy as np
 
 from finecast.errors import EngineError
 from finecast.frontends import dry_run_worker
+from finecast.frontends.dry_run_worker import arrays_of, plain
 from finecast.frontends.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
@@ -52,6 +57,23 @@ class _Library:
         self.worker = Worker(dry_run_worker.__file__, name, instead=_untried)
         self.loaded: dict[str, str] = {}
         self.ran: set[str] = set()
+        self.dropped: list[str] = []
+
+    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Answer:
+        """The process's answer; it drops models that are kept no longer.
+
+        Raises:
+            WorkerDiedError: If the process dies.
+        """
+        dropped, self.dropped = self.dropped, []
+        return self.worker.ask({**request, "drop": dropped}, payload)
+
+    def drop(self, key: str) -> None:
+        """Keep a model no longer: by the next request.
+
+        This is called from wherever the last reference goes, even from a request's own work.
+        """
+        self.dropped.append(key)
 
 
 _workers: Final = {
@@ -64,13 +86,6 @@ _workers: Final = {
 def warm_up(library: str) -> None:
     """Start the process unless it runs, without waiting for it: 0.1 to 0.5 s of a core."""
     _workers[library].worker.warm_up()
-
-
-def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array; of a type that numpy lacks, its bytes as unsigned integers."""
-    if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
-        return array.view(np.dtype(f"u{array.dtype.itemsize}"))
-    return array
 
 
 def _files(model: Path) -> list[Path]:
@@ -90,6 +105,7 @@ class DryRun:
         model: Its path or bytes; None if it is not tried.
         where: What errors name.
         fix: What a user can do if it crashes.
+        key: Tells the model and its settings from others; empty until it is tried.
     """
 
     library: str
@@ -97,7 +113,7 @@ class DryRun:
     model: Path | bytes | None
     where: str = ""
     fix: str = ""
-    _key: str = field(default="", init=False)
+    key: str = field(default="", init=False)
 
     def load(self) -> DryRun:
         """Load the model in the other process; returns the dry run, for its first run.
@@ -105,20 +121,7 @@ class DryRun:
         Raises:
             CrashedError: If that ends the process.
         """
-        if isinstance(self.model, bytes) and len(self.model) > MOST_BYTES:
-            self.model = None
-        if self.model is None:
-            return self
-        known, self._key = _workers[self.library].loaded, self._identity(self.model)
-        if self._key not in known:
-            known[self._key] = ""
-            try:
-                self._send_model()
-            except CrashedError as error:
-                known[self._key] = error.what
-                raise
-        elif known[self._key]:
-            raise CrashedError(known[self._key], where=self.where, fix=self.fix)
+        self._try("load")
         return self
 
     def run(self, feeds: Sequence[Feed]) -> None:
@@ -127,21 +130,56 @@ class DryRun:
         Raises:
             CrashedError: If that ends the process.
         """
-        if self.model is None or not self._key:
+        if self.model is None or not self.key:
             return
         done = _workers[self.library].ran
-        if self._key not in done and all(
-            array.dtype.kind not in "OU" for _, array, _ in feeds
-        ):
-            raw = [(name, _plain(array), kind) for name, array, kind in feeds]
-            stated = [(name, a.dtype.str, a.shape, kind) for name, a, kind in raw]
-            request = {"call": "run", "key": self._key, "feeds": stated}
-            payload = b"".join(a.tobytes() for _, a, _ in raw)
-            if self._ask(request, payload) == "absent":
-                self._send_model()
-                self._ask(request, payload)
-            done.add(self._key)
+        if self.key not in done and all(array.dtype.kind not in "OU" for _, array, _ in feeds):
+            self.ask_to_run(feeds, "load", fresh=True)
+            done.add(self.key)
         self.model = None
+
+    def keep(self) -> Kept | None:
+        """Load the model in the other process, to be run there; None if it cannot be.
+
+        Then it is loaded here, which raises what the library raises.
+
+        Raises:
+            CrashedError: If that ends the process.
+        """
+        answer = self._try("keep")
+        if answer is None or answer[0]["status"] != "done":
+            return None
+        return Kept(self, answer[0]["told"])
+
+    def _try(self, call: str) -> Answer | None:
+        """Load the model in the other process; None if it is not tried, or was before."""
+        if isinstance(self.model, bytes) and len(self.model) > MOST_BYTES:
+            self.model = None
+        if self.model is None:
+            return None
+        known, self.key = _workers[self.library].loaded, self._identity(self.model)
+        if known.get(self.key):
+            raise CrashedError(known[self.key], where=self.where, fix=self.fix)
+        if call == "load" and self.key in known:
+            return None
+        known[self.key] = ""
+        try:
+            return self._send_model(call)
+        except CrashedError as error:
+            known[self.key] = error.what
+            raise
+
+    def ask_to_run(self, feeds: Sequence[Feed], call: str, *, fresh: bool) -> Answer:
+        """Run the model in the other process, which loads it by ``call`` if it lost it."""
+        raw = [(name, plain(array), kind) for name, array, kind in feeds]
+        stated = [(name, a.dtype.str, a.shape, kind) for name, a, kind in raw]
+        request = {"call": "run", "key": self.key, "feeds": stated, "fresh": fresh}
+        payload = b"".join(a.tobytes() for _, a, _ in raw)
+        answer = self._ask(request, payload)
+        if answer[0]["status"] == "absent":
+            self._send_model(call)
+            answer = self._ask(request, payload)
+        return answer
 
     def _identity(self, model: Path | bytes) -> str:
         """Equal for models that are the same, with the same settings."""
@@ -154,25 +192,47 @@ class DryRun:
                 found.update(f"{part.resolve()} {state.st_mtime_ns} {state.st_size}".encode())
         return found.hexdigest()
 
-    def _send_model(self) -> None:
+    def _send_model(self, call: str) -> Answer:
         model = self.model
         assert model is not None
-        request: dict[str, Any] = {"call": "load", "key": self._key, "settings": self.settings}
+        request: dict[str, Any] = {"call": call, "key": self.key, "settings": self.settings}
         if isinstance(model, bytes):
-            self._ask({**request, "bytes": len(model)}, model)
-        else:
-            size = sum(part.stat().st_size for part in _files(model))
-            path = os.fspath(model.absolute())
-            self._ask({**request, "bytes": size, "path": path}, b"")
+            return self._ask({**request, "bytes": len(model)}, model)
+        size = sum(part.stat().st_size for part in _files(model))
+        path = os.fspath(model.absolute())
+        return self._ask({**request, "bytes": size, "path": path}, b"")
 
-    def _ask(self, request: Mapping[str, Any], payload: bytes) -> str:
+    def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         library = _workers[self.library]
         try:
-            header, _ = library.worker.ask(request, payload)
+            return library.ask(request, payload)
         except WorkerDiedError as error:
             stage = _STAGES.get(error.stage, "before it read")
             raise CrashedError(
                 f"{library.title} {error} {stage} the model", where=self.where, fix=self.fix
             ) from error
-        status: str = header["status"]
-        return status
+
+
+class Kept:
+    """A model that the other process has loaded, and keeps as long as this is held.
+
+    ``told`` is what the library tells of it, as ``dry_run_worker`` says.
+    """
+
+    def __init__(self, dry_run: DryRun, told: Mapping[str, Any]) -> None:
+        self.told = told
+        self._dry_run = dry_run
+        library, key = _workers[dry_run.library], dry_run.key
+        weakref.finalize(self, library.drop, key).atexit = False
+
+    def run(self, feeds: Sequence[Feed], *, fresh: bool) -> list[np.ndarray[Any, Any]]:
+        """Run it, with an empty state if ``fresh``; the outputs in order.
+
+        Raises:
+            CrashedError: If that ends the process.
+            RuntimeError: What the library raises.
+        """
+        header, payload = self._dry_run.ask_to_run(feeds, "keep", fresh=fresh)
+        if header["status"] != "done":
+            raise RuntimeError(header.get("text", header["status"]))
+        return arrays_of(header["outputs"], payload)

@@ -7,6 +7,9 @@ A request to ``load`` has a ``key``, the ``settings`` of the library and a ``pat
 model's bytes as payload. One to ``run`` has the key of a model that was loaded and its
 ``feeds``: for each input its name, numpy's type, its shape and its type in the library. What
 the library raises is no matter here: it is raised in the other process, too.
+
+A request to ``keep`` loads a model, which then stays until a request has its key in ``drop``.
+The answer has what the library tells of the model, and runs of it give outputs.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -24,9 +27,115 @@ _MOST_HELD_BYTES: Final = 256 << 20
 
 _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 """Names, arrays, and their types in the library."""
-_Run: TypeAlias = Callable[[_Feeds], object]
-_Load: TypeAlias = Callable[[Mapping[str, Any], "str | bytes"], "_Run | None"]
 _Stage: TypeAlias = Callable[[str], None]
+
+
+class _Loaded(Protocol):
+    """A model that a library has loaded."""
+
+    def told(self) -> Mapping[str, Any] | None:
+        """What the library tells of it, for JSON; None if runs give no outputs."""
+        ...
+
+    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
+        """Run once, with an empty state if ``fresh``; the outputs in order, or nothing."""
+        ...
+
+
+_Load: TypeAlias = Callable[[Mapping[str, Any], "str | bytes"], "_Loaded | None"]
+
+
+class PortFacts(TypedDict):
+    """An input or output of a compiled OpenVINO model, and what is known of its shape."""
+
+    name: str
+    tensors: list[str]
+    type: str
+    shape: list[int | None] | None
+
+
+class KernelFacts(TypedDict):
+    """A kernel of a compiled OpenVINO model, by OpenVINO's own names."""
+
+    name: str
+    kind: str
+    computed: str
+    stored: str
+    layers: str
+    sources: list[str]
+    feeds: list[str]
+
+
+class OpFacts(TypedDict):
+    """An op of an OpenVINO model that is read, and not compiled."""
+
+    name: str
+    kind: str
+    tensors: list[str]
+    readers: list[str]
+
+
+def ops_of(model: Any) -> list[OpFacts]:
+    """The ops of an OpenVINO model, each after those that it reads."""
+    return [
+        {
+            "name": op.get_friendly_name(),
+            "kind": op.get_type_name(),
+            "tensors": sorted({name for port in op.outputs() for name in port.get_names()}),
+            "readers": _readers(op),
+        }
+        for op in model.get_ordered_ops()
+    ]
+
+
+def _readers(op: Any) -> list[str]:
+    targets = (t for port in op.outputs() for t in port.get_target_inputs())
+    return [target.get_node().get_friendly_name() for target in targets]
+
+
+def ports_of(ports: Sequence[Any]) -> list[PortFacts]:
+    """The inputs or outputs of a compiled OpenVINO model."""
+    return [
+        {
+            "name": port.get_node().get_friendly_name(),
+            "tensors": sorted(port.get_names()),
+            "type": port.get_element_type().get_type_name(),
+            "shape": _dims(port.get_partial_shape()),
+        }
+        for port in ports
+    ]
+
+
+def _dims(shape: Any) -> list[int | None] | None:
+    if not shape.rank.is_static:
+        return None
+    return [dim.get_length() if dim.is_static else None for dim in shape]
+
+
+def kernels_of(compiled: Any) -> list[KernelFacts]:
+    """The kernels of a compiled OpenVINO model, in the order in which they run."""
+    found: list[KernelFacts] = []
+    for op in compiled.get_runtime_model().get_ordered_ops():
+        info = op.get_rt_info()
+        found.append(
+            {
+                "name": op.get_friendly_name(),
+                "kind": _text(info, "layerType"),
+                "computed": _text(info, "runtimePrecision"),
+                "stored": _text(info, "outputPrecisions"),
+                "layers": _text(info, "originalLayersNames"),
+                "sources": [v.get_node().get_friendly_name() for v in op.input_values()],
+                "feeds": _readers(op),
+            }
+        )
+    return found
+
+
+def _text(info: Any, key: str) -> str:
+    if key not in info:
+        return ""
+    value = info[key]
+    return str(value.astype(str)) if hasattr(value, "astype") else str(value)
 
 
 def _openvino(tell_stage: _Stage) -> _Load:
@@ -34,7 +143,7 @@ def _openvino(tell_stage: _Stage) -> _Load:
 
     core = openvino.Core()
 
-    def load(settings: Mapping[str, Any], model: str | bytes) -> _Run | None:
+    def load(settings: Mapping[str, Any], model: str | bytes) -> _Loaded | None:
         tell_stage("read")
         described = settings.get("described")
         if isinstance(model, bytes) and described is not None:
@@ -45,27 +154,71 @@ def _openvino(tell_stage: _Stage) -> _Load:
             return None
         tell_stage("compiled")
         compiled = core.compile_model(read, settings["device"], settings["compile"])
-        del read
-        request = compiled.create_infer_request()
-
-        def run(feeds: _Feeds) -> None:
-            for index, (_, array, _) in enumerate(feeds):
-                kind = compiled.inputs[index].get_element_type()
-                request.set_input_tensor(
-                    index, openvino.Tensor(array, list(array.shape), kind)
-                )
-            request.infer()
-
-        return run
+        return _OpenVinoModel(compiled, ops_of(read))
 
     return load
+
+
+class _OpenVinoModel:
+    """A compiled model and a request, and the ops of the model as it was read.
+
+    OpenVINO numbers the ops that an ONNX node becomes by a count of the process's own, so that
+    kernels are named after these, and not after those of another process.
+    """
+
+    def __init__(self, compiled: Any, ops: Sequence[OpFacts]) -> None:
+        self.compiled, self.ops = compiled, ops
+        self.request = compiled.create_infer_request()
+
+    def told(self) -> Mapping[str, Any] | None:
+        """Its ports, ops and kernels, and whether it keeps a state. None if a port is text."""
+        inputs, outputs = map(ports_of, (self.compiled.inputs, self.compiled.outputs))
+        if any(port["type"] == "string" for port in (*inputs, *outputs)):
+            return None
+        return {
+            "inputs": inputs,
+            "outputs": outputs,
+            "ops": self.ops,
+            "kernels": kernels_of(self.compiled),
+            "keeps_state": bool(self.request.query_state()),
+        }
+
+    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
+        """Run once; the request's own outputs, which the next run overwrites."""
+        import openvino
+
+        if fresh and self.request.query_state():
+            self.request.reset_state()
+        for index, (_, array, _) in enumerate(feeds):
+            kind = self.compiled.inputs[index].get_element_type()
+            tensor = openvino.Tensor(array, list(array.shape), kind)
+            self.request.set_input_tensor(index, tensor)
+        self.request.infer(share_outputs=True)
+        count = len(self.compiled.outputs)
+        return [self.request.get_output_tensor(index) for index in range(count)]
+
+
+class _Run:
+    """A model whose outputs nobody asks for."""
+
+    def __init__(self, run: Callable[[_Feeds], object]) -> None:
+        self.call = run
+
+    def told(self) -> None:
+        """Nothing."""
+
+    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
+        """Run once."""
+        del fresh
+        self.call(feeds)
+        return ()
 
 
 def _onnxruntime(tell_stage: _Stage) -> _Load:
     import onnxruntime
     from onnxruntime import OrtValue
 
-    def load(settings: Mapping[str, Any], model: str | bytes) -> _Run:
+    def load(settings: Mapping[str, Any], model: str | bytes) -> _Loaded:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = settings["threads"]
@@ -87,7 +240,7 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
             }
             session.run_with_ort_values([o.name for o in session.get_outputs()], given)
 
-        return run
+        return _Run(run)
 
     return load
 
@@ -98,7 +251,7 @@ def _tensorflow(tell_stage: _Stage) -> _Load:
 
     tf: Any = importlib.import_module("tensorflow")
 
-    def load(settings: Mapping[str, Any], model: str | bytes) -> _Run:
+    def load(settings: Mapping[str, Any], model: str | bytes) -> _Loaded:
         tell_stage("read")
         graph = tf.Graph()
         with graph.as_default():
@@ -110,7 +263,7 @@ def _tensorflow(tell_stage: _Stage) -> _Load:
             given = {name: array for name, array, _ in feeds}
             session.run(settings["outputs"], given)
 
-        return run
+        return _Run(run)
 
     return load
 
@@ -122,52 +275,96 @@ _LIBRARIES: Final[Mapping[str, Callable[[_Stage], _Load]]] = {
 }
 
 
+def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array; of a type that numpy lacks, its bytes as unsigned integers."""
+    if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
+        return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+    return array
+
+
+def arrays_of(stated: Sequence[Sequence[Any]], payload: bytes) -> list[np.ndarray[Any, Any]]:
+    """Copies of the arrays in ``payload``; numpy's type and the shape of each are stated."""
+    found: list[np.ndarray[Any, Any]] = []
+    start = 0
+    for dtype, shape in stated:
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(payload, dtype=dtype, count=count, offset=start)
+        start += array.nbytes
+        found.append(array.reshape(shape).copy())
+    return found
+
+
 class _Served:
     """The library, and the models that it has loaded lately, of a bounded size together."""
 
     def __init__(self, library: str) -> None:
         self.stages: list[_Stage] = []
         self.load_model = _LIBRARIES[library](lambda stage: self.stages[-1](stage))
-        self.held: OrderedDict[str, tuple[_Run, int]] = OrderedDict()
+        self.held: OrderedDict[str, tuple[_Loaded, int]] = OrderedDict()
+        self.kept: dict[str, tuple[_Loaded, int]] = {}
 
     def answer(
         self, request: Mapping[str, Any], payload: bytes, tell_stage: _Stage
-    ) -> tuple[dict[str, str], bytes]:
-        """Load or run a model. Never raises."""
+    ) -> tuple[dict[str, Any], bytes]:
+        """Do what ``request`` calls for. Never raises."""
         self.stages[:] = [tell_stage]
+        for key in request["drop"]:
+            if (kept := self.kept.pop(key, None)) is not None:
+                self._hold(key, *kept)
+        calls = {"load": self.load, "keep": self.keep, "run": self.run}
         try:
-            known = (self.load if request["call"] == "load" else self.run)(request, payload)
+            return calls[request["call"]](request, payload)
         except Exception as error:  # whatever a library raises
-            return {"status": "raised", "text": f"{type(error).__name__}: {error}"}, b""
-        return {"status": "done" if known else "absent"}, b""
+            return {"status": "raised", "text": str(error)}, b""
 
-    def load(self, request: Mapping[str, Any], payload: bytes) -> bool:
-        """Load a model and hold it, if it is not too large. Always true."""
+    def load(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Load a model and hold it, if it is not too large."""
+        loaded = self._loaded(request, payload)
+        if loaded is not None:
+            self._hold(request["key"], loaded, request["bytes"])
+        return {"status": "done"}, b""
+
+    def keep(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Load a model, unless it is here, and keep it; absent if it tells nothing."""
+        key = request["key"]
+        known = self.kept.get(key) or self.held.pop(key, None)
+        loaded = self._loaded(request, payload) if known is None else known[0]
+        told = None if loaded is None else loaded.told()
+        if loaded is None or told is None:
+            return {"status": "absent"}, b""
+        self.kept[key] = loaded, request["bytes"]
+        return {"status": "done", "told": told}, b""
+
+    def run(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Run a model; absent if it is not here. Outputs are given of one that is kept."""
+        key = request["key"]
+        if key not in self.kept and key not in self.held:
+            return {"status": "absent"}, b""
+        loaded, _ = self.kept.get(key) or self.held[key]
+        stated = [(dtype, shape) for _, dtype, shape, _ in request["feeds"]]
+        arrays = arrays_of(stated, payload)
+        feeds = [
+            (name, array, kind)
+            for (name, _, _, kind), array in zip(request["feeds"], arrays, strict=True)
+        ]
+        self.stages[-1]("run")
+        tensors = loaded.run(feeds, fresh=request["fresh"])
+        if key not in self.kept:
+            return {"status": "done"}, b""
+        outputs = [plain(np.array(tensor.data)) for tensor in tensors]
+        given = [(array.dtype.str, array.shape) for array in outputs]
+        return {"status": "done", "outputs": given}, b"".join(a.tobytes() for a in outputs)
+
+    def _loaded(self, request: Mapping[str, Any], payload: bytes) -> _Loaded | None:
         path = request.get("path")
-        run = self.load_model(request["settings"], payload if path is None else path)
-        size = request["bytes"]
-        if run is None or size > _MOST_HELD_BYTES:
-            return True
-        self.held[request["key"]] = run, size
+        return self.load_model(request["settings"], payload if path is None else path)
+
+    def _hold(self, key: str, loaded: _Loaded, size: int) -> None:
+        if size > _MOST_HELD_BYTES:
+            return
+        self.held[key] = loaded, size
         while sum(size for _, size in self.held.values()) > _MOST_HELD_BYTES:
             self.held.popitem(last=False)
-        return True
-
-    def run(self, request: Mapping[str, Any], payload: bytes) -> bool:
-        """Run a model; false if it is not held."""
-        if request["key"] not in self.held:
-            return False
-        run, _ = self.held[request["key"]]
-        feeds: list[tuple[str, Any, Any]] = []
-        start = 0
-        for name, dtype, shape, kind in request["feeds"]:
-            count = int(np.prod(shape, dtype=np.int64))
-            array = np.frombuffer(payload, dtype=dtype, count=count, offset=start)
-            start += array.nbytes
-            feeds.append((name, array.reshape(shape).copy(), kind))
-        self.stages[-1]("run")
-        run(feeds)
-        return True
 
 
 if __name__ == "finecast_served":

@@ -12,10 +12,10 @@ Inf or NaN.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
 
-from finecast.faults import is_here
+from finecast.devices.faults import is_here
 from finecast.frontends.replaying import Restated
 from finecast.graph import Graph, Value
 from finecast.numbers.formats import Format
@@ -62,6 +62,23 @@ def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
     """The report of the values with ids ``rounded``; empty if there are none."""
     names = tuple(graph.values[i].name for i in sorted(rounded))
     return (Restated(nodes=names, reason=_REASON),) if names else ()
+
+
+def rounded_by(step: Callable[..., Any], x: Any, axis: Any, *, blocks: bool) -> Any:
+    """The tensor ``x`` rounded to bf16, in fp32.
+
+    Args:
+        step: Makes an op of its kind, its label and its inputs; returns the result.
+        x: The tensor.
+        axis: The constant [0].
+        blocks: Whether OpenVINO stores ``x`` in blocks of channels.
+    """
+    scaled = step("multiply", "scaled", x, FACTOR)
+    if blocks:
+        return step("multiply", "rounded", step("add", "part", scaled, x), BACK)
+    again = step("unsqueeze", "again", x, axis)
+    whole = step("multiply", "whole", step("add", "part", scaled, again), BACK)
+    return step("squeeze", "rounded", whole, axis)
 
 
 def in_blocks(graph: Graph, value: int) -> bool:

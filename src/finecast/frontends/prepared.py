@@ -7,15 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from finecast.frontends.native_model import NativeModel, with_switches
 from finecast.frontends.replaying import Restated, resolve_io
-from finecast.frontends.roundable import Roundable, with_switches
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 
 
 class PreparedModel(ABC):
@@ -174,5 +174,5 @@ class PreparedAsIs(PreparedModel):
         return with_switches(self.roundable(), switches)
 
     @abstractmethod
-    def roundable(self) -> Roundable:
+    def roundable(self) -> NativeModel:
         """A copy whose values can be rounded."""

@@ -18,9 +18,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
-from finecast.numbers.scaled import Scaled
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -110,3 +110,11 @@ class GraphBuilder(Generic[K]):
     def finish(self, values: Iterable[Value], digest: str) -> Graph:
         """The graph of the nodes so far, and of ``values`` by id."""
         return Graph(nodes=tuple(self.nodes), values=tuple(values), digest=digest)
+
+
+def scope_of(name: str) -> str:
+    """The scope of an op, such as its layer: ``encoder/layer0`` of ``encoder/layer0/MatMul``.
+
+    Empty where the name has no parts.
+    """
+    return name.rsplit("/", 1)[0].rsplit(".", 1)[0] if "/" in name or "." in name else ""

@@ -1,21 +1,259 @@
-"""Encodings: how numbers are stored and read back, and which formats have parameters.
+"""Encodings: how numbers are stored and read back.
 
-A float format is an encoding without parameters. A new encoding is a row of
+A float format is an encoding without parameters. One with parameters stores numbers as integer
+codes: ``x`` is stored as ``x / scale``, rounded to nearest even, plus the zero point, and
+clamped to the codes of the grid. A tensor has one scale, or one for each channel along an
+axis, or one for each group of some numbers in a row along an axis. A new encoding is a row of
 ``formats.Format``, one in each frontend that states it, and one in each engine that computes
 with it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
+from finecast.numbers.formats import Format, Grid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """An encoding with parameters: one scale for a tensor, or one per channel along ``axis``.
+
+    Channels may lie along several axes, as those of a grouped convolution do: along ``axis``
+    and as many axes after it as give one channel for each scale. With ``group``, that many
+    numbers in a row along ``axis`` share a scale, apart for each index of the other axes.
+
+    Laws: ``round`` is idempotent; what is within the range moves by half a step at most, and
+    what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: a value
+    in which one was observed must not be encoded. Each channel is encoded independently.
+
+    Raises:
+        ValueError: If the parameters cannot store numbers.
+    """
+
+    format: Format
+    grid: Grid
+    scale: tuple[float, ...]
+    zero_point: int = 0
+    axis: int | None = None
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        grid, zero = self.grid, self.zero_point
+        if not grid.lowest <= zero <= grid.highest or (grid.symmetric and zero):
+            raise ValueError(f"{self.label} has no zero point {zero}")
+        widest = max(grid.highest - zero, zero - grid.lowest)
+        least, most = Format.FP32.smallest_normal, Format.FP32.max / widest
+        scales = np.asarray(self.scale, np.float64)
+        with np.errstate(over="ignore"):
+            exact = scales.astype(np.float32) == scales
+        wrong = scales[~((least <= scales) & (scales <= most) & exact)]
+        if wrong.size:
+            raise ValueError(f"{float(wrong[0])!r} is no scale of {self.label}")
+        if not self.scale or (self.axis is None and len(self.scale) > 1):
+            raise ValueError(f"{len(self.scale)} scales of one tensor")
+        if self.axis is not None and self.axis < 0:
+            raise ValueError(f"axis {self.axis}")
+        if self.group is not None and (self.axis is None or self.group < 1):
+            raise ValueError(f"groups of {self.group} along axis {self.axis}")
+
+    @classmethod
+    def fitted(
+        cls,
+        fmt: Format,
+        grid: Grid,
+        lows: NDArray[np.floating[Any]],
+        highs: NDArray[np.floating[Any]],
+        axis: int | None = None,
+        group: int | None = None,
+    ) -> Scaled:
+        """The encoding whose range covers that from low to high, in each channel or group.
+
+        Raises:
+            ValueError: If an end is not finite, or too large for a scale.
+        """
+        ends = np.asarray([lows, highs], np.float64).reshape(2, -1)
+        if not np.isfinite(ends).all():
+            raise ValueError("a range that is not finite has no scale")
+        scales, zero = grid.fit(*ends)
+        scale = tuple(float(s) for s in scales)
+        return cls(format=fmt, grid=grid, scale=scale, zero_point=zero, axis=axis, group=group)
+
+    @classmethod
+    def of_value(cls, fmt: Format, low: float, high: float) -> Scaled:
+        """The encoding in ``fmt`` of a value whose numbers go from ``low`` to ``high``.
+
+        Raises:
+            ValueError: As ``fitted``, or if ``fmt`` does not encode values.
+        """
+        return cls.fitted(fmt, fmt.grid(constant=False), np.asarray(low), np.asarray(high))
+
+    @classmethod
+    def of_constant(
+        cls, fmt: Format, array: NDArray[np.generic], channels: tuple[int, ...] = ()
+    ) -> Scaled:
+        """The encoding in ``fmt`` that covers all numbers of a constant.
+
+        Args:
+            fmt: A format with scales.
+            array: The constant.
+            channels: The axes of its channels, each of which has a scale; empty for one scale.
+
+        Raises:
+            ValueError: As ``fitted``, or if the constant is empty.
+        """
+        array = array.astype(np.float32, copy=False)
+        if not array.size:
+            raise ValueError("it is empty")
+        if fmt.group_sizes:
+            axis, group = _grouping(array.shape, channels, fmt)
+            rows = array.reshape(_split(array.shape, axis, group))
+            ends = rows.min(axis=axis + 1), rows.max(axis=axis + 1)
+            return cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis, group=group)
+        others = tuple(i for i in range(array.ndim) if i not in channels)
+        ends = array.min(axis=others), array.max(axis=others)
+        axis = min(channels, default=None)
+        return cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis)
+
+    @property
+    def label(self) -> str:
+        """The format's name."""
+        return self.format.label
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The type that stores the codes."""
+        return self.grid.dtype
+
+    @property
+    def range(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The least and the largest number that is stored, by channel."""
+        scale, zero = np.asarray(self.scale, np.float32), self.zero_point
+        return (self.grid.lowest - zero) * scale, (self.grid.highest - zero) * scale
+
+    def bytes_for(self, count: int) -> int:
+        """Bytes that ``count`` codes take with their scales."""
+        return self.format.bytes_for(count) + Format.FP32.bytes_for(len(self.scale))
+
+    def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The codes of ``x``."""
+        return self.codes(x, self.along(x.shape))
+
+    def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
+        """The numbers that ``codes`` stand for."""
+        steps = codes.astype(np.float32) - np.float32(self.zero_point)
+        return np.asarray(steps * self.along(codes.shape), np.float32)
+
+    def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``x`` encoded and decoded."""
+        return self.decode(self.encode(x))
+
+    def along(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The scale of each element of an array of ``shape``.
+
+        Raises:
+            ValueError: If the array does not have one channel, or group, for each scale.
+        """
+        return np.broadcast_to(self.spread(shape), self.split(shape)).reshape(shape)
+
+    def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """``shape`` with an axis of groups cut in two: groups, and the numbers of each."""
+        if self.axis is None or self.group is None:
+            return shape
+        return _split(shape, self.axis, self.group)
+
+    def spread(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The scales, in a shape that broadcasts to ``split(shape)``.
+
+        Raises:
+            ValueError: As ``along``.
+        """
+        scale = np.asarray(self.scale, np.float32)
+        if self.axis is not None and self.group is not None:
+            fits = self.axis < len(shape) and math.prod(shape) == scale.size * self.group
+            if fits and shape[self.axis] % self.group == 0:
+                groups = _split(shape, self.axis, self.group)
+                return scale.reshape(*groups[: self.axis + 1], 1, *groups[self.axis + 2 :])
+            raise ValueError(
+                f"{scale.size} scales of {self.group} numbers each along axis {self.axis} of a"
+                f" tensor of shape {shape}"
+            )
+        if self.axis is None:
+            return scale.reshape(())
+        for end in range(self.axis + 1, len(shape) + 1):
+            channels = shape[self.axis : end]
+            if math.prod(channels) == scale.size:
+                return scale.reshape(*channels, *(1,) * (len(shape) - end))
+        raise ValueError(
+            f"{scale.size} scales along axis {self.axis} of a tensor of shape {shape}"
+        )
+
+    def codes(self, x: NDArray[np.generic], scale: NDArray[np.float32]) -> NDArray[np.generic]:
+        """The codes of ``x`` where each element has its ``scale``."""
+        grid, zero = self.grid, np.float32(self.zero_point)
+        with np.errstate(over="ignore", invalid="ignore"):
+            steps = np.rint(np.asarray(x, np.float32) / scale) + zero
+        limited = np.clip(np.where(np.isnan(steps), zero, steps), grid.lowest, grid.highest)
+        return limited.astype(grid.dtype)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parameters as JSON content, without the format and its grid."""
+        grouped = {} if self.group is None else {"group": self.group}
+        scale, zero = list(self.scale), self.zero_point
+        return {"scale": scale, "zero_point": zero, "axis": self.axis, **grouped}
+
+    @classmethod
+    def from_dict(cls, fmt: Format, grid: Grid, content: dict[str, Any]) -> Scaled:
+        """Read what ``to_dict`` gave.
+
+        Raises:
+            ValueError, TypeError, KeyError: If ``content`` has another form.
+        """
+        scale = cast("list[object]", content["scale"])
+        zero, axis, group = content["zero_point"], content["axis"], content.get("group")
+        if type(zero) is not int or not {type(axis), type(group)} <= {int, type(None)}:
+            raise TypeError(f"zero point {zero!r}, axis {axis!r}, group {group!r}")
+        if type(scale) is not list or not all(type(s) is float for s in scale):
+            raise TypeError("scales that are not a list of floats")
+        numbers = tuple(cast("list[float]", scale))
+        return cls(
+            format=fmt, grid=grid, scale=numbers, zero_point=zero, axis=axis, group=group
+        )
+
+
+# OpenVINO's kernels by 4-bit weights take at least so many groups.
+_FEWEST_GROUPS: Final = 4
+
+
+def _grouping(
+    shape: tuple[int, ...], channels: tuple[int, ...], fmt: Format
+) -> tuple[int, int]:
+    """The axis of a matrix that lies across its channels, and the size of groups along it.
+
+    Raises:
+        ValueError: If the constant is no matrix with channels, or no size divides it.
+    """
+    if len(shape) != 2 or len(channels) != 1:
+        raise ValueError("groups are those of a matrix")
+    axis = 1 - channels[0]
+    for size in fmt.group_sizes:
+        if shape[axis] % size == 0 and shape[axis] >= _FEWEST_GROUPS * size:
+            return axis, size
+    sizes = ", ".join(map(str, fmt.group_sizes))
+    raise ValueError(
+        f"{shape[axis]} numbers are not {_FEWEST_GROUPS} or more groups of one of {sizes}"
+    )
+
+
+def _split(shape: tuple[int, ...], axis: int, group: int) -> tuple[int, ...]:
+    return (*shape[:axis], shape[axis] // group, group, *shape[axis + 1 :])
+
 
 Encoding: TypeAlias = Format | Scaled
 

@@ -180,7 +180,8 @@ class Format(Enum):
     @property
     def group_sizes(self) -> tuple[int, ...]:
         """How many numbers of a constant may share a scale; empty for a whole channel."""
-        return self.value.codes.groups if self.has_scales else ()
+        codes = self.value.codes
+        return () if codes is None else codes.groups
 
     def grid(self, *, constant: bool) -> Grid:
         """The codes of values, or of constants.
@@ -296,6 +297,8 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
 }
 FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 """Floating-point formats: each rounds a number by itself, without parameters."""
+CODED: Final = tuple(f for f in Format if f.has_scales)
+"""Formats of integer codes: how each rounds depends on the parameters of an encoding."""
 _BY_LABEL = {f.label: f for f in Format}
 # What PyTorch, numpy, ONNX, RAF and tools that compress weights call them.
 _BY_ALIAS = {

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
-from finecast.numbers.scaled import Scaled
 
 SEEDS: Final = 2**128
 """Seeds of stochastic rounding are below this: a key of Philox has 128 bits."""

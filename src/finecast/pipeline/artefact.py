@@ -11,7 +11,7 @@ from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import WrongNumbersError
 from finecast.files import DATA_SUFFIX, check_writable
-from finecast.planning.output_errors import is_float
+from finecast.planning.sensitivity import is_float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ from finecast.terminal import one_line
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Types of ops that no policy changes, because they are not fp32."""
-_NOTHING_CONVERTED: Final = "nothing was converted: the rules leave every op in its type"
+NOTHING_CONVERTED: Final = "nothing was converted"
+_NOTHING_PERMITTED: Final = f"{NOTHING_CONVERTED}: the rules leave every op in its type"
 NOTHING_GAINS: Final = (
-    "nothing was converted: of the ops that the rules permit none gains by its time here"
+    f"{NOTHING_CONVERTED}: of the ops that the rules permit none gains by its time here"
     " (--auto-cast all converts them all the same)"
 )
 
@@ -86,11 +87,11 @@ def nothing_converted(plan: Plan) -> str:
     whose = "product" if found else "op"
     found = found or _verdicts(plan.decisions)
     if not found:
-        return _NOTHING_CONVERTED
+        return _NOTHING_PERMITTED
     rule, count = Counter(reason.rule for reason in found).most_common(1)[0]
     whose += "s" if count > 1 else ""
     text = next(reason.text for reason in found if reason.rule == rule)
-    return f"{_NOTHING_CONVERTED}, {count} {whose} by the rule {rule!r}: {text}"
+    return f"{_NOTHING_PERMITTED}, {count} {whose} by the rule {rule!r}: {text}"
 
 
 def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:

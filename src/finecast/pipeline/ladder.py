@@ -1,5 +1,7 @@
 """Every rung of a compiler's options, emulated, with its modelled time and its verdict.
 
+Beside the rungs are per-op plans: casts in the model itself, for ``--auto-cast none``.
+
 A session is built for each rung, for it evaluates two to three times faster than one whose
 roundings are switched, and loads in a second. Laws: the recommended rung passes the criterion;
 no passing rung has a shorter modelled time.
@@ -13,17 +15,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.data.criterion import Criterion
-from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import Rung
-from finecast.devices.setting import Setting, setting_of
+from finecast.devices.emulation import Emulation, Setting, setting_of
+from finecast.devices.neuron import CompilerChoice, Rung
 from finecast.engines.base import Session
 from finecast.numbers.formats import Format
 from finecast.pipeline.cached_session import CachedSession
-from finecast.pipeline.device import DeviceModel
+from finecast.pipeline.device import DeviceModel, search_plans
 from finecast.pipeline.model import OpenedModel
+from finecast.pipeline.search import Candidate, chain, fastest_passing
 from finecast.pipeline.trials import nan_baseline
 from finecast.pipeline.workload import Workload
+from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
+from finecast.rules.policy import Policy, Scope
 
 # Formats that a cast in the model can state and every Neuron compiler respects. Tf32 is not
 # one: ONNX has no such type, so that a compiler would see slow arithmetic and fp32 products.
@@ -139,3 +143,75 @@ class LadderWalk:
             f.infs for f in self.device.facts.values()
         )
         return exact and not transposed
+
+
+# A per-op plan has to be faster than the best rung by this factor: the roofline tells no
+# smaller difference.
+_WORTHWHILE: Final = 1.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """A per-op plan that passes on all data: metric, errors by output, modelled time."""
+
+    plan: Plan
+    metric: float
+    errors: Mapping[str, float]
+    time_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the worst output."""
+        return max(self.errors.values(), default=0.0)
+
+
+def search_per_op(
+    walk: LadderWalk, outcome: LadderOutcome, named: CompilerChoice | None = None
+) -> tuple[PlanResult | None, str]:
+    """The fastest passing per-op plan that beats the best rung, and a text on the result.
+
+    Args:
+        walk: The ladder.
+        outcome: Its rungs.
+        named: The formats that the user names, which may be those of no rung.
+    """
+    best = outcome.best
+    if named is None and best is not None and best.time_s <= outcome.fastest_s:
+        return None, "the fastest rung passes: no choice by op can be faster"
+    limit = best.time_s if best is not None else math.inf
+    found = [r for e, p in _bases(outcome, named) if (r := _fastest(walk, e, p, limit))]
+    if found:
+        return min(found, key=lambda r: r.time_s), "faster than the best passing rung"
+    return None, "no plan by op that was tried passes and is faster than the best passing rung"
+
+
+def _bases(
+    outcome: LadderOutcome, named: CompilerChoice | None
+) -> list[tuple[Emulation, Policy]]:
+    """Emulations and policies to search: those named, else each castable format of a rung."""
+    if named is not None and named.emulation is not None:
+        return [(named.emulation, named.policy)]
+    chosen: dict[str, Emulation] = {}
+    for result in outcome.rungs:
+        emulation = result.rung.options.emulation()
+        if emulation.format in CASTABLE and emulation.scope is not Scope.NONE:
+            chosen.setdefault(emulation.format.label, emulation)
+    return [(e, Policy(scope=Scope.AUTO, formats=(e.format,))) for e in chosen.values()]
+
+
+def _fastest(
+    walk: LadderWalk, emulation: Emulation, policy: Policy, limit: float
+) -> PlanResult | None:
+    search = search_plans(walk.device, emulation, policy)
+    results: dict[str, PlanResult] = {}
+
+    def passes(candidate: Candidate) -> bool:
+        metric, errors = search.evaluate(candidate.plan)
+        results[candidate.plan.digest] = PlanResult(
+            plan=candidate.plan, metric=metric, errors=errors, time_s=candidate.latency_s
+        )
+        return walk.criterion.passes(metric, walk.baseline)
+
+    worthwhile = [c for c in search.candidates() if c.latency_s * _WORTHWHILE < limit]
+    best = fastest_passing(chain(worthwhile, limit), passes)
+    return None if best is None else results[best.plan.digest]

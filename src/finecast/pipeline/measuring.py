@@ -1,23 +1,26 @@
-"""Measuring the models of plans beside fp32, by the objective of the search."""
+"""Measuring the models of plans beside fp32, by the objective; which formats are worth it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from finecast.engines.base import Session
 from finecast.engines.exact import Exact
+from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race
-from finecast.pipeline.objective import Objective
+from finecast.numbers.formats import Format
+from finecast.pipeline.goal import Objective
 from finecast.pipeline.search import SAME_TIME
 from finecast.pipeline.subject import Built, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.planner import Planner
 from finecast.planning.pricing import by_memory, by_size, resident_bytes
 from finecast.planning.problem import Analysis
+from finecast.rules.policy import Policy, Scope
 
 _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
     Objective.SIZE: by_size,
@@ -131,3 +134,20 @@ class Measuring:
         resident = partial(resident_bytes, planner, analysis)
         takes = {name: float(resident(one.plan.formats)) for name, one in built.items()}
         return float(resident({})), takes
+
+
+def drop_slow_formats(
+    policy: Policy, speed: Callable[[Format], Speed], user_rules: Sequence[object] = ()
+) -> tuple[Policy, tuple[str, ...]]:
+    """The policy without formats that are not faster than fp32 here, and notes on these.
+
+    Law: at least one format stays, as single ops may gain by it. Only scope ``auto`` is
+    narrowed, and without user rules; formats that the user gives to an op stay.
+    """
+    if policy.scope is not Scope.AUTO or len(policy.formats) == 1 or user_rules:
+        return policy, ()
+    speeds = {fmt: speed(fmt) for fmt in policy.formats}
+    named = set(policy.op_formats.values())
+    kept = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
+    notes = tuple(f"{s.text}: left out" for f, s in speeds.items() if f not in kept)
+    return replace(policy, formats=kept), notes

@@ -15,9 +15,9 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.device import Program
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.program import Program
 from finecast.pipeline.sources import DataOptions
 from finecast.pipeline.subject import SourceModel, Subject
 from finecast.pipeline.workload import Workload

@@ -1,4 +1,4 @@
-"""Trials: candidates evaluated on all data, each once, or taken from a study."""
+"""Trials: candidates evaluated on all data, each once, or taken from a study; the baseline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from finecast.data.criterion import Criterion
-from finecast.errors import ModelError
+from finecast.engines.base import Session
+from finecast.errors import ModelError, WrongNumbersError
 from finecast.pipeline.goal import Budget
 from finecast.pipeline.search import (
     SAME_TIME,
@@ -252,3 +253,25 @@ def nan_baseline(model: str, workload: Workload, first_nan: Callable[[], str]) -
         where=model,
         fix="check data and metric with the fp32 model first",
     )
+
+
+def baseline_of(
+    workload: Workload, criterion: Criterion, reference: Session, truth: Session | None
+) -> float:
+    """The metric to keep: of ``truth``, the fp64 model, where there is one, else of fp32.
+
+    Raises:
+        WrongNumbersError: If the conversion from fp64 to fp32 alone misses the criterion.
+    """
+    baseline = workload.evaluate(truth or reference, None)
+    if truth is None:
+        return baseline
+    taken = workload.evaluate(reference, truth)
+    if not criterion.passes(taken, baseline):
+        raise WrongNumbersError(
+            f"taken to fp32 the model misses the criterion by itself: {taken:.6g}, and"
+            f" {baseline:.6g} in fp64",
+            where="--from-type fp64",
+            fix="it needs fp64: leave it as it is, or allow more by --tolerance",
+        )
+    return baseline

@@ -22,26 +22,27 @@ from finecast.errors import EngineError
 from finecast.graph import Node
 from finecast.measure.racing import ANCHOR
 from finecast.pipeline.adjusting import Adjustments, gaining_kinds, share_left
-from finecast.pipeline.conclusion import Conclusion
-from finecast.pipeline.findings import findings
-from finecast.pipeline.goal import Budget, Goal
+from finecast.pipeline.conclusion import Conclusion, last_race
+from finecast.pipeline.goal import Budget, Goal, Objective
 from finecast.pipeline.hint import hinted_proposals, with_hinted_errors, with_hints
-from finecast.pipeline.last_race import last_race
-from finecast.pipeline.measuring import Measurements, Measuring, ranking
-from finecast.pipeline.narrowing import drop_slow_formats
-from finecast.pipeline.objective import Objective
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.measuring import Measurements, Measuring, drop_slow_formats, ranking
+from finecast.pipeline.outcome import Outcome, findings
 from finecast.pipeline.search import SAME_TIME, Candidate, chain, undecided, worth_timing
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
-from finecast.pipeline.trials import Trials, nan_baseline
-from finecast.pipeline.truth import baseline_of
+from finecast.pipeline.trials import Trials, baseline_of, nan_baseline
 from finecast.pipeline.workload import Workload
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Analysis
-from finecast.planning.proposing import between, lowest, near, propose
-from finecast.planning.singles import lowered_by_one, raised_by_one
+from finecast.planning.proposing import (
+    between,
+    lowered_by_one,
+    lowest,
+    near,
+    propose,
+    raised_by_one,
+)
 from finecast.progress import Phases, Progress, silent
 from finecast.rules.policy import Policy
 

@@ -29,7 +29,7 @@ from finecast.engines.base import (
 )
 from finecast.errors import UsageError, UserCodeError
 from finecast.pipeline.cached_session import CachedSession, feeds_digest
-from finecast.planning.output_errors import is_float
+from finecast.planning.sensitivity import is_float
 from finecast.usercode import guarded
 
 EvalFunction = Callable[["Run"], float]

@@ -139,7 +139,7 @@ class MeasuredCost:
         if src.storage is dst.storage or value.constant is not None:
             return 0.0
         elements = math.prod(resolve_shape(value, self.shapes) or ())
-        if src.has_scales:
+        if src.runs_on_codes:
             if len(value.uses) + value.is_output > 1:
                 return self.cast_time_s(value, Format.FP32, src)
             more = dst.bytes_for(elements) - src.bytes_for(elements)

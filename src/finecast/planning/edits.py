@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from finecast.graph import ROUNDS, Graph
-from finecast.numbers.encodings import Encoding, Encodings
+from finecast.numbers.encodings import Encoding, Encodings, Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.ops import READS_ANY_FORMAT
 from finecast.rules.scaled_operands import coded_result, moved_by, reading
 
@@ -164,7 +163,7 @@ def _hoist(
     codes. Only for scaled formats: values in other formats are cast and cast back.
     """
     for value, to in sorted(wanted, key=lambda key: -key[0]):
-        while (value, to) in wanted and to.format.has_scales:
+        while (value, to) in wanted and to.format.runs_on_codes:
             producer = graph.values[value].producer
             before = None if producer is None else moved_by(graph, graph.nodes[producer])
             if producer is None or before is None or not _all_round(graph, value, wanted, to):

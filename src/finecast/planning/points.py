@@ -9,13 +9,16 @@ origin to the reader is low: the op that made it, an op that only moved it, or t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from finecast.graph import Graph, Node, Value
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import READS_SHAPE_ONLY, by_name
 from finecast.planning.units import Units
+from finecast.rules import Permission
+from finecast.rules.scaled_operands import coded_result, origin, reading
 
 # (node, index): input ``index`` of the node; (None, index): the model's output ``index``.
 Place = tuple[int | None, int]
@@ -191,3 +194,137 @@ def _constant_ports(graph: Graph, nodes: Iterable[int]) -> dict[int, tuple[int, 
         if found:
             ports[node_id] = found
     return ports
+
+
+# Rounding points of formats whose encodings have parameters.
+
+
+# A value, and the unit that encodes it as it reads it; None if its producer encodes it.
+_Class = tuple[int, int | None]
+
+
+def scaled_points(
+    graph: Graph, units: Units, permissions: Mapping[int, Permission], fmt: Format
+) -> RoundingPoints:
+    """The values that ops in ``fmt`` encode, separately for each unit, and their constants.
+
+    Values that are only moved from one another have the same codes. An operand is rounded for
+    the unit that encodes it only: readers in other formats read it unrounded. A result that
+    its op encodes is rounded for all of its readers.
+    """
+    shared: dict[int, Encoding] = {}
+    places: dict[_Class, list[Place]] = {}
+    makers: dict[int, set[int]] = {}
+    weights: dict[int, dict[int, tuple[int, ...]]] = {}
+    for node, unit in units.of.items():
+        encodings = permissions[node].encodings.get(fmt)
+        if encodings is None:
+            continue
+        for index, encoding in encodings.operands.items():
+            source = graph.nodes[node].inputs[index]
+            assert source is not None
+            root = origin(graph, graph.values[source]).id
+            places.setdefault((root, unit), []).append((node, index))
+            shared[root] = encoding
+        if isinstance(encodings.result, Scaled):
+            value = coded_result(graph, graph.nodes[node])
+            assert value is not None
+            places.setdefault((value.id, None), []).extend(reading(graph, value))
+            makers.setdefault(value.id, set()).add(unit)
+            shared[value.id] = encodings.result
+        if encodings.constants:
+            weights.setdefault(unit, {})[node] = tuple(sorted(encodings.constants))
+    return RoundingPoints(
+        points=tuple(
+            RoundingPoint(
+                places=tuple(dict.fromkeys(at)),
+                readers=tuple(sorted({*makers.get(root, ()), *own})),
+                encoding=shared[root],
+            )
+            for root, own, at in _by_reader(places)
+        ),
+        weights=tuple(weights.values()),
+        weight_units=tuple(weights),
+    )
+
+
+def _by_reader(
+    places: Mapping[_Class, Sequence[Place]],
+) -> Iterator[tuple[int, tuple[int, ...], Sequence[Place]]]:
+    """The value of each class, the unit that encodes its places, if any, and the places.
+
+    Places that a unit encodes are left out of the class that the producer encodes.
+    """
+    encoded = {at for (_, unit), found in places.items() if unit is not None for at in found}
+    for (root, unit), found in places.items():
+        if unit is not None:
+            yield root, (unit,), found
+        elif rest := [at for at in found if at not in encoded]:
+            yield root, (), rest
+
+
+# Switches of rounding points: the inputs and outputs that each rounds, and the encodings.
+
+
+SWITCH: Final = "finecast_switch"
+"""Name of the input of a model with switches: bool[n], element k turns on switch k."""
+
+# (node, index): input ``index`` of the node.
+Port = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """What one switch rounds.
+
+    Attributes:
+        ports: Encodings of node inputs that it rounds.
+        outputs: Encodings of model outputs that it rounds, by their number.
+    """
+
+    ports: Mapping[Port, Encoding] = field(default_factory=dict[Port, Encoding])
+    outputs: Mapping[int, Encoding] = field(default_factory=dict[int, Encoding])
+
+
+def switches(
+    points: RoundingPoints, permissions: Mapping[int, Permission], fmt: Format
+) -> tuple[Switch, ...]:
+    """A switch for each point, then one for each unit's constants.
+
+    For a format whose encodings have parameters they are those of the op that reads.
+    """
+    constants = [
+        [(node, index) for node, indices in ports.items() for index in indices]
+        for ports in points.weights
+    ]
+    values = (_switch(permissions, p.places, fmt, p.encoding) for p in points.points)
+    return (*values, *(_switch(permissions, of, fmt) for of in constants))
+
+
+def _switch(
+    permissions: Mapping[int, Permission],
+    places: Iterable[Place],
+    fmt: Format,
+    shared: Encoding | None = None,
+) -> Switch:
+    ports: dict[Port, Encoding] = {}
+    outputs: dict[int, Encoding] = {}
+    for node, index in places:
+        if not fmt.has_scales:
+            if node is None:
+                outputs[index] = fmt
+            else:
+                ports[node, index] = fmt
+        elif (
+            node is not None
+            and (encoding := shared or _encoding(permissions, node, index, fmt)) is not None
+        ):
+            ports[node, index] = encoding
+    return Switch(ports=ports, outputs=outputs)
+
+
+def _encoding(
+    permissions: Mapping[int, Permission], node: int, index: int, fmt: Format
+) -> Encoding | None:
+    of = permissions[node].encodings.get(fmt) if node in permissions else None
+    return of.at(index) if of is not None else None

@@ -1,14 +1,14 @@
 """Rescaling: channels are divided by powers of two where made and multiplied where read.
 
 The model computes the same, and each channel fills more of the range that all channels of a
-value share in an encoding. ``equalising`` and ``smoothing`` choose the powers.
+value share in an encoding. Equalisation and smoothing choose the powers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, constant_at
 from finecast.planning.plan import Decision, Plan
-from finecast.planning.scalable import Channels, Reader, Site
+from finecast.planning.scalable import LINEAR, Channels, Reader, Site, sites, sites_in_front
 from finecast.rules.base import Reason
 from finecast.rules.calibration import calibrated
-from finecast.rules.facts import Facts
+from finecast.rules.facts import ChannelFacts, Facts
 from finecast.rules.ranges import Calibration
 
 Exponents = NDArray[np.int32]
@@ -168,3 +168,207 @@ def re_encoded(
         return replace(decision, encodings=found)
 
     return replace(plan, decisions=tuple(again(d) for d in plan.decisions))
+
+
+# Cross-layer equalisation: scales channels so that both layers' weights have equal ranges.
+#
+# A channel whose weights are small in the layer that produces it mostly has small values,
+# and loses most digits where all channels share one range. Only weights are used, no data.
+# Source: M. Nagel et al., "Data-free quantization through weight equalization and bias
+# correction" (2019), arXiv:1906.04721.
+
+
+_EQUALISATION: Final = "equalisation"
+
+_MOST_PASSES: Final = 30
+# Binary digits. Factors are rounded to powers of two, so smaller changes do not matter.
+_SETTLED: Final = 0.01
+
+
+def equalised(graph: Graph) -> list[Rescaling]:
+    """Rescalings of the channels between linear ops.
+
+    A product between two sites shares its weights with both, so the passes over all sites are
+    repeated until the factors settle.
+    """
+    pairs = [
+        s for s in sites(graph) if s.maker is not None and graph.nodes[s.maker].op in LINEAR
+    ]
+    sizes = _Sizes(graph, pairs)
+    factors = [np.ones(s.channels, np.float32) for s in pairs]
+    for _ in range(_MOST_PASSES):
+        changed = 0.0
+        for number, site in enumerate(pairs):
+            step = sizes.step(site)
+            factors[number] = factors[number] * step
+            changed = max(changed, float(np.abs(np.log2(step)).max()))
+        if changed < _SETTLED:
+            break
+    return [
+        rescaling(graph, site, by.astype(np.float64), _why(graph, site))
+        for site, by in zip(pairs, factors, strict=True)
+    ]
+
+
+def _why(graph: Graph, site: Site) -> Reason:
+    readers = ", ".join(graph.nodes[r.node].name for r in site.readers)
+    maker = graph.nodes[site.divided[0].node].name
+    text = f"channels between {maker} and {readers} are scaled to weights of one size"
+    return Reason(rule=_EQUALISATION, text=text)
+
+
+class _Sizes:
+    """For each product the largest magnitudes of its weights, [input channel, output channel].
+
+    A product that reads no site's channels has one row, the maximum over its inputs.
+    """
+
+    def __init__(self, graph: Graph, pairs: Sequence[Site]) -> None:
+        self.of: dict[int, NDArray[Any]] = {}
+        for site in pairs:
+            first = site.divided[0]
+            self.of.setdefault(first.node, np.abs(by_channel(graph, first)).max(axis=1)[None])
+        readers = [r for s in pairs for r in s.readers]
+        for reader in readers:
+            self.of[reader.node] = np.abs(weights_read(graph, reader)).max(axis=2)
+        self.apart = {r.node for r in readers if r.apart}
+
+    def step(self, site: Site) -> NDArray[Any]:
+        """Scale the channels so that both layers' sizes are equal; return the divisors."""
+        maker = site.divided[0].node
+        own = self.of[maker]
+        made = own.reshape(-1) if maker in self.apart else own.max(axis=0)
+        read = np.max([self.of[r.node].max(axis=1) for r in site.readers], axis=0)
+        known = (made > 0) & (read > 0)
+        step = np.sqrt(np.divide(made, read, where=known, out=np.ones_like(made)))
+        self.of[maker] = own / (step.reshape(own.shape) if maker in self.apart else step)
+        for reader in site.readers:
+            self.of[reader.node] = self.of[reader.node] * step[:, None]
+        return step
+
+
+# SmoothQuant: divides channels of large values, and multiplies the weights that read them.
+#
+# All channels of a value share one range of codes. If a few channels are large, the others
+# get few codes. Weights have a range for each output channel, and can take larger numbers. A
+# channel is divided by ``largest value ** alpha / largest weight ** (1 - alpha)``; among
+# several alphas the one with the least expected error of the product is used. Source: G.
+# Xiao et al., "SmoothQuant: accurate and efficient post-training quantization for large
+# language models" (2022), arXiv:2211.10438.
+
+
+_SMOOTHING: Final = "smoothing"
+
+_ALPHAS: Final = tuple(np.linspace(0.0, 1.0, 11))
+# A site is adjusted only if at most this share of the expected squared error remains.
+_WORTH: Final = 0.9
+
+Floats = NDArray[np.float64]
+
+
+def smoothable(graph: Graph, coded: Collection[int]) -> list[Site]:
+    """Sites with a reader among the products ``coded``; each product is in one site at most.
+
+    Channels are divided in the op that makes them. For matrix products whose operand has no
+    such op, or has other readers, too, a multiplication in front of the product does it.
+    """
+    made = [s for s in sites(graph) if any(r.node in coded for r in s.readers)]
+    done = {r.node for s in made for r in s.readers}
+    front: list[Site] = []
+    for site in sites_in_front(graph):
+        readers = tuple(r for r in site.readers if r.node in coded and r.node not in done)
+        if readers:
+            front.append(replace(site, readers=readers))
+    return made + front
+
+
+def smoothed(
+    graph: Graph, found: Sequence[Site], facts: Mapping[int, ChannelFacts], fmt: Format
+) -> list[Rescaling]:
+    """Rescalings of the sites ``found``; ``facts`` are of the read values, by value id."""
+    made = (_smoothed(graph, site, facts, fmt) for site in found)
+    return [one for one in made if one is not None]
+
+
+def _smoothed(
+    graph: Graph, site: Site, facts: Mapping[int, ChannelFacts], fmt: Format
+) -> Rescaling | None:
+    products = [
+        _Product.of(graph, reader, facts[reader.value])
+        for reader in site.readers
+        if reader.value in facts
+    ]
+    if not products:
+        return None
+    values = np.max([p.seen.largest for p in products], axis=0)
+    weights = np.max([p.largest.max(axis=1) for p in products], axis=0).astype(np.float64)
+    names = ", ".join(graph.nodes[r.node].name for r in site.readers)
+    text = f"the channels that {names} reads are scaled so that less is lost in {fmt.label}"
+    why = Reason(rule=_SMOOTHING, text=text)
+
+    def error(exponents: Exponents) -> float:
+        return sum(p.error(exponents, fmt) for p in products)
+
+    before = error(np.zeros(site.channels, np.int32))
+    best: Rescaling | None = None
+    least = _WORTH * before
+    for alpha in _ALPHAS:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = values**alpha / weights ** (1 - alpha)
+        factors[(values == 0) | (weights == 0)] = np.nan
+        one = rescaling(graph, site, factors, why)
+        found = error(one.exponents)
+        if found < least:
+            least = found
+            left = float(f"{found / before:.3g}")
+            evidence = {"alpha": round(float(alpha), 1), "share of squared error": left}
+            best = replace(one, reason=replace(why, evidence=evidence))
+    return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """A product on codes, for the estimate of its error.
+
+    ``largest`` are the largest magnitudes of its weights, [channel, output channel], over the
+    ``places`` of the kernel; ``squares`` the sums of their squares by channel; ``apart`` is as
+    in ``Reader``.
+    """
+
+    largest: NDArray[np.float32]
+    squares: Floats
+    places: int
+    apart: bool
+    seen: ChannelFacts
+
+    @classmethod
+    def of(cls, graph: Graph, reader: Reader, seen: ChannelFacts) -> _Product:
+        weights = weights_read(graph, reader)
+        return cls(
+            largest=np.abs(weights).max(axis=2),
+            squares=np.einsum("crp,crp->c", weights, weights, dtype=np.float64),
+            places=weights.shape[2],
+            apart=reader.apart,
+            seen=seen,
+        )
+
+    def error(self, exponents: Exponents, fmt: Format) -> float:
+        """Expected squared error of the result, relative to its own square.
+
+        Assumes that rounding errors are independent and uniform over a step, and that
+        channels are uncorrelated.
+        """
+        factors = np.exp2(exponents.astype(np.float64))
+        seen, codes = self.seen, fmt.grid(constant=False)
+        largest = self.largest * factors.astype(np.float32)[:, None]
+        if not self.apart:
+            largest = largest.max(axis=0, keepdims=True)
+        span = (seen.highest / factors).max() - (seen.lowest / factors).min()
+        step = span / (codes.highest - codes.lowest)
+        steps = largest.astype(np.float64) / fmt.grid(constant=True).highest
+        power = (seen.power / factors**2)[:, None]
+        of_values = step**2 * np.sum(self.squares * factors**2)
+        of_weights = self.places * np.sum(steps**2 * power)
+        own = np.sum(self.squares * seen.power)
+        # The variance of an error that is uniform over a step is step**2 / 12.
+        return float((of_values + of_weights) / 12 / own) if own else 0.0

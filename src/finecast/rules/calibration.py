@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
-from finecast.numbers.encodings import Encodings
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format, Grid
-from finecast.numbers.scaled import Scaled
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered

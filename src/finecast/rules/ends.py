@@ -4,9 +4,8 @@ In a low format such a result would be rounded and then cast back at once: digit
 probabilities become equal, and hardly a byte is saved. The rule does not judge products, which
 gain by low operands, nor ops that run in a product's kernel, unless they are sensitive.
 
-Scope ``all`` means every op, as for the Neuron compilers. This rule applies to it only in
-engines with a mixed precision of their own that keeps such ops in fp32, so that ``all`` is no
-less accurate than that.
+The rule is what the scope ``like-grappler`` means beside ``all``: Grappler, TensorFlow's own
+mixed precision, keeps such ops in fp32, so that no plan of that scope is less accurate.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from finecast.ops import OpKind, Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.policy import Policy, Scope
 
-_KEEPS_ENDS: Final = frozenset({"tensorflow"})
-"""Engines whose own mixed precision (TensorFlow: Grappler) keeps such ops in fp32."""
 _POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 _MOST_FUSED: Final = 3
 """Ops that TensorFlow runs in a product's kernel: a bias, another sum, an activation."""
@@ -28,10 +25,10 @@ _MOST_FUSED: Final = 3
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     policy, graph = context.policy, context.graph
-    if context.engine not in _KEEPS_ENDS or not context.low.encodes_results:
+    if policy.scope is not Scope.LIKE_GRAPPLER or not context.low.encodes_results:
         return None
-    if policy.scope is not Scope.ALL or context.measured:
-        return None  # with other scopes the op's tier or measured error decides
+    if context.measured:
+        return None  # the measured error decides
     ends = graph.once(_ends, _low_outputs(graph, policy))
     results = list(graph.following_outputs(node))
     computed = any(v.producer is not None for v in graph.following_inputs(node))

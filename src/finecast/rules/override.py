@@ -1,33 +1,198 @@
-"""Rules that hold for a block: ``with override({"aten::softmax": rule}): ...``.
+"""Overrides in ``with`` blocks: functions that give ops a format, as RAF's casting rules do.
 
-A rule has finecast's form ``rule(node) -> "fp32" | ["fp32", "bf16"] | None``, with ``node`` a
-``NodeView``, or RAF's form ``rule(args, ret_type, amp_dtype) -> [hint, ...]``: one hint for
-each tensor, by any name of a format, or None for "keep its type". Arguments that are no float
-tensors are passed as None.
-
-An op computes in one format: it is low if every argument that shares its format is hinted
-low, else fp32. Scales and statistics that kernels read in fp32 beside low values stay fp32,
-whatever is hinted.
-
-``bias_add``, RAF's name, is any op that adds a bias to what a product gives. PyTorch's linear
-layers and convolutions leave their biases to such ops where an override names it.
+``check_dtype``, ``gen_hint_helper`` and ``PrimType`` stand for RAF's helpers of these names,
+so that its rules run unchanged apart from their imports.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, cast
 
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
-from finecast.naming import suggestion
+from finecast.naming import suggestion, unknown_name
+from finecast.numbers.formats import Format
+from finecast.ops import OP_TABLE
 from finecast.ops.patterns import adds_bias
 from finecast.rules.base import NodeView, UserRule
-from finecast.rules.hints import DType, Hint, ops_named, read_hints
 from finecast.rules.user_rules import matches, op_names
+
+
+class DType(str):
+    """A format's label, equal to all other names of the format: ``bf16`` to ``bfloat16``."""
+
+    __slots__ = ()
+
+    @property
+    def checked_type(self) -> DType:
+        """Itself; RAF's rules read an argument's type by this name."""
+        return self
+
+    @property
+    def dtype(self) -> DType:
+        """Itself; RAF's rules read the type of a tensor's elements by this name."""
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and _label(self) == _label(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(_label(self))
+
+
+Hint: TypeAlias = "str | None"
+
+
+class PrimType:
+    """A hint in RAF's notation: ``PrimType("float16")``, or ``PrimType(None)``."""
+
+    def __init__(self, dtype: Hint) -> None:
+        self.dtype = dtype
+
+
+def check_dtype(kind: Any, dtype: str) -> bool:
+    """Whether ``kind``, an argument's ``checked_type`` (a tuple: all of it), is ``dtype``."""
+    return all(found is not None and DType(found) == dtype for found in _flat([kind]))
+
+
+def gen_hint_helper(kind: Any, target: Hint) -> PrimType:
+    """``target`` for an argument of floats; None, "keep the type", for any other."""
+    found = next(_flat([kind]))
+    return PrimType(None if found is None else target)
+
+
+def read_hints(given: object, count: int) -> tuple[Hint, ...]:
+    """The labels of the formats that a rule's answer ``given`` names for ``count`` tensors.
+
+    Law: all names of formats are accepted, and numpy's and torch's types. None stays None:
+    the argument keeps its type. Further hints, for arguments that are no tensors, are
+    ignored.
+
+    Raises:
+        UsageError: If the answer is no list, is too short, or has an unknown format.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise UsageError(
+            f"it returned {given!r}", fix="return a list with one hint for each argument"
+        )
+    hints = tuple(_flat(given))
+    if len(hints) < count:
+        raise UsageError(
+            f"it returned {len(hints)} hints for {count} arguments",
+            fix="return one for each, None for those to leave as they are",
+        )
+    return tuple(None if h is None else Format.parse(h).label for h in hints[:count])
+
+
+def _flat(given: Any) -> Iterator[Hint]:
+    """Each hint as a string; RAF's tuple types and lists are flattened."""
+    for one in given:
+        fields = getattr(one, "fields", one)
+        if isinstance(fields, list | tuple):
+            yield from _flat(fields)
+        elif one is None or isinstance(one, str):
+            yield one
+        elif isinstance(one, Format):
+            yield one.label
+        elif hasattr(one, "dtype") and one.dtype is not one:
+            yield from _flat([one.dtype])
+        else:
+            yield getattr(one, "name", None) or str(one).removeprefix("torch.")
+
+
+def _label(name: str) -> str:
+    try:
+        return Format.parse(str(name)).label
+    except UsageError:
+        return str(name)
+
+
+_RAF: Final = "raf.op."
+# RAF's ops that have other names here: the canonical names of what PyTorch computes them by.
+RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "conv2d": ("conv",),
+    "conv2d_transpose": ("conv_transpose",),
+    "dense": ("linear", "matmul", "addmm"),
+    "matmul": ("matmul", "addmm"),
+    "batch_matmul": ("matmul",),
+    "subtract": ("sub",),
+    "multiply": ("mul",),
+    "divide": ("div",),
+    "power": ("pow",),
+    "negative": ("neg",),
+    "maximum": ("max",),
+    "minimum": ("min",),
+    "sum": ("reduce_sum",),
+    "mean": ("reduce_mean",),
+    "prod": ("reduce_prod",),
+    "max": ("reduce_max",),
+    "min": ("reduce_min",),
+    "argmax": ("arg_max",),
+    "argmin": ("arg_min",),
+    "cumsum": ("cum_sum",),
+    "concatenate": ("concat",),
+    "expand_dims": ("unsqueeze",),
+    "broadcast_to": ("expand",),
+    "strided_slice": ("slice",),
+    "swap_axis": ("transpose",),
+    "embedding": ("gather",),
+    "take": ("gather",),
+    "avg_pool2d": ("average_pool",),
+    "max_pool2d": ("max_pool",),
+    "nll_loss": ("nll_loss",),
+    "cross_entropy": ("cross_entropy_loss",),
+    "batch_norm_infer": ("batch_norm",),
+    "batch_norm_train": ("batch_norm_training",),
+    "layer_norm_train": ("layer_norm",),
+    "_contrib_dropout": ("dropout",),
+}
+_TRANSPOSED: Final = re.compile(r"_(nt|tn|tt)$")
+# RAF names the gradient of an op for each argument, finecast one for all: ``NAME_backward``.
+_GRADIENT: Final = re.compile(r"_(dx|dw|dxwb|dpred|dtrue)$")
+
+
+def ops_named(name: str) -> tuple[str, ...]:
+    """The names of the ops that ``name`` stands for: those of RAF are translated.
+
+    Raises:
+        UsageError: If it is RAF's name of an op that has no row in the op table.
+    """
+    if not name.startswith(_RAF):
+        return (name,)
+    stripped = _TRANSPOSED.sub("", name.removeprefix(_RAF))
+    forward = _GRADIENT.sub("", stripped)
+    known = {info.name for info in OP_TABLE}
+    listed = RAF_OPS.get(forward, (forward,))
+    if forward != stripped:
+        listed = tuple(f"{one.removesuffix('_training')}_backward" for one in listed)
+    found = tuple(one for one in listed if one in known)
+    if not found:
+        raise unknown_name(name, sorted(known), what="op", fix="or PyTorch's own, aten::NAME")
+    return found
+
+
+# Rules that hold for a block: ``with override({"aten::softmax": rule}): ...``.
+#
+# A rule has finecast's form ``rule(node) -> "fp32" | ["fp32", "bf16"] | None``, with
+# ``node`` a ``NodeView``, or RAF's form ``rule(args, ret_type, amp_dtype) -> [hint, ...]``:
+# one hint for each tensor, by any name of a format, or None for "keep its type". Arguments
+# that are no float tensors are passed as None.
+#
+# An op computes in one format: it is low if every argument that shares its format is hinted
+# low, else fp32. Scales and statistics that kernels read in fp32 beside low values stay
+# fp32, whatever is hinted.
+#
+# ``bias_add``, RAF's name, is any op that adds a bias to what a product gives. PyTorch's
+# linear layers and convolutions leave their biases to such ops where an override names it.
+
 
 CastingRule: TypeAlias = Callable[[Sequence[Hint], Sequence[Hint], str], Sequence[Any]]
 

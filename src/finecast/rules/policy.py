@@ -13,17 +13,28 @@ from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.rules.ranges import Calibration
 
+DEFAULT_POLICY: Final = "auto"
+"""The policy of every verb that is given none: each op by its time and error here."""
+
 BY_HINT: Final = " by hint"
 """Ends the label of a policy whose plans are stated by an engine's precision hint."""
 
 
 class Scope(Enum):
-    """Which ops may be lowered; the meanings are those of neuronx-cc's ``--auto-cast``."""
+    """Which ops may be lowered.
+
+    NONE, MATMULT and ALL mean what they mean to neuronx-cc's ``--auto-cast``. AUTO decides by
+    time and error. The last two are ALL with what another tool keeps in fp32: LIKE_AUTOCAST as
+    much as the output error predicted for ``torch.autocast`` allows, beside all products, for
+    programs of PyTorch; LIKE_GRAPPLER all but what ends the model, as TensorFlow's Grappler.
+    """
 
     NONE = "none"
     MATMULT = "matmult"
     ALL = "all"
     AUTO = "auto"
+    LIKE_AUTOCAST = "like-autocast"
+    LIKE_GRAPPLER = "like-grappler"
 
     @classmethod
     def parse(cls, name: str) -> Scope:
@@ -70,8 +81,8 @@ class Policy:
 
     Attributes:
         scope: Which ops may be lowered.
-        formats: The low formats. With scope ``matmult`` or ``all`` each op has the first that
-            is permitted; ``auto`` decides by time and error.
+        formats: The low formats. An op has the first that is permitted; with scope ``auto``
+            time and error decide.
         include: Regular expressions searched in node names: if there are any, only matching
             nodes may be lowered.
         exclude: Regular expressions searched in node names: matching nodes stay fp32.

@@ -18,8 +18,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import Tier, by_name
 from finecast.rules import Context, Rule, Ruling
 from finecast.rules.base import only
-from finecast.rules.hints import Hint
-from finecast.rules.override import CastingRule, Overrides, ask, find_override, is_low
+from finecast.rules.override import CastingRule, Hint, Overrides, ask, find_override, is_low
 from finecast.rules.support import DEFINITION, KERNEL
 
 ALWAYS: Final = frozenset(

@@ -18,9 +18,17 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from finecast.solver.assignment import Bools, Floats, Ints, total_by
-from finecast.solver.reducing import Removed, reduced
-from finecast.solver.undecided import Undecided, settle
+from finecast.solver.assignment import (
+    Bools,
+    Floats,
+    Ints,
+    Problem,
+    Solution,
+    evaluate,
+    total_by,
+)
+from finecast.solver.network import build_network, node_weights, unit_sides
+from finecast.solver.reducing import Removed, Undecided, reduced, settle
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
 _SUM_BITS = 60  # sums of capacities over one node's edges stay below this in int64
@@ -159,3 +167,15 @@ def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools
     mask = np.zeros(size, dtype=np.bool_)
     mask[order] = True
     return mask
+
+
+def solve(problem: Problem, lam: float) -> Solution:
+    """The assignment of least cost at ``lam`` (seconds per unit of squared error).
+
+    Law: no assignment costs less, and among those of equal cost this has the fewest low
+    units (it is contained in each of them). ``lam = inf`` minimises error first, then time.
+    Costs are compared to 2**-50 of the total gain (see ``mincut``). Deterministic.
+    """
+    net = build_network(problem)
+    low = minimal_cut(node_weights(net, lam), net.tail, net.head, net.cost)
+    return evaluate(problem, unit_sides(net, low))

@@ -147,11 +147,10 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         module="finecast.subjects.torch.model",
         requires="torch",
         install="pip install 'finecast[torch]'",
+        engines=("torch", "torch-eager"),
         lacks={
-            **dict.fromkeys(("--engine", "--data", "--dim", "--batch"), "leave it out"),
             "--external-data/--one-file": "leave it out",
             "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
-            "profile": "in Python: finecast.torch.profile(torch.compile(module), inputs)",
         },
     ),
 )

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting
 from finecast.devices.neuron import check_formats
-from finecast.devices.setting import Setting
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race

@@ -22,7 +22,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.sources import Data, DataOptions
 from finecast.rules import UserRule
-from finecast.rules.policy import Policy
+from finecast.rules.policy import DEFAULT_POLICY, Policy
 
 if importlib.util.find_spec("tensorflow") is None:
     raise EngineError(
@@ -47,7 +47,7 @@ class Tuned:
 def convert(
     model: Any,
     output: str | Path | None = None,
-    policy: str | Policy = "auto:bf16",
+    policy: str | Policy = DEFAULT_POLICY,
     *,
     data: DataOptions | Data | None = None,
     user_rules: Mapping[str, UserRule] | None = None,

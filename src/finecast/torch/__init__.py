@@ -10,9 +10,9 @@ if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
 from finecast.pipeline.outcome import Outcome
-from finecast.subjects.torch.convert import convert
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.subject import TuneOptions
+from finecast.torch.modules import convert, tune
 from finecast.torch.profiling import (
     Profile,
     activation_bytes,
@@ -21,7 +21,6 @@ from finecast.torch.profiling import (
     resident_bytes,
     saved_bytes,
 )
-from finecast.torch.tuning import tune
 from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.compile
 
 __all__ = [

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch.fx import GraphModule
 
-from finecast.engines.torch.planning import (
-    Followed,
-    Known,
-    RuleSet,
-    analysis_of,
-    as_autocast,
-    compiled_cost,
-    formats_to_follow,
-    make_torch_planner,
-)
+from finecast.engines.probe import speed_of
+from finecast.engines.torch import TorchEngine
 from finecast.errors import UsageError
+from finecast.frontends.torch import CASTS, TorchPrepared
 from finecast.frontends.torch.regions import mark_regions
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
 from finecast.ops.flops import graph_flops
+from finecast.pipeline.measuring import drop_slow_formats
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
 from finecast.rules.override import Overrides, current, unmatched
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
+from finecast.subjects.torch.conversion import slow_formats
+from finecast.subjects.torch.planning import (
+    Judging,
+    RuleSet,
+    analysis_of,
+    as_autocast,
+    compiled_cost,
+    planner_of,
+)
 from finecast.training.coverage import Coverage, watched
 from finecast.training.weights import WeightCache
 
@@ -86,7 +90,7 @@ class Compiled(Protocol):
 
 def compile(  # noqa: A001 - named after torch.compile
     function: Callable[..., Any],
-    policy: str | Policy = "auto:bf16",
+    policy: str | Policy = DEFAULT_POLICY,
     *,
     memory: str = "autocast",
     accumulation: bool = False,
@@ -150,7 +154,7 @@ class Backend:
 
     def __init__(
         self,
-        policy: str | Policy = "auto:bf16",
+        policy: str | Policy = DEFAULT_POLICY,
         *,
         memory: str = "autocast",
         accumulation: bool = False,
@@ -168,7 +172,8 @@ class Backend:
         self.overrides = current() if overrides is None else overrides
         self.unmatched = list(self.overrides)
         self.ops: dict[str, None] = {}
-        self.followed: dict[str, Followed] = {}
+        self.followed: dict[str, Policy] = {}
+        self.told: set[str] = set()
         self.coverage: Coverage | None = None
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -188,26 +193,25 @@ class Backend:
 
     def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
         """The plan of one graph; among permitted formats costs alone decide, not errors."""
+        engine = TorchEngine(device=device.upper())
         if device not in self.followed:  # once per device, for many graphs
-            self.followed[device] = formats_to_follow(self.policy, device)
-            for text in self.followed[device].told:
-                warnings.warn(text, stacklevel=2)
-        policy, obstacle = self.followed[device].policy, self.followed[device].obstacle
+            gains = partial(speed_of, engine)
+            self.followed[device], told = drop_slow_formats(
+                self.policy, gains, self.user_rules
+            )
+            self._tell(told)
+        policy = self.followed[device]
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:
             self.coverage.planned_flops += graph_flops(graph, shapes)
-        planner = make_torch_planner(
-            graph,
-            policy,
+        how = Judging(
             user_rules=self.user_rules,
-            known=Known(measured=False),
             rule_set=self.rule_set,
             overrides=self.overrides_held(),
         )
-        if obstacle:
-            plan = planner.highest(obstacle)
-        elif self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
+        planner = planner_of(TorchPrepared(graph=graph, of=CASTS), policy, engine, how)
+        if self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
             plan = planner.lowest()
         else:
             planner = as_autocast(planner)
@@ -215,8 +219,16 @@ class Backend:
             free = dict.fromkeys(policy.formats, np.zeros(0))
             analysis = analysis_of(planner, cost, (), free)
             plan = proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
+        self._tell(slow_formats(plan, engine))
         self.plans.append(plan)
         return plan
+
+    def _tell(self, notes: Iterable[str]) -> None:
+        """Warn of each note once, however many graphs it holds for."""
+        for text in notes:
+            if text not in self.told:
+                self.told.add(text)
+                warnings.warn(text, stacklevel=3)
 
     def overrides_held(self) -> Overrides:
         """The overrides from when the backend was made, and the current ones, which win."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting
 from finecast.devices.neuron import read, resolve
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
@@ -23,7 +23,6 @@ from finecast.engines.emulator import (
     setting_of,
     setting_of_plan,
 )
-from finecast.engines.emulator.model import Setting
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import FLOATS, Format

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from openvino import opset13 as op
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import setting_of
+from finecast.devices.emulation import Emulation, setting_of
 from finecast.devices.targets import load_target
 from finecast.engines.emulator.native_session import NativeEmulatorSession
-from finecast.frontends.openvino.instrument import OvRoundable
+from finecast.frontends.openvino.native import OvNative
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.rules.policy import Scope
@@ -29,11 +28,11 @@ def test_a_cast_takes_the_place_of_what_the_engine_does_itself(
     w = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)
     x = rng.standard_normal((2, WIDTH)).astype(np.float32)
 
-    def copy() -> OvRoundable:
+    def copy() -> OvNative:
         read = op.parameter([2, WIDTH], np.float32, name="x")
         read.output(0).set_names({"x"})
         product = op.matmul(read, op.constant(w), False, False, name="product")
-        return OvRoundable(model_of([product], [read]))
+        return OvNative.copy_of(model_of([product], [read]))
 
     how = Emulation(target=load_target("inf1"), scope=scope, format=Format.FP16)
     setting = setting_of(copy().graph, how)

@@ -13,8 +13,7 @@ from finecast.data.criterion import Criterion, CriterionKind
 from finecast.devices.neuron import Given, ladder
 from finecast.engines import get_engine
 from finecast.engines.emulator import exact_session
-from finecast.pipeline.ladder import LadderOutcome, LadderWalk
-from finecast.pipeline.per_op import search_per_op
+from finecast.pipeline.ladder import LadderOutcome, LadderWalk, search_per_op
 from tests.engines.emulator import models
 
 TF32 = {"--auto-cast matmult --auto-cast-type tf32", "--auto-cast all --auto-cast-type tf32"}

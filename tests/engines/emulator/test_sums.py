@@ -11,11 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import parser
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting
 from finecast.devices.neuron import explicit_casts
 from finecast.devices.targets import EngineRole, Target, load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
-from finecast.engines.emulator.model import Setting
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to

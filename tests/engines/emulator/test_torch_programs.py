@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 torch: Any = pytest.importorskip("torch")
 
-from finecast.devices.emulation import Emulation  # noqa: E402
+from finecast.devices.emulation import Emulation, Setting  # noqa: E402
 from finecast.devices.neuron import Given, ladder  # noqa: E402
-from finecast.devices.setting import Setting  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
 from finecast.engines.base import Array  # noqa: E402
 from finecast.engines.emulator import (  # noqa: E402
@@ -28,8 +27,10 @@ from finecast.engines.emulator.torch_program import (  # noqa: E402
     observe_program,
     prepare_program,
 )
-from finecast.engines.emulator.torch_rounding import convert_tensor  # noqa: E402
-from finecast.engines.emulator.torch_session import TorchEmulatorSession  # noqa: E402
+from finecast.engines.emulator.torch_session import (  # noqa: E402
+    TorchEmulatorSession,
+    convert_tensor,
+)
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
 from finecast.frontends.torch import Captured, capture  # noqa: E402

@@ -32,8 +32,8 @@ from finecast.compat.neural_compressor.given_model import (
 )
 from finecast.compat.neural_compressor.op_dicts import OpRule
 from finecast.engines.base import Feeds
-from finecast.engines.probe import Speed
-from finecast.engines.torch.planning import device_of, speed_here
+from finecast.engines.probe import Speed, speed_of
+from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.session import Arguments, ProgramSignature, examples, runnable
 from finecast.errors import ModelError, UsageError
 from finecast.files import write_bytes
@@ -46,7 +46,8 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Subject
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope, low_format
-from finecast.subjects.torch.model import TorchModel
+from finecast.subjects.torch.model import TorchModel, of_module
+from finecast.subjects.torch.planning import device_of
 
 STATE: Final = "best_model.pt"
 PROGRAM: Final = "best_model.pt2"
@@ -112,7 +113,8 @@ class TorchGiven(GivenModel):
 
     def speed(self, low: Format) -> Speed:
         """By timed products."""
-        return speed_here(device_of(self.module, self._arguments[0]), low)
+        device = device_of(self.module, self._arguments[0])
+        return speed_of(TorchEngine(device=device.upper()), low)
 
     def predictor(self, model: nn.Module) -> Callable[[Any], Any]:
         """Outputs on one batch."""
@@ -140,7 +142,7 @@ class TorchGiven(GivenModel):
     def graph(self, policy: Policy) -> Graph:
         """The graph of the program."""
         del policy
-        return self._opened.captured.graph
+        return self._opened.prepare(Policy()).graph
 
     @cached_property
     def _opened(self) -> TorchModel:
@@ -150,18 +152,11 @@ class TorchGiven(GivenModel):
                 where=type(self.module).__name__,
                 fix="see what torch.export.export says of it",
             )
-        captured = frontend.capture(self.program, ())
-        return TorchModel(
-            path=Path(PROGRAM),
-            model=self.program,
-            captured=captured,
-            name=type(self.module).__name__,
-            digest=captured.graph.digest,
-        )
+        return of_module(self.program, examples(self.program))
 
     def feeds(self, inputs: Any) -> Feeds:
         """The tensors among a batch's inputs by the program's names."""
-        return ProgramSignature.of(self._opened.model).feeds(*arguments(inputs))
+        return self._opened.signature.feeds(*arguments(inputs))
 
     def quantized(
         self, policy: Policy, rules: Rules, calibration: Sequence[Any]

@@ -19,18 +19,17 @@ from finecast.devices.neuron.reading import Given
 from finecast.devices.targets import list_targets, load_target
 from finecast.errors import UsageError
 from finecast.naming import spelled
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import CODED, Format
 from finecast.ops import OpKind
-from finecast.rules.policy import Policy, Scope, low_formats
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope, low_formats
 
 DEFAULT_FORMAT: Final = Format.BF16
 # Formats that engines on this machine may compute in.
-_CODED: Final = tuple(f for f in Format if f.has_scales)
-_HERE: Final = (Format.BF16, Format.FP16, *_CODED)
+_HERE: Final = (Format.BF16, Format.FP16, *CODED)
 # Formats that a model can state: by ONNX's types, or in the case of tf32 by arithmetic.
 _STATED: Final = (
     *(Format.BF16, Format.FP16, Format.TF32),
-    *(Format.FP8_E4M3, Format.FP8_E5M2, *_CODED),
+    *(Format.FP8_E4M3, Format.FP8_E5M2, *CODED),
 )
 _NO_TARGET: Final = "TARGET"
 TF32_NOTE: Final = (
@@ -114,7 +113,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
 
 def asks_for_codes(given: Given) -> bool:
     """Whether a scaled format is named: compilers have none, the model states its codes."""
-    return any(Format.parse(label).has_scales for label in _labels(given))
+    return any(Format.parse(label) in CODED for label in _labels(given))
 
 
 def emulated(
@@ -138,7 +137,8 @@ def emulated(
             f"--auto-cast-type {given.auto_cast_type}: one format is emulated",
             fix="name one, or mix them by op with finecast tune --target",
         )
-    scope = Scope.ALL if choice.policy.scope is Scope.AUTO else choice.policy.scope
+    stated = choice.policy.scope
+    scope = stated if stated in (Scope.NONE, Scope.MATMULT) else Scope.ALL
     label = f"--auto-cast {scope.value} --auto-cast-type {choice.policy.format.label}"
     return replace(choice.emulation, scope=scope), label, choice.notes
 
@@ -171,7 +171,7 @@ def check_formats(emulation: Emulation, policy: Policy) -> None:
 
 def _local(given: Given) -> Policy:
     """Finecast's own policy for this machine."""
-    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    scope = Scope.parse(given.auto_cast or DEFAULT_POLICY)
     formats = _formats(given, _NO_TARGET)
     for fmt in formats:
         if fmt not in _HERE:
@@ -239,7 +239,7 @@ def _is_auto(given: Given) -> bool:
 
 def _planned(given: Given) -> CompilerChoice:
     """Scope ``auto``, or several formats, on a target."""
-    scope = Scope.AUTO if given.auto_cast is None else Scope.parse(given.auto_cast)
+    scope = Scope.parse(given.auto_cast or DEFAULT_POLICY)
     what = f"--auto-cast-type {given.auto_cast_type}"
     what = what if len(_labels(given)) > 1 else "--auto-cast auto"
     for option, written in (("fast_math", "--fast-math"), ("fp32_cast", "--fp32-cast")):

@@ -11,12 +11,19 @@ from typing import Final, final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, device_kernels, setting_of, setting_of_plan
+from finecast.devices.emulation import (
+    Emulation,
+    Setting,
+    device_kernels,
+    kernel_numbers,
+    setting_of,
+    setting_of_plan,
+)
 from finecast.devices.targets import load_target
 from finecast.engines import EMULATOR
 from finecast.engines.base import Array, Capability, EmulatedSession, Engine, Feeds, Session
-from finecast.engines.emulator.model import EMULATION_SWITCH, OFFSET, Emulated, emulated
+from finecast.engines.emulator.model import Emulated, emulated
+from finecast.engines.emulator.roundings import GraphRoundings
 from finecast.engines.loading import exact_engine, load_model
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files.staging import staging
@@ -24,10 +31,13 @@ from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
-from finecast.frontends.onnx.source_types import widen
+from finecast.frontends.onnx.reader import read
+from finecast.frontends.onnx.source_types import stored_format, widen
+from finecast.frontends.onnx.writer import OFFSET, EditedModel
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup
+from finecast.planning.points import SWITCH
 from finecast.rules.policy import Policy, Scope
 
 __all__ = [
@@ -43,7 +53,7 @@ __all__ = [
 # The first one with casts to bf16; Clip has its bounds as inputs since 11.
 _OPSET: Final = 13
 # Inputs of an instrumented model, besides constants, that are not the model's own.
-_OWN: Final = frozenset({EMULATION_SWITCH, OFFSET})
+_OWN: Final = frozenset({SWITCH, OFFSET})
 
 
 @final
@@ -54,6 +64,7 @@ class EmulatorSession(EmulatedSession):
         self._session = session
         self._instrumented = instrumented
         fed = {w.name for w in instrumented.weights} | _OWN
+        self._streams = any(s.name == OFFSET for s in session.inputs)
         self.outputs = session.outputs
         self.inputs = tuple(s for s in session.inputs if s.name not in fed)
         self._own = instrumented.feeds(setting)
@@ -72,7 +83,7 @@ class EmulatorSession(EmulatedSession):
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch as the target would."""
         own: dict[str, Array] = dict(self._own)
-        if self._instrumented.needs_offset:
+        if self._streams:
             own[OFFSET] = np.array(self._seen, dtype=np.int64)
             self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
         return self._session.run({**feeds, **own})
@@ -164,7 +175,15 @@ class EmulatorEngine(Engine):
         """
         graph = prepared.graph
         found = device_kernels(graph, self.emulation) if kernels is None else kernels
-        built = emulated(prepared.model, self.emulation, kernels=found, fixed=fixed)
+        model = EditedModel(*read(prepared.model.clone()), emulates=True)
+        stored = ((i, stored_format(v)) for i, v in enumerate(model.binding.values))
+        roundings = GraphRoundings(
+            graph=model.graph,
+            emulation=self.emulation,
+            kernel_of=kernel_numbers(found),
+            low={i: fmt for i, fmt in stored if fmt is not None},
+        )
+        built = emulated(model, roundings, fixed)
         setting = fixed or setting_of(graph, self.emulation)
         return EmulatorSession(load_model(exact_engine(), built.model), built, setting)
 

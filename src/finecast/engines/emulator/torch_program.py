@@ -23,8 +23,8 @@ from finecast.frontends.torch.expand import (
     STEP_OF,
     expand,
 )
+from finecast.frontends.torch.instrument import Isolated
 from finecast.frontends.torch.layout import free_of_strides
-from finecast.frontends.torch.probing import Isolated
 from finecast.frontends.torch.reader import FxBinding, read
 from finecast.graph import Graph
 from finecast.numbers.formats import Format

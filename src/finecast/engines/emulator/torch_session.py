@@ -9,26 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, device_kernels, kernel_numbers
+from finecast.devices.emulation import Emulation, Setting, device_kernels, kernel_numbers
 from finecast.engines.base import Array, EmulatedSession, Feeds
-from finecast.engines.emulator.roundings import GraphRoundings, Roundings, RoundTo
+from finecast.engines.emulator.roundings import (
+    GraphRoundings,
+    RoundedViews,
+    Roundings,
+    RoundTo,
+)
 from finecast.engines.emulator.torch_program import PreparedProgram, ProgramRun
-from finecast.engines.emulator.torch_rounding import convert_tensor
-from finecast.engines.emulator.views import RoundedViews
 from finecast.engines.torch.session import output_array
 from finecast.frontends.torch.aten import is_number, named_arguments, scalar_names
 from finecast.frontends.torch.reader import tensor_inputs, value_ids
 from finecast.graph import SCALARS, Node, Value
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import convert
+from finecast.numbers.roundmodes import Rounder, Rounding, convert
 
 Ports = Mapping[tuple[FxNode, int], tuple[Value, Roundings]]
 
@@ -250,3 +252,41 @@ class _Run(ProgramRun):
 
 # Bits of a stream's number for the rounding of a value: no value has 2^16 of them.
 _ROUNDINGS_BITS = 16
+
+
+# Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 types are
+# not Neuron's, and whether they saturate depends on the processor.
+_CASTS: Final = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
+
+
+def convert_tensor(
+    x: torch.Tensor, how: Rounder, *, offset: int = 0, stream: int = 0
+) -> torch.Tensor:
+    """Convert an fp32 tensor; the results are fp32, in the same shape.
+
+    Law: that is ``roundmodes.convert``, bit for bit; by torch where its conversions are exact.
+    """
+    plain = how.rounding is Rounding.NEAREST_EVEN and not how.saturate and how.encoding is None
+    if plain and how.format in (*_CASTS, Format.TF32, Format.FP32):
+        out = _nearest(x, how.format)
+        return _flushed(out, how.format) if how.flush_subnormals else out
+    array = x.detach().cpu().numpy()
+    rounded = np.asarray(convert(array, how, offset=offset, stream=stream))
+    return torch.from_numpy(rounded.reshape(array.shape)).to(x.device)
+
+
+def _nearest(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    if fmt is Format.FP32:
+        return x
+    if fmt in _CASTS:
+        return x.to(_CASTS[fmt]).to(torch.float32)
+    drop = Format.FP32.mantissa_bits - fmt.mantissa_bits
+    bits = x.view(torch.int32)
+    odd = (bits >> drop) & 1
+    rounded = (bits + (1 << (drop - 1)) - 1 + odd) & -(1 << drop)
+    return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)
+
+
+def _flushed(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    zero = torch.copysign(torch.zeros_like(x), x)
+    return torch.where(x.abs() < fmt.smallest_normal, zero, x)

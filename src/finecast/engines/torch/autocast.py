@@ -13,7 +13,7 @@ from finecast.graph import Graph, Node
 from finecast.graph.backward import backward_ops
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.planning.assign import lowest, pick
+from finecast.planning.planner import lowest, pick
 from finecast.planning.points import Point, moves
 from finecast.rules import Permission
 

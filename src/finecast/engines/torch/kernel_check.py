@@ -8,18 +8,18 @@ results may differ by a few roundings and not by more.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from finecast import ops
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.probing import Isolated
+from finecast.frontends.torch.instrument import Isolated
 from finecast.ops import OpKind
 
 _NO_KERNEL: Final = re.compile(r"not implemented for|not support|expected scalar type|dtype")
@@ -29,24 +29,16 @@ _LOW: Final = frozenset({torch.bfloat16, torch.float16})
 _UNITS: Final = 8
 
 
-def missing_kernels(
-    module: GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> frozenset[str]:
+def missing_kernels(module: GraphModule, leaves: Sequence[Any]) -> frozenset[str]:
     """Native names of ops without a working kernel in the format that the plan gave them."""
     finder = _Finder(module)
     try:
         with torch.no_grad():
-            finder.run(*flat_inputs(args, kwargs), enable_io_processing=False)
+            finder.leaves(leaves)
     except (RuntimeError, NotImplementedError):
         if not finder.failed:
             raise
     return finder.failed
-
-
-def flat_inputs(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
-    """Inputs in the order of the graph's placeholders."""
-    leaves, _ = tree_flatten((tuple(args), dict(kwargs or {})))
-    return leaves
 
 
 class _Finder(Isolated):

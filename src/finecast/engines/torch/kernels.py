@@ -67,7 +67,7 @@ class KernelTimes:
         """
         if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
             return None
-        formats = [f for f in self.formats if not f.has_scales or takes_codes(node)]
+        formats = [f for f in self.formats if not f.runs_on_codes or takes_codes(node)]
         if fmt not in formats:
             return math.inf
         fx = self.binding.nodes[node.id]
@@ -80,7 +80,7 @@ class KernelTimes:
     @property
     def frozen(self) -> bool:
         """Whether weights are packed: they are if a format with integers is compared."""
-        return any(f.has_scales for f in self.formats)
+        return any(f.runs_on_codes for f in self.formats)
 
     def _is_measured(self, node: Node) -> bool:
         if not by_name(node.op).matmul_engine:
@@ -120,7 +120,7 @@ class KernelTimes:
             if node.op in _PACKED:
                 bias = given.get("bias") is not None
                 return packed.linear(values, weights[0], fmt, bias=bias)
-            if fmt.has_scales:
+            if fmt.runs_on_codes:
                 return packed.coded_conv2d(values, weights, given)
         made: dict[FxNode, Any] = {}
         for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):

@@ -31,7 +31,7 @@ def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True
     *front, inner = shape
     rows = math.prod(front)
     added = torch.zeros(columns) if bias else None
-    if fmt.has_scales:
+    if fmt.runs_on_codes:
         codes = torch.full((rows, inner), 130, dtype=torch.uint8)
         weights = torch.ones(columns, inner, dtype=torch.int8)
         packed = torch.ops.onednn.qlinear_prepack(weights, [rows, inner])

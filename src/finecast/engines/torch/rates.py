@@ -81,7 +81,7 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
     for rows, inner, columns in _SIZES:
         runs: list[Call] = []
         for fmt in formats:
-            if fmt.has_scales:
+            if fmt.runs_on_codes:
                 runs.append(packed.linear((rows, inner), columns, fmt, bias=False))
                 continue
             a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])

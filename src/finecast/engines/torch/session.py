@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,9 +20,19 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from finecast.engines.base import Array, Feeds, Session, TensorSpec
+from finecast.engines.ports import dtype_label as dtype_label_of
 from finecast.engines.ports import ordered_feeds
-from finecast.errors import ModelError, UsageError
-from finecast.frontends.torch.aten import dtype_label
+from finecast.errors import EngineError, ModelError, UsageError
+from finecast.frontends.torch import RunnableModule
+from finecast.frontends.torch.aten import DTYPES, dtype_label
+from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.instrument import Isolated
+from finecast.numbers.formats import Format
+from finecast.planning.points import SWITCH
+
+_LONGEST: Final = 200
+"""Characters of an error of PyTorch's that a message quotes."""
+_LOW: Final = {Format.BF16.label: Format.BF16}
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a module."""
@@ -82,27 +93,37 @@ class ProgramSignature:
 
     def arguments(self, feeds: Feeds) -> Arguments:
         """Positional and keyword arguments that carry ``feeds``."""
+        return self.unflattened(self.leaves(feeds))
+
+    def unflattened(self, leaves: Sequence[Any]) -> Arguments:
+        """Positional and keyword arguments of flat ones."""
         spec = self.program.call_spec.in_spec
         assert spec is not None
-        args, kwargs = tree_unflatten(self.leaves(feeds), spec)
+        args, kwargs = tree_unflatten(list(leaves), spec)
         return tuple(args), dict(kwargs)
 
     def leaves(self, feeds: Feeds) -> list[Any]:
         """Arguments that carry ``feeds``, flat, in the order of the program's placeholders."""
-        arrays = ordered_feeds(feeds, self.inputs)
         # Copies: torch takes no read-only arrays, and a program may write to its inputs.
-        leaves: list[Any] = [torch.from_numpy(np.array(a, order="C")) for a in arrays]
+        if isinstance(feeds, ExampleFeeds):
+            return [x.detach().clone() if torch.is_tensor(x) else x for x in feeds.leaves]
+        arrays = ordered_feeds(feeds, self.inputs)
+        leaves: list[Any] = [_tensor(array) for array in arrays]
         for number, value in self.constants:
             leaves.insert(number, value)
         return leaves
 
-    def feeds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Array]:
-        """The arrays that arguments carry, by the inputs' names."""
-        leaves = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-        return {
-            spec.name: leaf.detach().cpu().numpy()
-            for spec, leaf in zip(self.inputs, leaves, strict=True)
-        }
+    def feeds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExampleFeeds:
+        """The feeds of arguments."""
+        return ExampleFeeds(tree_leaves((tuple(args), dict(kwargs))), self.inputs)
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """An array as a tensor of its own; torch knows none of ml_dtypes' types."""
+    label = dtype_label_of(array.dtype)
+    if label in _LOW:
+        return torch.from_numpy(array.astype(np.float32)).to(DTYPES[_LOW[label]])
+    return torch.from_numpy(np.array(array, order="C"))
 
 
 def _spec(name: str, fake: Any) -> TensorSpec:
@@ -110,9 +131,30 @@ def _spec(name: str, fake: Any) -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype_label(fake.dtype), shape=shape)
 
 
+class ExampleFeeds(dict[str, Array]):
+    """The feeds of example arguments, which keep them as they are.
+
+    As a mapping it has arrays of the dense tensors; some tensors, such as sparse ones, have no
+    array. A session of PyTorch runs on clones of the tensors themselves.
+    """
+
+    def __init__(self, leaves: Sequence[Any], inputs: Sequence[TensorSpec]) -> None:
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        dense = (
+            (spec.name, output_array(x))
+            for spec, x in zip(inputs, tensors, strict=True)
+            if x.layout is torch.strided
+        )
+        super().__init__(dense)
+        self.leaves = tuple(leaves)
+
+
 @dataclass(eq=False, kw_only=True)
 class ModuleSession(Session):
-    """A module with the signature of the program it was made from."""
+    """A module with the signature of the program that it was made from.
+
+    Buffers that a run wrote to are restored after it.
+    """
 
     module: torch.nn.Module
     signature: ProgramSignature
@@ -123,15 +165,88 @@ class ModuleSession(Session):
         self.outputs = [spec for spec in self.signature.outputs if spec is not None]
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name in the program's order."""
+        """Run once; outputs by name in the program's order.
+
+        Raises:
+            EngineError: If PyTorch fails.
+        """
         args, kwargs = self.signature.arguments(feeds)
-        with torch.no_grad():
+        with (
+            torch.no_grad(),
+            as_engine_error(),
+            evaluating(self.module),
+            unwritten([self.module]),
+        ):
             leaves = tree_leaves(self.module(*args, **kwargs))
         return {
             spec.name: output_array(leaf)
             for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
             if spec is not None
         }
+
+
+@dataclass(eq=False, kw_only=True)
+class CopySession(Session):
+    """A copy of a module that gives inner values, or rounds values; run node by node."""
+
+    runnable: RunnableModule
+    signature: ProgramSignature
+
+    def __post_init__(self) -> None:
+        """The inputs are the program's, and the switches of a copy that has some."""
+        one = self.runnable
+        switch = TensorSpec(name=SWITCH, dtype="bool", shape=(one.switches,))
+        self.inputs = (*self.signature.inputs, *((switch,) if one.switches else ()))
+        given = [spec for spec in self.signature.outputs if spec is not None]
+        named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in one.outputs or ()]
+        self.outputs = given if one.outputs is None else named
+        assert isinstance(one.module, GraphModule)
+        self.interpreter = Isolated(one.module)
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once; outputs by name.
+
+        Raises:
+            EngineError: If PyTorch fails.
+        """
+        own = {name: array for name, array in feeds.items() if name != SWITCH}
+        leaves = self.signature.leaves(feeds if isinstance(feeds, ExampleFeeds) else own)
+        if self.runnable.switches:
+            leaves.append(torch.from_numpy(np.array(feeds[SWITCH])))
+        with torch.no_grad(), as_engine_error():
+            found = tree_leaves(self.interpreter.leaves(leaves))
+        tensors = [x for x in found if isinstance(x, torch.Tensor)]
+        specs = zip(self.outputs, tensors, strict=True)
+        return {spec.name: output_array(x) for spec, x in specs}
+
+
+@contextmanager
+def as_engine_error() -> Generator[None]:
+    """Inside, what PyTorch raises for a model or its inputs is an EngineError."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError, IndexError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [""])[0][:_LONGEST]
+        raise EngineError(f"PyTorch fails: {first}") from error
+
+
+@contextmanager
+def unwritten(modules: Iterable[torch.nn.Module]) -> Generator[None]:
+    """Restore the modules' buffers afterwards if they were written to.
+
+    Sparse ones are not looked at: no op writes into them.
+    """
+    found = (b for module in modules for b in module.buffers())
+    buffers = {id(b): b for b in found if b.layout is torch.strided}
+    before = [(b, b.detach().clone()) for b in buffers.values()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, was in before:
+                # Batch norms do not count their writes as new versions.
+                if not torch.equal(buffer, was):
+                    buffer.copy_(was)
 
 
 def output_array(leaf: torch.Tensor) -> Array:

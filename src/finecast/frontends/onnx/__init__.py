@@ -59,7 +59,7 @@ from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.planning.switches import Switch
+from finecast.planning.points import Switch
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.user_rules import check_names
 

@@ -10,9 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Encoding, stored_bytes
+from finecast.numbers.encodings import Encoding, Scaled, stored_bytes
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 # Elements that are converted at a time, to bound the memory that conversion takes.
 PIECE: Final = 1 << 22

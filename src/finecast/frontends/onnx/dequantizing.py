@@ -32,8 +32,8 @@ from finecast.frontends.onnx.definitions import (
     opset_of,
 )
 from finecast.frontends.onnx.editor import Editor, is_read
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 ON_CODES: Final = frozenset(
     {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}

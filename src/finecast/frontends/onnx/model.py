@@ -32,7 +32,7 @@ from finecast.frontends.onnx.verify import (
     inner_tensors,
     sort_nodes,
 )
-from finecast.numbers.scaled import Scaled
+from finecast.numbers.encodings import Scaled
 
 POLICY_KEY: Final = "finecast.policy"
 """The model's note of the policy that it was converted by."""

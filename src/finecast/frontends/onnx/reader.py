@@ -21,7 +21,6 @@ from finecast.frontends.onnx.definitions import (
 )
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS, MARK, ROUNDING, Port
 from finecast.frontends.onnx.types import bodies
-from finecast.frontends.scopes import scope_of
 from finecast.graph import (
     ROUNDS,
     SCALARS,
@@ -32,9 +31,9 @@ from finecast.graph import (
     Node,
     Value,
 )
-from finecast.graph.builder import GraphBuilder
+from finecast.graph.builder import GraphBuilder, scope_of
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 from finecast.ops import lookup
 
 _CONTROL: Final = frozenset({"If", "Loop", "Scan"})

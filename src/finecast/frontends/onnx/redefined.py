@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from finecast.devices.faults import is_here
 from finecast.errors import ModelError
-from finecast.faults import is_here
 from finecast.frontends.onnx.constants import constant_tensor
 from finecast.frontends.onnx.definitions import FLATTENING_AXIS
 from finecast.frontends.onnx.editor import Editor, is_read

@@ -18,9 +18,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.constants import DATA_TYPES
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
-from finecast.numbers.scaled import Scaled
 
 # Length of the table of draws: a prime, so that it has no common factor with the size of a
 # sample, and samples do not draw the same numbers after a few.
@@ -75,27 +75,6 @@ class RoundOps:
         if how.flush_subnormals:
             out = self._flushed(out, how.format)
         return self.made, out
-
-    def without_infinities(
-        self, value: ir.Value, top: float | None, label: str
-    ) -> tuple[list[ir.Node], ir.Value]:
-        """Nodes, in order, and ``value`` with each Inf replaced by ``top`` of its sign.
-
-        If ``top`` is None, by NaN in every element of the last axis that has an Inf: what a
-        product with an identity matrix gives.
-        """
-        self.made, self.label, self.count = [], label, 0
-        if top is not None:
-            endless = self.op("IsInf", value, dtype=_BOOL)
-            clamped = self._clipped(value, top)
-            out = self.op("Where", endless, clamped, value)
-            out.shape = value.shape
-            return self.made, out
-        zeros = self.op("Mul", value, self.scalar(0.0))
-        axes = self.constant(np.array([-1], dtype=np.int64))
-        total = self.op("ReduceSum", zeros, axes, keepdims=1)
-        total.shape = None
-        return self.made, self.op("Add", value, total)
 
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
         """An initializer; equal scalars, and equal lists of one number, are shared.

@@ -34,8 +34,8 @@ from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.types import bodies, check_inferable, infer
 from finecast.naming import look_up
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.numbers.scaled import Scaled
 
 SOURCE_TYPES: Final = {
     "fp64": ir.DataType.DOUBLE,

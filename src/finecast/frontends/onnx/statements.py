@@ -19,10 +19,9 @@ from finecast.frontends.onnx.constants import DATA_TYPES, constant_tensor
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, signature
 from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor
 from finecast.frontends.onnx.roundops import RoundOps
-from finecast.numbers.encodings import Encoding
-from finecast.numbers.formats import Format
+from finecast.numbers.encodings import Encoding, Scaled
+from finecast.numbers.formats import CODED, Format
 from finecast.numbers.roundmodes import Rounder
-from finecast.numbers.scaled import Scaled
 
 # The first opsets whose QuantizeLinear takes scales by channel, and by group.
 _CHANNELS_SINCE: Final = 13
@@ -229,7 +228,7 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
         back=lambda maker, value, to: value,
         since=CLIP_BOUNDS_ARE_INPUTS,
     ),
-    **{fmt: by_codes(fmt) for fmt in Format if fmt.has_scales},
+    **{fmt: by_codes(fmt) for fmt in CODED},
 }
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import in_blocks
+from finecast.frontends.native_model import NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -20,13 +21,14 @@ from finecast.frontends.onnx.constants import (
     set_constant,
     shape_of,
 )
-from finecast.frontends.onnx.definitions import dtype_label
+from finecast.frontends.onnx.definitions import AXES_ARE_INPUTS_SINCE, dtype_label, opset_of
 from finecast.frontends.onnx.editor import (
     MARK,
     ROUNDING,
     Editor,
     Port,
     drop_unread,
+    every_value,
     home_of,
     place_after,
     place_first,
@@ -47,7 +49,7 @@ from finecast.planning.edits import (
     SetPort,
     Use,
 )
-from finecast.planning.switches import SWITCH
+from finecast.planning.points import SWITCH
 
 # Metadata of a node, with the index of its input as suffix: the bytes, in base64, of the
 # constant there before numbers were added to it. An addition is not exact.
@@ -59,6 +61,26 @@ TIMES: Final = f"{MARK}.exponents."
 SCALES: Final = f"{MARK}.scales"
 # The type of the numbers in these notes.
 STORED: Final = np.dtype("<f4")
+
+OFFSET: Final = "finecast_offset"
+"""The extra input of a model that rounds stochastically: the index of its first sample."""
+_EXACT: Final = "finecast_exact/"
+"""Prefix of the names that another model's nodes and values get in this one."""
+_AXES_ARE_INPUTS: Final = AXES_ARE_INPUTS_SINCE["ReduceMean"]
+# How ONNX calls the kinds of ops.
+_KINDS: Final = {
+    "add": "Add",
+    "clamp": "Clip",
+    "is_inf": "IsInf",
+    "multiply": "Mul",
+    "reduce_mean": "ReduceMean",
+    "reduce_sum": "ReduceSum",
+    "reshape": "Reshape",
+    "select": "Where",
+    "subtract": "Sub",
+}
+# Those of which the result has the shape of the last input.
+_ELEMENTWISE: Final = frozenset({"clamp", "is_inf", "multiply", "select"})
 
 # Attributes that state the float type of an op's result, by op type.
 _TYPE_ATTRIBUTES: Final = {
@@ -132,7 +154,7 @@ def apply_edits(
     """
     if not edits:
         return
-    model = OnnxModel(graph, binding)
+    model = EditedModel(graph, binding)
     for edit in edits:
         if isinstance(edit, SetFormat):
             model.retype(edit.node, edit.to)
@@ -140,38 +162,41 @@ def apply_edits(
             model.declare(edit.value, edit.to)
     for edit in edits:
         if isinstance(edit, InsertCast):
-            model.cast(edit, exact=edit.value in rounded)
+            model.insert_cast(edit, exact=edit.value in rounded)
         elif isinstance(edit, ConvertConstant):
             model.convert(edit)
     for edit in edits:  # last: they round what a reader reads after the other edits
         if isinstance(edit, RoundTrip):
-            model.round_trip(edit)
+            model.insert_rounding(edit)
     drop_unread(dict.fromkeys(model.replaced))
     merge_casts(binding.model.graphs())
 
 
-class OnnxModel:
-    """A model that is changed by primitives: by them edits are made, and switchable roundings.
-
-    ``frontends/roundable.py`` says what it shares with models of other libraries.
+@final
+class EditedModel(NativeModel):
+    """A model that is changed in place; its tensors are values of onnx_ir.
 
     Attributes:
-        library: What messages call models of this kind.
-        graph: The graph of the model before anything was changed.
+        binding: What the ids of the graph stand for.
         replaced: Constants that some ops no longer read.
     """
 
-    library: str = "ONNX"
+    library: ClassVar[str] = "ONNX"
+    states: ClassVar[Collection[Format]] = STATEMENTS.keys()
 
-    def __init__(self, graph: Graph, binding: OnnxBinding) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, binding: OnnxBinding, *, emulates: bool = False) -> None:
+        """Roundings are those of conversions; if it ``emulates``, those of a device."""
+        super().__init__(graph)
+        self._emulates = emulates
         self.replaced: list[ir.Value] = []
-        self._binding = binding
+        self.binding = binding
         self._main = binding.model.graph
         self._editor = Editor(binding.model)
         self._maker = Maker(self._editor)
-        self._switch = ir.val(SWITCH, ir.DataType.BOOL)
-        self._elements: dict[int, ir.Value] = {}
+        self._maker.rounding.offset = self._offset
+        self._inputs: dict[str, ir.Value] = {}
+        # The results of ops that were made, each after those whose results it reads.
+        self._made: dict[ir.Value, int] = {}
         # Nodes that come first in the main graph: elements of the switch, then others.
         self._gathers: list[ir.Node] = []
         self._prologue: list[ir.Node] = []
@@ -180,11 +205,11 @@ class OnnxModel:
 
     def tensor(self, value: int) -> ir.Value:
         """The ONNX value of a value."""
-        return self._binding.values[value]
+        return self.binding.values[value]
 
     def read_at(self, node: int, index: int) -> ir.Value:
         """What input ``index`` of ``node`` reads after the changes so far."""
-        port = self._binding.ports[node][index]
+        port = self.binding.ports[node][index]
         assert port is not None
         return port.value()
 
@@ -194,7 +219,7 @@ class OnnxModel:
         The model's output gets it under its own name. The value is renamed: its new name ends
         in its type. An input that is an output as well keeps its name.
         """
-        old = self._binding.values[value]
+        old = self.binding.values[value]
         for port in map(self._port, uses):
             if port is not None:
                 port.read(tensor)
@@ -208,7 +233,7 @@ class OnnxModel:
                 tensor.name, old.name = old.name, name
 
     def _port(self, use: Use) -> Port | None:
-        return None if use.node is None else self._binding.ports[use.node][use.index]
+        return None if use.node is None else self.binding.ports[use.node][use.index]
 
     # Roundings that switch.
 
@@ -216,49 +241,115 @@ class OnnxModel:
         """A constant of these numbers."""
         return self._editor.constant("finecast_constant", array)
 
-    def rounded(self, tensor: ir.Value, how: Rounder) -> ir.Value:
-        """``tensor`` rounded as a conversion to the format or encoding rounds, in fp32."""
-        out = rounding(self._maker, tensor, how.encoding or how.format)
-        self._place(tensor)
-        return out
+    def op(self, kind: str, *inputs: Any, **attributes: Any) -> ir.Value:
+        """The result of a node, which is placed after what it reads."""
+        kept = {"keepdims": 1} if attributes.get("keep_dims") else {}
+        bounds = [attributes[n] for n in ("min_value", "max_value") if n in attributes]
+        given = [*inputs, *bounds]
+        if kind == "reduce_mean" and opset_of(self.binding.model) < _AXES_ARE_INPUTS:
+            kept["axes"] = given.pop()
+        values = [x for x in inputs if isinstance(x, ir.Value)]
+        last = max(values, key=self._age)
+        out = self._editor.op(
+            _KINDS[kind],
+            [self._as_input(x) for x in given],
+            kept,
+            name=self._editor.fresh(f"{last.name}_{kind}"),
+            dtype=ir.DataType.BOOL if kind == "is_inf" else ir.DataType.FLOAT,
+            shape=values[-1].shape if kind in _ELEMENTWISE else None,
+        )
+        return self._placed(out, last)
 
-    def without_infinities(self, tensor: ir.Value, top: float | None) -> ir.Value:
-        """``tensor`` with each Inf replaced by ``top`` of its sign, or by NaN."""
-        label = self._editor.fresh(f"{tensor.name}_finite")
-        made, out = self._maker.rounding.without_infinities(tensor, top, label)
+    def _age(self, value: ir.Value) -> int:
+        """How many ops were made before the one that gives ``value``; -1 for others."""
+        return self._made.get(value, -1)
+
+    def _as_input(self, x: ir.Value | float | list[int]) -> ir.Value:
+        if isinstance(x, ir.Value):
+            return x
+        dtype = np.float32 if isinstance(x, float) else np.int64
+        return self._editor.constant("finecast_number", np.array(x, dtype))
+
+    def rounded(self, tensor: ir.Value, how: Rounder) -> ir.Value:
+        """``tensor`` rounded, in fp32: as a conversion states it, or as a device does it."""
+        if not self._emulates:
+            out = rounding(self._maker, tensor, how.encoding or how.format)
+            return self._placed(out, tensor)
+        label = self._editor.fresh(f"{tensor.name}_view_{how.format.label}")
+        made, out = self._maker.rounding.round(tensor, how, label)
         self._editor.made += made
-        self._place(tensor)
-        return out
+        return self._placed(out, tensor)
 
     def switched(self, k: int, on: ir.Value, off: ir.Value) -> ir.Value:
         """``on`` where element ``k`` of the extra input ``SWITCH`` is true, else ``off``."""
-        if k not in self._elements:
+        if (k, 0) not in self._elements:
             index = self._editor.constant(f"{SWITCH}_index_{k}", np.array(k, np.int64))
-            self._elements[k] = self._editor.op(
-                "Gather", [self._switch, index], name=f"{SWITCH}_{k}", dtype=ir.DataType.BOOL
-            )
+            read, name = [self.switch_in(0), index], f"{SWITCH}_{k}"
+            dtype = ir.DataType.BOOL
+            self._elements[k, 0] = self._editor.op("Gather", read, name=name, dtype=dtype)
             self._gathers += self._editor.take()
-        choice = [self._elements[k], on, off]
+        choice = [self._elements[k, 0], on, off]
         name = self._editor.fresh(f"{off.name}_switched")
         out = self._editor.op("Where", choice, name=name, shape=off.shape)
-        self._place(off if on.producer() is None else on)
-        return out
+        return self._placed(out, max((off, on), key=self._age))
 
-    def _place(self, value: ir.Value) -> None:
-        """Put the nodes that were made, which read ``value``, after it."""
+    def _placed(self, out: ir.Value, value: ir.Value) -> ir.Value:
+        """``out``; the nodes that were made for it, which read ``value``, are put after it."""
+        self._made[out] = len(self._made)
         producer = value.producer()
         if producer is not None and producer.graph is None:  # itself in the prologue
             self._prologue += self._editor.take()
         else:
             place_after(value, self._editor.take(), self._main, self._prologue)
+        return out
 
-    def finish(self, switches: int = 0) -> ir.Model:
-        """The changed model; its extra input has as many elements as ``switches``."""
+    def add_switch(self) -> ir.Value:
+        """An extra input, whose length is stated at the end."""
+        return self._input(SWITCH, ir.DataType.BOOL, ())
+
+    def add_input(self, name: str, shape: tuple[int, ...]) -> ir.Value:
+        """An extra input in fp32."""
+        return self._input(name, ir.DataType.FLOAT, shape)
+
+    def _offset(self) -> ir.Value:
+        return self._inputs.get(OFFSET) or self._input(OFFSET, ir.DataType.INT64, ())
+
+    def _input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
+        self._inputs[name] = ir.val(name, dtype, ir.Shape(shape))
+        self._main.inputs.append(self._inputs[name])
+        return self._inputs[name]
+
+    def join(self, other: EditedModel) -> None:
+        """Take the nodes and constants of ``other``, which then reads this model's inputs."""
+        exact, inputs = other.binding.model, {v.name: v for v in self._main.inputs}
+        for value in list(exact.graph.inputs):
+            if value.name in inputs and not value.is_initializer():
+                value.replace_all_uses_with(inputs[value.name], replace_graph_outputs=True)
+        for value in every_value(exact):
+            value.name = f"{_EXACT}{value.name}"
+        for node in exact.graph.all_nodes():
+            node.name = f"{_EXACT}{node.name}"
+        constants, nodes = [*exact.graph.initializers.values()], [*exact.graph]
+        exact.graph.outputs.clear()
+        exact.graph.inputs.clear()
+        exact.graph.initializers.clear()
+        exact.graph.remove(nodes)
+        for value in constants:
+            self._main.register_initializer(value)
+        self._main.extend(nodes)
+
+    def finish(
+        self, switches: int = 0, outputs: Mapping[str, ir.Value] | None = None
+    ) -> ir.Model:
+        """The model itself, with what was made."""
         if switches:
-            self._switch.shape = ir.Shape([switches])
-            self._main.inputs.append(self._switch)
+            self.switch_in(0).shape = ir.Shape([switches])
         place_first([*self._gathers, *self._prologue], self._main)
-        return self._binding.model
+        if outputs is not None:
+            self._main.outputs.clear()
+            self._main.outputs.extend(outputs.values())
+            self._main.sort()
+        return self.binding.model
 
     # Edits, which are noted in the model.
 
@@ -266,10 +357,10 @@ class OnnxModel:
         """Have a node compute in ``to``."""
         changed, dtype = self.graph.nodes[node], DATA_TYPES[to]
         for value in self.graph.following_outputs(changed):
-            self._binding.values[value.id].type = ir.TensorType(dtype)
-        native = self._binding.nodes[node]
+            self.binding.values[value.id].type = ir.TensorType(dtype)
+        native = self.binding.nodes[node]
         if native is None:
-            _mark(self._binding.owners[node], phi_mark(changed), changed.format, to)
+            _mark(self.binding.owners[node], phi_mark(changed), changed.format, to)
             return
         _mark(native, MARK, changed.format, to)
         attribute = _TYPE_ATTRIBUTES.get(native.op_type)
@@ -283,16 +374,16 @@ class OnnxModel:
 
     def declare(self, value: int, to: Format) -> None:
         """Set an input's type; an output's comes with its producer or an inserted cast."""
-        native = self._binding.values[value]
+        native = self.binding.values[value]
         if native.is_graph_input():
             native.type = ir.TensorType(DATA_TYPES[to])
 
-    def cast(self, edit: InsertCast, *, exact: bool) -> None:
+    def insert_cast(self, edit: InsertCast, *, exact: bool) -> None:
         """Cast a value where it is defined; ``exact`` if it is first rounded in fp32.
 
         An output of a body that is a value from outside is cast in the body.
         """
-        value = self._binding.values[edit.value]
+        value = self.binding.values[edit.value]
         home = home_of(value, self._main)
         at_source: list[Use] = []
         ends: list[tuple[ir.Graph, Port]] = []
@@ -322,7 +413,7 @@ class OnnxModel:
 
         Only where it is an output of a body it has to stay in it.
         """
-        value = self._binding.values[edit.value]
+        value = self.binding.values[edit.value]
         shared: ir.Value | None = None
         for use in edit.uses:
             port = self._port(use)
@@ -357,9 +448,9 @@ class OnnxModel:
         home.extend(self._editor.take())
         return new
 
-    def round_trip(self, edit: RoundTrip) -> None:
+    def insert_rounding(self, edit: RoundTrip) -> None:
         """Put nodes that round after the value; a constant is rounded when it is written."""
-        value = self._binding.values[edit.value]
+        value = self.binding.values[edit.value]
         constant = self.graph.values[edit.value].constant is not None
         made: dict[ir.Value, ir.Value] = {}
         for use in edit.uses:

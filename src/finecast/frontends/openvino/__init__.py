@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
-from finecast.frontends.openvino import instrument
-from finecast.frontends.openvino.adjusting import adjust
+from finecast.frontends.native_model import with_mean_errors
 from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark
 from finecast.frontends.openvino.marks import marked, state_hint, unmark_ops
-from finecast.frontends.openvino.mean_errors import with_mean_errors
 from finecast.frontends.openvino.model import (
     OvFile,
     from_keras,
@@ -22,11 +20,17 @@ from finecast.frontends.openvino.model import (
     save,
     size_bytes,
 )
+from finecast.frontends.openvino.native import (
+    OvNative,
+    adjust,
+    apply_edits,
+    observable,
+    with_outputs,
+)
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
-from finecast.frontends.openvino.writer import apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import Dim, Graph
@@ -82,15 +86,15 @@ class OvPrepared(PreparedAsIs):
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
-        return instrument.observable(self.graph)
+        return observable(self.graph)
 
     def with_outputs(self, names: Sequence[str]) -> openvino.Model:
         """A copy whose outputs are just the values called ``names``."""
-        return instrument.with_outputs(self.model, names)
+        return with_outputs(self.model, names)
 
-    def roundable(self) -> instrument.OvRoundable:
+    def roundable(self) -> OvNative:
         """A copy whose values can be rounded."""
-        return instrument.OvRoundable(self.model)
+        return OvNative.copy_of(self.model)
 
     def with_mean_errors(
         self,
@@ -99,7 +103,7 @@ class OvPrepared(PreparedAsIs):
         places: Sequence[Bias],
     ) -> openvino.Model:
         """A copy whose outputs are the mean errors of products on codes, by channel."""
-        return with_mean_errors(self.model, formats, encodings, places)
+        return with_mean_errors(self.roundable(), self.roundable(), formats, encodings, places)
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> OvPrepared:
         """A copy with adjusted operands, to plan by; plans are applied to the original."""
@@ -114,7 +118,7 @@ class OvPrepared(PreparedAsIs):
         except RuntimeError:
             return {}
         graph, _ = read(copy)
-        return graph.static_shapes(instrument.observable(graph))
+        return graph.static_shapes(observable(graph))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +132,13 @@ class OvApplied(AppliedModel):
 
     def observable(self) -> dict[str, int]:
         """Ids of the float values that can be shown, by names for ``with_outputs``."""
-        shown = instrument.observable(read(self.model)[0]).keys()
-        ids = instrument.observable(self.graph)
+        shown = observable(read(self.model)[0]).keys()
+        ids = observable(self.graph)
         return {name: index for name, index in ids.items() if name in shown}
 
     def with_outputs(self, names: Sequence[str]) -> openvino.Model:
         """A copy whose outputs are just the values called ``names``."""
-        return instrument.with_outputs(self.model, names)
+        return with_outputs(self.model, names)
 
 
 def prepare(file: OvFile, policy: Policy) -> OvPrepared:
@@ -222,7 +226,7 @@ def _hinted_format(file: OvFile, plan: Plan) -> Format:
 
 def roundable(
     file: OvFile, policy: str = Scope.NONE.value, adjustments: Sequence[Adjustment] = ()
-) -> instrument.OvRoundable:
+) -> OvNative:
     """A copy of the model whose values can be rounded.
 
     Args:
@@ -230,7 +234,7 @@ def roundable(
         policy: The label of the policy that it is planned by.
         adjustments: What is done to operands first.
     """
-    return instrument.OvRoundable(_adjusted(_opened(file, policy), adjustments))
+    return OvNative.copy_of(_adjusted(_opened(file, policy), adjustments))
 
 
 def stated_in_types(file: OvFile) -> openvino.Model:
@@ -253,7 +257,7 @@ def _adjusted(model: openvino.Model, adjustments: Sequence[Adjustment]) -> openv
         return model
     copy = model.clone()
     graph, binding = read(copy)
-    adjust(binding, edits_by(adjustments, graph))
+    adjust(graph, binding, edits_by(adjustments, graph))
     return copy
 
 

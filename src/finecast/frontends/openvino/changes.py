@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import numpy as np
+
 from finecast.rules.policy import BY_HINT
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ PLAN_KEY: Final = (ROOT, "plan")
 POLICY_KEY: Final = (ROOT, "policy")
 HINT_KEY: Final = (ROOT, "precision_hint")
 _CHANGES_KEY: Final = (ROOT, "changes")
+WAS: Final = "was"
+"""The key, in the note of an adjustment that added numbers, of the constant's bytes before."""
+STORED: Final = np.dtype("<f4")
+"""The type of those bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +64,7 @@ class Changes:
     Attributes:
         added: The ops that were inserted.
         types: OpenVINO's names of the types that inputs and Converts had before.
-        adjusted: Adjustments of constants, oldest first, as ``adjusting.py`` notes them.
+        adjusted: Adjustments of constants, oldest first: that of a plan, or the bytes before.
         inverses: The products that became quotients.
         marked: The ops that were marked, to keep fp32 under a precision hint.
     """
@@ -70,10 +76,6 @@ class Changes:
     )
     inverses: dict[str, Inverse] = field(default_factory=dict[str, Inverse])
     marked: tuple[str, ...] = ()
-
-    def retyped(self, name: str, before: str) -> None:
-        """Note that ``name`` had the type ``before``; a type noted earlier stays."""
-        self.types.setdefault(name, before)
 
 
 def converted_to(model: openvino.Model) -> str:

@@ -25,8 +25,7 @@ from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
-from finecast.frontends.openvino.saved_model import state_left_out, taken_signature
-from finecast.frontends.saved_notes import stays_low
+from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
 
 if TYPE_CHECKING:
     import openvino

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.frontends.openvino.types import label_of, numbers_of
-from finecast.numbers.encodings import packed, unpacked
-from finecast.numbers.scaled import Scaled
+from finecast.numbers.encodings import Scaled, packed, unpacked
 
 if TYPE_CHECKING:
     import openvino

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -13,10 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from finecast import ops
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
 from finecast.frontends.openvino.changes import Changes, changes_of
-from finecast.frontends.openvino.definitions import OpTypes
-from finecast.frontends.openvino.names import FreshOpNames
-from finecast.frontends.openvino.types import FORMATS, label_of, numbers_of, port_key
-from finecast.frontends.scopes import scope_of
+from finecast.frontends.openvino.types import FORMATS, OpTypes, label_of, numbers_of, port_key
 from finecast.graph import (
     INNER,
     ROUNDS,
@@ -28,7 +26,7 @@ from finecast.graph import (
     Node,
     Value,
 )
-from finecast.graph.builder import GraphBuilder
+from finecast.graph.builder import GraphBuilder, scope_of
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 
@@ -80,6 +78,20 @@ class OvBinding:
     value_regions: list[int] = field(default_factory=list[int])
     values: list[openvino.Output] = field(default_factory=list["openvino.Output"])
     constants: dict[int, openvino.Node] = field(default_factory=dict[int, "openvino.Node"])
+
+
+class FreshOpNames:
+    """Makes names that no op of a model has; each call gives another one."""
+
+    def __init__(self, model: openvino.Model) -> None:
+        self._taken = {op.get_friendly_name() for op in every_op(model)}
+
+    def __call__(self, name: str) -> str:
+        """``name``; with a number behind it if it is taken."""
+        numbered = (f"{name}_{i}" for i in itertools.count(1))
+        found = next(n for n in itertools.chain([name], numbered) if n not in self._taken)
+        self._taken.add(found)
+        return found
 
 
 def name_ops(model: openvino.Model) -> None:

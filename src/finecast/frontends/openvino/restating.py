@@ -13,7 +13,7 @@ import numpy as np
 
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import Changes, Inverse, changes_of, keep
-from finecast.frontends.openvino.types import hand_over, numbers_of
+from finecast.frontends.openvino.types import numbers_of, replace_op
 from finecast.frontends.replaying import Restated
 
 if TYPE_CHECKING:
@@ -37,24 +37,6 @@ def restate(model: openvino.Model) -> tuple[Restated, ...]:
     keep(model, changes)
     model.validate_nodes_and_infer_types()
     return (Restated(nodes=tuple(names), reason=REASON),)
-
-
-def take_back(changes: Changes, ops: dict[str, Any]) -> None:
-    """Turn the quotients that ``restate`` made into products with inverses again."""
-    from openvino import opset13
-
-    inverses: dict[str, Any] = {}
-    for name, noted in changes.inverses.items():
-        quotient = ops.get(name)
-        if quotient is None or quotient.get_type_name() != "Divide":
-            continue  # another tool's
-        x, root = quotient.input_value(0), quotient.input_value(1)
-        if noted.name not in inverses:
-            inverses[noted.name] = opset13.divide(opset13.constant(np.float32(1)), root)
-            inverses[noted.name].set_friendly_name(noted.name)
-        inverse = inverses[noted.name].output(0)
-        operands = (inverse, x) if noted.first else (x, inverse)
-        _replace(quotient, opset13.multiply(*operands))
 
 
 def _products_with(op: Any) -> list[Any]:
@@ -99,13 +81,5 @@ def _divide(product: Any, inverse: Any, changes: Changes) -> str:
     )
     x = product.input_value(1 if first else 0)
     changes.inverses[name] = Inverse(name=inverse.get_friendly_name(), first=first)
-    _replace(product, opset13.divide(x, inverse.input_value(1)))
+    replace_op(product, opset13.divide(x, inverse.input_value(1)))
     return name
-
-
-def _replace(old: Any, new: Any) -> None:
-    """Put ``new`` in the place of ``old``, with its name."""
-    name = old.get_friendly_name()
-    old.set_friendly_name(f"{name}_before")
-    new.set_friendly_name(name)
-    hand_over(old.output(0), new.output(0))

@@ -1,13 +1,19 @@
-"""OpenVINO's element types, as the graph names them and as numpy stores them."""
+"""OpenVINO's element types: their names, constants of them, and which ops admit which.
+
+Law: an op admits a format if, with all inputs that follow the op's format in that type, it
+validates and gives results of that type, by OpenVINO's own type inference. There is no list of
+types by op, which a release of OpenVINO could make wrong.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import CODED, Format
 
 if TYPE_CHECKING:
     import openvino
@@ -39,7 +45,7 @@ TYPES: Final = {
 HINTED: Final = (Format.BF16, Format.FP16)
 """Formats that OpenVINO has a precision hint for, by the name of its type."""
 
-STATED: Final = (*TYPES, *(f for f in Format if f.has_scales))
+STATED: Final = (*TYPES, *CODED)
 """Formats that models can state: element types, and codes with scales."""
 
 FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}
@@ -98,6 +104,139 @@ def hand_over(source: openvino.Output, port: openvino.Output) -> None:
         target.replace_source_output(port)
 
 
+def replace_op(old: Any, new: Any) -> None:
+    """Put ``new`` in the place of ``old``, an op with one result, with its name."""
+    name = old.get_friendly_name()
+    old.set_friendly_name(f"{name}_before")
+    new.set_friendly_name(name)
+    hand_over(old.output(0), new.output(0))
+
+
 def port_key(port: openvino.Output) -> tuple[str, int]:
     """The name of the port's op, and which of its results: OpenVINO's ports do not hash."""
     return port.get_node().get_friendly_name(), port.get_index()
+
+
+# Float inputs, by index, that do not follow the op's format: sizes and thresholds.
+_OWN_TYPE: Final = {
+    "Interpolate": frozenset({1, 2}),
+    "NonMaxSuppression": frozenset({3, 4, 5}),
+    "OneHot": frozenset({1}),
+}
+# An attribute states the type of the result, whatever type is read.
+_STATED: Final = frozenset({"Convert"})
+# Ops of which no port can change its type: results do not have that of the inputs, variables
+# and bodies have types of their own, or the op itself rounds.
+_FIXED: Final = frozenset(
+    {
+        "Assign",
+        "FakeConvert",
+        "FakeQuantize",
+        "ReadValue",
+        "If",
+        "Loop",
+        "TensorIterator",
+        "RandomUniform",
+        "Range",
+        "ShapeOf",
+    }
+)
+_LOW: Final = (Format.BF16, Format.FP16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortTypes:
+    """The format of an op, which of its ports have it, and the formats that it admits.
+
+    ``format`` is None if no port can change its type.
+    """
+
+    follows_in: tuple[bool, ...]
+    follows_out: tuple[bool, ...]
+    format: Format | None
+    admits: frozenset[Format]
+
+
+class OpTypes:
+    """Finds ``PortTypes``; asks OpenVINO once for each kind of op, input types and ranks."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, frozenset[Format]] = {}
+
+    def fixed(self, op: openvino.Node) -> PortTypes:
+        """Those of an op none of whose ports can change its type."""
+        return PortTypes(
+            follows_in=(False,) * op.get_input_size(),
+            follows_out=(False,) * op.get_output_size(),
+            format=None,
+            admits=frozenset(),
+        )
+
+    def of(self, op: openvino.Node, kind: str) -> PortTypes:
+        """Those of ``op``; they are fixed if its following ports differ in type."""
+        read = [label_of(v.get_element_type()) for v in op.input_values()]
+        made = [label_of(p.get_element_type()) for p in op.outputs()]
+        if kind in _FIXED:
+            return self.fixed(op)
+        if kind in _STATED:
+            return self._stated(op, read[0], made[0])
+        own = _OWN_TYPE.get(kind, frozenset())
+        follows_in = tuple(f in FORMATS and i not in own for i, f in enumerate(read))
+        follows_out = tuple(f in FORMATS for f in made)
+        labels = {
+            f
+            for f, follows in zip((*read, *made), (*follows_in, *follows_out), strict=True)
+            if follows
+        }
+        if len(labels) != 1 or not any(follows_in):
+            return self.fixed(op)
+        key = (kind, op.get_type_info().version_id, tuple(read), _ranks(op))
+        if key not in self._known:
+            self._known[key] = frozenset(
+                {Format.FP32, *(f for f in _LOW if _validates(op, follows_in, follows_out, f))}
+            )
+        return PortTypes(
+            follows_in=follows_in,
+            follows_out=follows_out,
+            format=FORMATS[labels.pop()],
+            admits=self._known[key],
+        )
+
+    def _stated(self, op: openvino.Node, read: str, made: str) -> PortTypes:
+        if made not in FORMATS:
+            return self.fixed(op)
+        return PortTypes(
+            follows_in=(False,),
+            follows_out=(True,),
+            format=FORMATS[made],
+            admits=frozenset({Format.FP32, *_LOW}),
+        )
+
+
+def _ranks(op: openvino.Node) -> tuple[int | None, ...]:
+    ranks = (v.get_partial_shape().rank for v in op.input_values())
+    return tuple(r.get_length() if r.is_static else None for r in ranks)
+
+
+def _validates(
+    op: openvino.Node, follows_in: tuple[bool, ...], follows_out: tuple[bool, ...], fmt: Format
+) -> bool:
+    """Whether type inference accepts ``op`` in ``fmt``; its inputs are restored after."""
+    from openvino import opset13
+
+    before = op.input_values()
+    try:
+        for index, follows in enumerate(follows_in):
+            if follows:
+                shape = before[index].get_partial_shape()
+                given = opset13.parameter(shape, element_type(fmt))
+                op.set_argument(index, given.output(0))
+        op.validate_and_infer_types()
+        made = [label_of(p.get_element_type()) for p in op.outputs()]
+        return all(m == fmt.label for m, f in zip(made, follows_out, strict=True) if f)
+    except RuntimeError:
+        return False
+    finally:
+        for index, source in enumerate(before):
+            op.set_argument(index, source)
+        op.validate_and_infer_types()

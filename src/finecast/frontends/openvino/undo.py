@@ -1,19 +1,28 @@
 """Takes back an earlier conversion, so that another policy starts from the original.
 
-Digits that a constant lost do not come back: a weight in fp16 or in codes becomes the fp32
-number that it stands for. If some op still reads the original in fp32, all read that again.
+What the conversion noted (``changes.py``) is restored by the names of ops. Another tool may
+have changed the model since: an op that is no longer of the kind that a conversion made stays
+as it is. Adjusted constants are restored bit for bit: multiplications by powers of two are
+exact, and before an addition the constant's bytes were noted. Other digits that a constant
+lost do not come back: a weight in fp16 or in codes becomes the fp32 number that it stands for.
+If some op still reads the original in fp32, all read that again.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.frontends.openvino.adjusting import take_back_constants
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import (
+    STORED,
+    WAS,
     Added,
     Changes,
     changes_of,
@@ -22,9 +31,9 @@ from finecast.frontends.openvino.changes import (
 )
 from finecast.frontends.openvino.marks import marked, unmark_ops
 from finecast.frontends.openvino.quantization import decoded_numbers
-from finecast.frontends.openvino.restating import take_back
-from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of
+from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of, replace_op
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
 from finecast.rules.policy import conversion_stays
 
 if TYPE_CHECKING:
@@ -55,22 +64,21 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
     for name, added in changes.added.items():
         if name in ops and (kept := _before(ops[name], added, ops)) is not None:
             hand_over(ops[name].output(0), kept)
-    take_back_constants(changes, ops)
+    for name, notes in changes.adjusted.items():
+        if name in ops:
+            _restore_constant(ops[name], notes)
     for name, kind in changes.types.items():
         if name in ops:
-            _restate(ops[name], kind)
+            _restore_type(ops[name], kind)
     model.validate_nodes_and_infer_types()  # what is taken back next reads these types
-    take_back(changes, ops)
+    _restore_products(changes, ops)
     unmark_ops(model, marked(model).difference(changes.marked))
     unmark(model)
     model.validate_nodes_and_infer_types()
 
 
 def _before(op: Any, added: Added, ops: dict[str, Any]) -> openvino.Output | None:
-    """The port that readers of ``op`` read before it was inserted.
-
-    None if another tool has replaced the op.
-    """
+    """The port that readers of ``op`` read before it was inserted; None if it stays."""
     if not added.constant:
         return op.input_value(0) if op.get_type_name() in _INSERTED else None
     if added.constant not in ops:
@@ -90,7 +98,34 @@ def _numbers(op: Any) -> NDArray[np.float32] | None:
     return decoded_numbers(op)
 
 
-def _restate(op: Any, kind: str) -> None:
+def _restore_constant(op: Any, notes: list[dict[str, str | int]]) -> None:
+    """Give an adjusted constant its numbers back, if the notes fit it."""
+    if op.get_type_name() != "Constant":
+        return
+    array: NDArray[np.float32] | None = numbers_of(op).astype(np.float32)
+    for note in reversed(notes):
+        array = None if array is None else _unadjusted(array, note)
+    if array is not None:
+        replace_op(op, new_constant(array, Format.FP32))
+
+
+def _unadjusted(
+    array: NDArray[np.float32], note: Mapping[str, str | int]
+) -> NDArray[np.float32] | None:
+    """``array`` before the adjustment in ``note``; None if that is damaged or does not fit."""
+    try:
+        if WAS in note:
+            stored = base64.b64decode(str(note[WAS]), validate=True)
+            return np.frombuffer(stored, STORED).astype(np.float32).reshape(array.shape)
+        what = Adjustment.from_dict(dict(note))
+    except (binascii.Error, ValueError, TypeError, KeyError):
+        return None
+    fits = array.ndim >= -what.axis and array.shape[what.axis] == what.channels
+    back = replace(what, exponents=tuple(-e for e in what.exponents))
+    return back.of(array) if fits else None
+
+
+def _restore_type(op: Any, kind: str) -> None:
     """Give an input or Convert the element type that OpenVINO calls ``kind``."""
     import openvino
     from openvino import opset13
@@ -99,8 +134,22 @@ def _restate(op: Any, kind: str) -> None:
         op.set_element_type(getattr(openvino.Type, kind))
         op.validate_and_infer_types()
     elif op.get_type_name() == "Convert":
-        name = op.get_friendly_name()
-        new = opset13.convert(op.input_value(0), kind)
-        op.set_friendly_name(f"{name}_before")
-        new.set_friendly_name(name)
-        hand_over(op.output(0), new.output(0))
+        replace_op(op, opset13.convert(op.input_value(0), kind))
+
+
+def _restore_products(changes: Changes, ops: Mapping[str, Any]) -> None:
+    """Turn the quotients that ``restating.py`` made into products with inverses again."""
+    from openvino import opset13
+
+    inverses: dict[str, Any] = {}
+    for name, noted in changes.inverses.items():
+        quotient = ops.get(name)
+        if quotient is None or quotient.get_type_name() != "Divide":
+            continue
+        x, root = quotient.input_value(0), quotient.input_value(1)
+        if noted.name not in inverses:
+            inverses[noted.name] = opset13.divide(opset13.constant(np.float32(1)), root)
+            inverses[noted.name].set_friendly_name(noted.name)
+        inverse = inverses[noted.name].output(0)
+        operands = (inverse, x) if noted.first else (x, inverse)
+        replace_op(quotient, opset13.multiply(*operands))

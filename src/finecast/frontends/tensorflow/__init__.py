@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from finecast.frontends.native_model import replay
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
-from finecast.frontends.saved_notes import converted_to
-from finecast.frontends.tensorflow import instrument
+from finecast.frontends.saved_models import converted_to
 from finecast.frontends.tensorflow.library import DTYPES
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, with_sizes
+from finecast.frontends.tensorflow.native import TensorFlowNative, observable, with_outputs
 from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.frontends.tensorflow.undo import before_conversion, noted
-from finecast.frontends.tensorflow.writer import apply_edits
 from finecast.graph import Dim, Graph
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
@@ -92,20 +92,20 @@ class TensorFlowPrepared(PreparedAsIs):
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
-        return instrument.observable(self.graph, self.file.binding)
+        return observable(self.graph, self.file.binding)
 
     def with_outputs(self, names: Sequence[str]) -> FrozenModel:
         """A copy whose outputs are just the values called ``names``."""
-        return instrument.with_outputs(self.file.model, names)
+        return with_outputs(self.file.model, names)
 
-    def roundable(self) -> instrument.TensorFlowRoundable:
+    def roundable(self) -> TensorFlowNative:
         """A copy whose values can be rounded."""
-        return instrument.TensorFlowRoundable(self.graph, self.file.binding)
+        return TensorFlowNative(self.graph, self.file.binding)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as TensorFlow infers them from the inputs'."""
         graph, binding = read(with_sizes(self.file.model, inputs))
-        return graph.static_shapes(instrument.observable(graph, binding))
+        return graph.static_shapes(observable(graph, binding))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +120,12 @@ class TensorFlowApplied(AppliedModel):
     def observable(self) -> dict[str, int]:
         """Ids of the float values that can be shown, by names for ``with_outputs``."""
         kept = {node.name for node in self.model.graph.node}
-        shown = instrument.observable(self.graph, self.binding)
+        shown = observable(self.graph, self.binding)
         return {name: i for name, i in shown.items() if name.partition(":")[0] in kept}
 
     def with_outputs(self, names: Sequence[str]) -> FrozenModel:
         """A copy whose outputs are just the values called ``names``."""
-        return instrument.with_outputs(self.model, names)
+        return with_outputs(self.model, names)
 
 
 def capture(model: FrozenModel, digest: str, *, path: Path = Path("model")) -> TensorFlowFile:
@@ -173,21 +173,21 @@ def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
     plan.check(graph, where=file.name)
     ports = resolve_io(graph, plan.io, DTYPES, _LIBRARY.name)
     done = edits_of(graph, plan, ports)
-    model = apply_edits(graph, file.binding, done)
+    native = TensorFlowNative(graph, file.binding)
+    replay(native, done)
+    model = native.finish()
     if done:
         model = replace(model, notes=noted(graph, plan, file.model.notes))
     return TensorFlowApplied(model=model, graph=graph, binding=file.binding, edits=done)
 
 
-def roundable(
-    file: TensorFlowFile, policy: str = Scope.NONE.value
-) -> instrument.TensorFlowRoundable:
+def roundable(file: TensorFlowFile, policy: str = Scope.NONE.value) -> TensorFlowNative:
     """A copy, whose values can be rounded, of the model that such a policy is planned on.
 
     ``policy`` is the policy's label.
     """
     file = _for_policy(file, policy)
-    return instrument.TensorFlowRoundable(file.graph, file.binding)
+    return TensorFlowNative(file.graph, file.binding)
 
 
 def _for_policy(file: TensorFlowFile, policy: str) -> TensorFlowFile:

@@ -4,17 +4,21 @@ Laws: outputs are the same numbers; the canonical form of a canonical model is i
 names. Each op with bodies has functions that no other op uses, and nodes in them are named
 relative to the op. Constants that bodies read and never change, such as weights, are inside of
 them, but for large ones that are read elsewhere, too; no argument is passed in that no body
-reads.
+reads. What is computed from constants alone is a constant, and there are no identities: so
+what a plan converts is what ops read, and a weight that went through a reshape is rounded
+once, from its original numbers.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from os.path import commonpath
 from typing import Any, Final
 
-from finecast.frontends.tensorflow.folding import folded
 from finecast.frontends.tensorflow.functions import (
     CALLS,
     LOOPS,
@@ -33,8 +37,15 @@ from finecast.frontends.tensorflow.functions import (
     set_bodies,
     tensor_of,
 )
-from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
-from finecast.frontends.tensorflow.model import FrozenModel, base_name, reachable
+from finecast.frontends.tensorflow.library import GraphDef, NodeDef, Operation, Tensor, tf
+from finecast.frontends.tensorflow.model import (
+    PLACEHOLDERS,
+    FrozenModel,
+    base_name,
+    imported_graph,
+    reachable,
+    with_nodes,
+)
 
 _SHARED_BYTES: Final = 1 << 16
 """A larger constant that is read in several places is not copied into bodies."""
@@ -72,11 +83,9 @@ def canonical(model: FrozenModel, path: str = "", scope: str = "") -> FrozenMode
     ends = [base_name(t) for t in (*outputs, *(p.tensor for p in model.inputs))]
     kept = reachable(nodes, ends)
     own = [f for op in opened if op.node.name in kept for f in op.functions()]
-    result = tf.compat.v1.GraphDef()
-    result.versions.CopyFrom(model.graph.versions)
-    result.node.extend(node for node in graph.node if node.name in kept)
+    left = [node for node in graph.node if node.name in kept]
     every = library | {f.signature.name: f for f in own}
-    result.library.function.extend(needed(result.node, every))
+    result = with_nodes(model.graph, left, needed(left, every))
     ports = zip(model.outputs, outputs, strict=True)
     return replace(
         model, graph=result, outputs=tuple(replace(port, tensor=t) for port, t in ports)
@@ -220,20 +229,23 @@ def _renamed(body: FrozenModel, scope: str) -> FrozenModel:
         short = _shortened(node.name, scope) if index is None else f"input_{index}"
         names[node.name] = fresh(short, taken)
         taken.add(names[node.name])
-    for node in body.graph.node:
+    return _with_names(body, names)
+
+
+def _with_names(model: FrozenModel, names: Mapping[str, str]) -> FrozenModel:
+    """``model`` with other names of its nodes, which are changed in place."""
+
+    def moved(read: str) -> str:
+        return read.replace(base_name(read), names[base_name(read)], 1)
+
+    for node in model.graph.node:
         node.name = names[node.name]
-        node.input[:] = [
-            read.replace(base_name(read), names[base_name(read)], 1) for read in node.input
-        ]
-
-    def moved(tensor: str) -> str:
-        return f"{names[base_name(tensor)]}:{tensor.partition(':')[2]}"
-
+        node.input[:] = list(map(moved, node.input))
     inputs, outputs = (
         tuple(replace(p, tensor=moved(p.tensor)) for p in ports)
-        for ports in (body.inputs, body.outputs)
+        for ports in (model.inputs, model.outputs)
     )
-    return replace(body, inputs=inputs, outputs=outputs)
+    return replace(model, inputs=inputs, outputs=outputs)
 
 
 def _shortened(name: str, scope: str) -> str:
@@ -270,10 +282,8 @@ def _with_constants(
 def _with_ports(body: FrozenModel, kept: Sequence[int], *, ends: bool) -> FrozenModel:
     """``body`` with only the arguments ``kept``, and if ``ends`` only those results."""
     dropped = {base_name(p.tensor) for k, p in enumerate(body.inputs) if k not in kept}
-    graph = tf.compat.v1.GraphDef()
-    graph.versions.CopyFrom(body.graph.versions)
-    graph.library.CopyFrom(body.graph.library)
-    graph.node.extend(n for n in body.graph.node if n.name not in dropped)
+    left = [n for n in body.graph.node if n.name not in dropped]
+    graph = with_nodes(body.graph, left, body.graph.library.function)
     outputs = tuple(body.outputs[k] for k in kept) if ends else body.outputs
     return replace(
         body, graph=graph, inputs=tuple(body.inputs[k] for k in kept), outputs=outputs
@@ -342,3 +352,183 @@ def _under(scope: str, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         mark = "^" if name.startswith("^") else ""
         yield f"{mark}{scope}/{name.removeprefix('^')}"
+
+
+_LARGEST_BYTES: Final = 10 << 20
+"""A result that is larger than this, and than what it is computed from, is not folded; it is
+the limit of Grappler's own constant folding."""
+_CALLS: Final = re.compile(r"^((Stateful)?PartitionedCall/|Func/)+")
+_PASSES_ON: Final = frozenset(
+    {"Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"}
+)
+
+
+def folded(model: FrozenModel) -> FrozenModel:
+    """``model`` without identities, ops on constants alone, and nodes that nothing reads.
+
+    Raises:
+        ModelError: If the graph is not valid.
+    """
+    return _with_short_names(_Folder(imported_graph(model.graph), model).finish())
+
+
+def _with_short_names(model: FrozenModel) -> FrozenModel:
+    """``model`` with the names of inlined calls left out of its nodes' names, where it can be.
+
+    Saving a model wraps it in one more call; so its ops keep their names all the same.
+    """
+    inputs = {base_name(port.tensor) for port in model.inputs}
+    ops = [n.name for n in model.graph.node if n.op != "Const" and n.name not in inputs]
+    calls = [name.removesuffix(_CALLS.sub("", name)) for name in ops]
+    around = f"{commonpath(calls)}/" if calls else ""
+    short = {node.name: _CALLS.sub("", node.name) for node in model.graph.node}
+    count = Counter(short.values())
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for name, shortest in short.items():
+        wanted = shortest if count[shortest] == 1 else name.removeprefix(around)
+        names[name] = fresh(wanted, taken)
+        taken.add(names[name])
+    return _with_names(model, names)
+
+
+class _Folder:
+    def __init__(self, graph: Any, model: FrozenModel) -> None:
+        self.graph = graph
+        self.model = model
+        self.operations: list[Operation] = graph.get_operations()
+        self.fed = {p.tensor for p in model.inputs}
+        self.constant = self._constants()
+        self.effects = self._with_effects()
+        self.values = self._evaluated()
+        self.made = {_folded_name(tensor): tensor for tensor in self.values}
+
+    def _constants(self) -> set[str]:
+        """Names of the ops whose results can be computed before the model runs."""
+        found: set[str] = set()
+        for op in self.operations:
+            if op.control_inputs:
+                continue  # its results must wait for another op
+            if op.type == "Const" or (op.inputs and self._foldable(op, found)):
+                found.add(op.name)
+        return found
+
+    def _foldable(self, op: Operation, known: set[str]) -> bool:
+        if _is_stateful(op) or op.type in PLACEHOLDERS:
+            return False
+        if any(t.op.name not in known for t in op.inputs):
+            return False
+        if any(t.dtype in (tf.string, tf.resource, tf.variant) for t in op.outputs):
+            return False
+        made = sum(_bytes(t) for t in op.outputs)
+        read = sum(_bytes(t) for t in op.inputs)
+        return made < math.inf and made <= max(_LARGEST_BYTES, read)
+
+    def _with_effects(self) -> set[str]:
+        """Names of the ops that may do more than compute, as an assertion, or wait for one."""
+        found: set[str] = set()
+        for op in self.operations:
+            before = (*op.control_inputs, *(t.op for t in op.inputs))
+            if _is_stateful(op) or any(b.name in found for b in before):
+                found.add(op.name)
+        return found
+
+    def _evaluated(self) -> dict[str, Any]:
+        """Arrays of the folded tensors that other ops or the outputs read, by name."""
+        ends = {self._source(p.tensor) for p in self.model.outputs}
+        read = {
+            t.name
+            for op in self.operations
+            if op.name not in self.constant
+            for t in map(self._through, op.inputs)
+        }
+        wanted = [
+            name
+            for name in sorted(read | ends)
+            if (op := self.graph.get_tensor_by_name(name).op).type != "Const"
+            and op.name in self.constant
+        ]
+        if not wanted:
+            return {}
+        with tf.compat.v1.Session(graph=self.graph) as session:
+            return dict(zip(wanted, session.run(wanted), strict=True))
+
+    def _source(self, name: str) -> str:
+        source: str = self._through(self.graph.get_tensor_by_name(name)).name
+        return source
+
+    def _through(self, tensor: Tensor) -> Tensor:
+        """The tensor that ``tensor`` is a copy of, through identities."""
+        while tensor.op.type in _PASSES_ON and tensor.name not in self.fed:
+            if any(c.name in self.effects for c in tensor.op.control_inputs):
+                break
+            tensor = tensor.op.inputs[tensor.value_index]
+        return tensor
+
+    def finish(self) -> FrozenModel:
+        nodes: dict[str, NodeDef] = {}
+        outputs = tuple(
+            replace(p, tensor=self._canonical(self._source(p.tensor)))
+            for p in self.model.outputs
+        )
+        waiting = [base_name(p.tensor) for p in (*outputs, *self.model.inputs)]
+        while waiting:
+            name = waiting.pop()
+            if name in nodes:
+                continue
+            nodes[name] = self._node(name)
+            waiting += [base_name(i) for i in nodes[name].input]
+        order = [n for op in self.operations for n in self._names(op) if n in nodes]
+        graph = self.model.graph
+        result = with_nodes(graph, [nodes[name] for name in order], graph.library.function)
+        return replace(self.model, graph=result, outputs=outputs)
+
+    def _names(self, op: Operation) -> Iterator[str]:
+        yield op.name
+        for tensor in op.outputs[1:]:
+            if tensor.name in self.values:
+                yield _folded_name(tensor.name)
+
+    def _canonical(self, name: str) -> str:
+        return f"{_folded_name(name)}:0" if name in self.values else name
+
+    def _node(self, name: str) -> NodeDef:
+        if name in self.made:
+            tensor = self.made[name]
+            dtype = self.graph.get_tensor_by_name(tensor).dtype
+            return _constant(name, self.values[tensor], dtype)
+        op = self.graph.get_operation_by_name(name)
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(op.node_def)
+        del node.input[:]
+        node.input.extend(
+            self._canonical(self._through(t).name).removesuffix(":0") for t in op.inputs
+        )
+        node.input.extend(f"^{c.name}" for c in op.control_inputs if c.name in self.effects)
+        node.attr.pop("_class", None)  # names ops that may be folded, to be placed beside
+        node.attr.pop("_output_shapes", None)
+        return node
+
+
+def _folded_name(tensor: str) -> str:
+    name, _, index = tensor.partition(":")
+    return name if index == "0" else f"{name}/output_{index}"
+
+
+def _constant(name: str, value: Any, dtype: Any) -> NodeDef:
+    node = tf.compat.v1.NodeDef(name=name, op="Const")
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+    return node
+
+
+def _is_stateful(op: Operation) -> bool:
+    """Whether an op may do more than compute its results."""
+    stateful = op.op_def is None or op.op_def.is_stateful
+    return stateful and op.type not in PLACEHOLDERS
+
+
+def _bytes(tensor: Tensor) -> float:
+    """Bytes of a tensor; infinity where its shape is open."""
+    size: int | None = tensor.shape.num_elements()
+    return math.inf if size is None else size * tensor.dtype.size

@@ -14,8 +14,7 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.files.staging import staging
 from finecast.frontends.keras_models import check_names, reason, with_flat_outputs
-from finecast.frontends.saved_notes import notes_in
-from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES
+from finecast.frontends.saved_models import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES, notes_in
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node, reference
 from finecast.frontends.tensorflow.library import (

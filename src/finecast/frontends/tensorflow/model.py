@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from finecast.errors import ModelError
-from finecast.frontends.signatures import SERVING
+from finecast.frontends.saved_models import SERVING
 from finecast.frontends.tensorflow.library import GraphDef, NodeDef, tf
 from finecast.graph import Dim
 
@@ -136,6 +136,17 @@ def check_size(size_bytes: int, where: str) -> None:
             where=where,
             fix="write OpenVINO's IR, which has no such limit: -o NAME.xml",
         )
+
+
+def with_nodes(
+    graph: GraphDef, nodes: Iterable[NodeDef], functions: Iterable[Any] = ()
+) -> GraphDef:
+    """A new graph of the version of ``graph``, with copies of these nodes and functions."""
+    made = tf.compat.v1.GraphDef()
+    made.versions.CopyFrom(graph.versions)
+    made.node.extend(nodes)
+    made.library.function.extend(functions)
+    return made
 
 
 def reachable(nodes: Mapping[str, NodeDef], ends: Iterable[str]) -> set[str]:

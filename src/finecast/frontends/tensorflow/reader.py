@@ -14,8 +14,17 @@ from finecast.frontends.tensorflow.functions import bodies
 from finecast.frontends.tensorflow.library import FLOATS, Operation, Tensor, dtype_label, tf
 from finecast.frontends.tensorflow.model import PLACEHOLDERS, FrozenModel
 from finecast.frontends.tensorflow.op_types import fixed_types, op_types
-from finecast.frontends.tensorflow.regions import GraphRegion, every_operation, regions
-from finecast.frontends.tensorflow.ties import InputPort, Place, Slot, TypeTie, is_handle, ties
+from finecast.frontends.tensorflow.regions import (
+    GraphRegion,
+    InputPort,
+    Place,
+    Slot,
+    TypeTie,
+    every_operation,
+    is_handle,
+    regions,
+    ties,
+)
 from finecast.graph import INNER, Attribute, ConstantStats, Dim, Graph, Node, Value
 from finecast.graph.builder import GraphBuilder
 

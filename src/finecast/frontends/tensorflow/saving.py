@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.frontends.saved_notes import NOTES_FILE
-from finecast.frontends.signatures import SERVING
+from finecast.frontends.saved_models import NOTES_FILE, SERVING
 from finecast.frontends.tensorflow.functions import with_own_names
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.model import (

@@ -16,12 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from finecast.errors import ModelError
-from finecast.frontends.roundable import uses_of
-from finecast.frontends.saved_notes import POLICY, converted_to
+from finecast.frontends.native_model import uses_of
+from finecast.frontends.saved_models import POLICY, converted_to
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.model import FrozenModel, base_name
+from finecast.frontends.tensorflow.native import CAST, At, TensorFlowNative
 from finecast.frontends.tensorflow.reader import GraphBinding
-from finecast.frontends.tensorflow.writer import CAST, Rewriter
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
@@ -58,23 +58,21 @@ def before_conversion(graph: Graph, binding: GraphBinding, where: str) -> Frozen
         ModelError: If the notes of the conversion cannot be read; it names ``where``.
     """
     before, ports = _read_notes(binding.model.notes, where)
-    rewriter = Rewriter(graph, binding)
+    model = TensorFlowNative(graph, binding)
     for value in (*graph.inputs, *graph.outputs):
         if value.name in ports:
-            rewriter.set_port(value.id, ports[value.name])
+            model.declare(value.id, ports[value.name])
     for value in graph.values:
         if value.constant is not None and _is_low(value.format) and value.name not in before:
-            rewriter.rewire(value.id, uses_of(graph, value.id), _wide(rewriter, value))
+            model.give(value.id, uses_of(graph, value.id), _wide(model, value))
     for node in graph.nodes:
         if node.name in before:
             continue
         if _is_low(node.format):
-            rewriter.set_format(node.id, Format.FP32)
+            model.retype(node.id, Format.FP32)
         elif _casts_floats(graph, node) and (result := node.outputs[0]) is not None:
-            source = rewriter.read_at(node.id, 0)
-            rewriter.rewire(result, uses_of(graph, result), source.tensor)
-    rewriter.restate_casts()
-    return replace(rewriter.finish(), notes={})
+            model.give(result, uses_of(graph, result), model.read_at(node.id, 0))
+    return replace(model.finish(), notes={})
 
 
 def _read_notes(
@@ -95,23 +93,23 @@ def _read_notes(
         ) from error
 
 
-def _wide(rewriter: Rewriter, value: Value) -> str:
+def _wide(model: TensorFlowNative, value: Value) -> At:
     """The tensor of the fp32 constant that ``value`` was rounded from, if it is still there.
 
     Else that of a new constant with the same numbers as ``value``.
     """
     assert value.constant is not None
     assert value.format is not None
-    region, tensor = rewriter.at(value.id)
+    region, tensor = model.tensor(value.id)
     low = value.constant.read()
     name = base_name(tensor).removesuffix(f"/{value.format.label}")
-    beside = rewriter.nodes(region).get(name)
+    beside = model.nodes(region).get(name)
     if beside is not None and beside.attr["dtype"].type == tf.float32.as_datatype_enum:
         array = tf.make_ndarray(beside.attr["value"].tensor)
         if np.array_equal(convert_constant(array, value.format), low, equal_nan=True):
-            return f"{name}:0"
+            return At(region, f"{name}:0")
     wide = low.astype(np.float32)
-    return rewriter.add_constant(region, name, wide, tf.float32).tensor
+    return model.add_constant(region, name, wide, tf.float32)
 
 
 def _casts_floats(graph: Graph, node: Node) -> bool:

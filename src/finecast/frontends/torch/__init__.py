@@ -2,21 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+from torch.export import ExportedProgram
 
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture, shared_copy
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
-from finecast.frontends.torch.reader import read
+from finecast.frontends.torch.instrument import (
+    RunnableModule,
+    TorchRoundable,
+    observable,
+    with_outputs,
+)
+from finecast.frontends.torch.reader import hinted_shapes, read
 from finecast.frontends.torch.writer import apply_edits
+from finecast.graph import Graph
+from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
+from finecast.rules.override import names_biases
+from finecast.rules.policy import Policy, Scope
+from finecast.rules.user_rules import check_names
 
-__all__ = ["Captured", "ConvertedModule", "apply", "capture", "native_name", "planned_edits"]
+__all__ = [
+    "Captured",
+    "ConvertedModule",
+    "RunnableModule",
+    "TorchApplied",
+    "TorchFile",
+    "TorchPrepared",
+    "apply",
+    "capture",
+    "native_name",
+    "planned_edits",
+]
+
+CASTS: Final = ModelLibrary(name="PyTorch", types=(), states=(Format.BF16, Format.FP16))
+"""What graphs state by casts alone: training graphs, and programs for an emulated device."""
+LIBRARY: Final = replace(CASTS, states=(*CASTS.states, Format.INT8))
+"""What programs state, which are compiled with frozen weights for int8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFile:
+    """A program or a module as it was given; neither is ever changed.
+
+    Attributes:
+        path: The program's file; for a model in memory a name that no file has.
+        name: What messages call it.
+        model: The module or the program.
+        program: The module as it was exported, or the program itself.
+        digest: Identifies it in plans and studies.
+        size_bytes: Bytes of the file, or of the module's state.
+    """
+
+    path: Path
+    name: str
+    model: torch.nn.Module | ExportedProgram
+    program: ExportedProgram
+    digest: str
+    size_bytes: int
+    external: tuple[Path, ...] = ()
+    converted: str = ""
+    told: tuple[str, ...] = ()
+    _captured: dict[tuple[bool, bool], Captured] = field(
+        default_factory=dict[tuple[bool, bool], Captured], repr=False
+    )
+
+    def captured(self, policy: str) -> Captured:
+        """The graph for a policy of that label: with scope none nothing is folded."""
+        fold = policy.partition(":")[0] != Scope.NONE.value
+        key = fold, names_biases()
+        if key not in self._captured:
+            self._captured[key] = capture(self.program, (), fold=fold)
+        return self._captured[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchPrepared(PreparedAsIs):
+    """A graph of PyTorch's ops ready to be planned.
+
+    Of a program it makes copies that show and round its values; a training graph that the
+    compiler captured is planned alone, and ``captured`` is None.
+    """
+
+    captured: Captured | None = None
+    of: ModelLibrary = LIBRARY
+
+    def observable(self) -> dict[str, int]:
+        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+        assert self.captured is not None
+        return observable(self.captured, self.captured.module)
+
+    def with_outputs(self, names: Sequence[str]) -> RunnableModule:
+        """A copy whose outputs are just the values called ``names``."""
+        assert self.captured is not None
+        return with_outputs(self.captured, self.captured.module, names)
+
+    def roundable(self) -> TorchRoundable:
+        """A copy whose values can be rounded."""
+        assert self.captured is not None
+        return TorchRoundable(self.captured)
+
+    def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """Shapes by observable name; those of the example inputs where sizes are free."""
+        assert self.captured is not None
+        given = {v.name: v.shape for v in self.graph.inputs}
+        shapes = hinted_shapes(self.captured.binding)
+        hints = {v.name: shapes[v.id] for v in self.graph.inputs}
+        if all(tuple(inputs.get(n, ())) == hints[n] for n in given):
+            return {name: shapes[i] for name, i in self.observable().items()}
+        fixed = {v.id for v in self.graph.values if _is_fixed(v.shape)}
+        return {n: shapes[i] for n, i in self.observable().items() if i in fixed}
+
+
+def _is_fixed(shape: Sequence[Any] | None) -> bool:
+    return shape is not None and all(isinstance(size, int) for size in shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchApplied(AppliedModel):
+    """The module that a plan gives, and the edits that made it."""
+
+    model: ConvertedModule
+    captured: Captured
+    graph: Graph
+    edits: tuple[Edit, ...]
+
+    def observable(self) -> dict[str, int]:
+        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+        return observable(self.captured, self.model)
+
+    def with_outputs(self, names: Sequence[str]) -> RunnableModule:
+        """A copy whose outputs are just the values called ``names``."""
+        return with_outputs(self.captured, self.model, names)
+
+
+def prepare(file: TorchFile, policy: Policy) -> TorchPrepared:
+    """Check that the graph has all that ``policy`` names.
+
+    Raises:
+        UsageError: If ``policy`` names a node or an op that is not there.
+    """
+    captured = file.captured(policy.label)
+    check_names(policy, captured.graph)
+    return TorchPrepared(graph=captured.graph, captured=captured)
+
+
+def applied(captured: Captured, plan: Plan, where: str = "") -> TorchApplied:
+    """The module of a plan, with the plan attached as ``finecast_plan``.
+
+    Raises:
+        ModelError: If the plan was made for another model; names ``where``.
+    """
+    edits = planned_edits(captured, plan, where)
+    model = apply(captured, edits)
+    model.eval()
+    model.finecast_plan = plan
+    return TorchApplied(model=model, captured=captured, graph=captured.graph, edits=edits)
 
 
 def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit, ...]:

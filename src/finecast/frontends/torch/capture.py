@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
+import sys
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
-from finecast.errors import UsageError
+from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.expand import BIASES, expand
-from finecast.frontends.torch.export_errors import not_captured, without_partial_graph
-from finecast.frontends.torch.fold import fold_batch_norms
 from finecast.frontends.torch.layout import read_whole_memory
-from finecast.frontends.torch.products import state_linear_layers
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.frontends.torch.regions import told_apart
+from finecast.frontends.torch.restating import fold_batch_norms, state_linear_layers
 from finecast.graph import Graph
 from finecast.rules.override import names_biases
 
@@ -73,14 +75,9 @@ def capture(
         ModelError: If ``torch.export`` cannot capture the module; says why.
         UsageError: If the module has no data.
     """
-    program = (
-        module
-        if isinstance(module, ExportedProgram)
-        else _export(module, args, kwargs, dynamic_shapes)
-    )
+    program = exported(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     with quiet(), told_apart(program.graph_module):
-        program = program.run_decompositions({})
-        unlifted = program.module(check_guards=False)
+        unlifted = program.run_decompositions({}).module(check_guards=False)
     assert isinstance(unlifted, GraphModule)
     _check_data(unlifted)
     _drop_assertions(unlifted)
@@ -90,8 +87,16 @@ def capture(
         if names_biases():
             expand(unlifted, BIASES)
     read_whole_memory(unlifted)
-    graph, binding = read(unlifted)
+    graph, binding = read(unlifted, **_port_names(program))
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
+
+
+def _port_names(program: ExportedProgram) -> dict[str, list[str]]:
+    """The names of the program's arguments and results, by which sessions know them."""
+    of = program.graph_signature
+    taken = (s.arg for s in of.input_specs if s.kind is InputKind.USER_INPUT)
+    given = (s.arg for s in of.output_specs if s.kind is OutputKind.USER_OUTPUT)
+    return {"inputs": [str(a.name) for a in taken], "outputs": [str(a.name) for a in given]}
 
 
 def shared_copy(original: GraphModule) -> GraphModule:
@@ -127,12 +132,20 @@ def _drop_assertions(module: GraphModule) -> None:
     module.recompile()
 
 
-def _export(
-    module: torch.nn.Module,
+def exported(
+    module: torch.nn.Module | ExportedProgram,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    dynamic_shapes: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
 ) -> ExportedProgram:
+    """``module`` exported in evaluation mode; a program is itself.
+
+    Raises:
+        ModelError: If ``torch.export`` cannot capture the module; says why.
+    """
+    if isinstance(module, ExportedProgram):
+        return module
     try:
         with evaluating(module), torch.no_grad(), quiet(), without_partial_graph():
             return torch.export.export(
@@ -179,3 +192,62 @@ def quiet() -> Generator[None]:
         # own weights, in whose place torch.export puts others, are not.
         warnings.filterwarnings("ignore", message=_OWN_WEIGHTS, category=UserWarning)
         yield
+
+
+_FIX: Final = "make torch.export.export(module, example_inputs) work first"
+_FIXES: Final = (
+    (
+        "not a known type",
+        (
+            "give tensors in tuples and dicts, register the class"
+            " (torch.export.register_dataclass), or leave it out: transformers' caches by"
+            " use_cache=False"
+        ),
+    ),
+    (
+        "data-dependent expression",
+        "state what depends on values by torch.where or torch.cond",
+    ),
+)
+"""Parts of messages, and what to do."""
+# Advice for those who work on torch.
+_ASIDES: Final = re.compile(
+    r" *(For more information, run with TORCH_LOGS=\S+|If you don't need to register.*"
+    r"|(For more information about this error, )?[Ss]ee:? https?:\S+( for .*?\.(?= |$))?)"
+)
+_SUGGESTED: Final = re.compile(r"Suggested fixes:\n((?:  .*\n?)+)")
+_PLACE: Final = re.compile(r'The following call raised this error:\n  File "(.+)", line (\d+)')
+
+
+def not_captured(error: Exception, module: str) -> ModelError:
+    """The error for a module, by name, on which ``torch.export`` raised ``error``."""
+    text = str(error).strip()
+    first = _ASIDES.sub("", (text.splitlines() or [""])[0]).strip()
+    place = _PLACE.search(text)
+    where = f"{module}, {place[1]}:{place[2]}" if place else module
+    fix = next((fix for part, fix in _FIXES if part in text), _FIX)
+    suggested = _SUGGESTED.search(text)
+    if suggested:
+        fix = "in dynamic_shapes, " + ", ".join(suggested[1].split("\n")).strip(", ")
+        fix = re.sub(r"\s+", " ", fix)
+    return ModelError(
+        f"torch.export cannot capture the module: {type(error).__name__}: {first}",
+        where=where,
+        fix=fix,
+    )
+
+
+@contextmanager
+def without_partial_graph() -> Generator[None]:
+    """Without the graph so far, which ``torch.export`` prints before it raises an error."""
+    written = StringIO()
+    graph = ""
+    try:
+        with redirect_stderr(written):
+            yield
+    except Exception as error:
+        graph = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        text = written.getvalue()
+        sys.stderr.write(text.replace(f"{graph}\n", "") if graph else text)

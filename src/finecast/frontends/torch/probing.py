@@ -15,20 +15,17 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.fx import GraphModule, Interpreter
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from finecast.frontends.torch.aten import DTYPES
+from finecast.frontends.native_model import with_switches
 from finecast.frontends.torch.capture import Captured
-from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids, written
-from finecast.numbers.encodings import Encoding
+from finecast.frontends.torch.instrument import Isolated, TorchRoundable, is_tensor, rounded
+from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids
 from finecast.numbers.formats import Format
-from finecast.planning.output_errors import counted_outputs
-from finecast.planning.points import Point
-from finecast.planning.sensitivity import measure
-from finecast.planning.switches import Switch
+from finecast.planning.points import Point, Switch
+from finecast.planning.sensitivity import counted_outputs, measure
 
 Errors = NDArray[np.float64]
 Tap = Callable[[torch.Tensor], torch.Tensor]
@@ -41,19 +38,6 @@ _DRAWS: Final = 2
 _EACH: Final = 4
 # A larger or infinite squared error counts as this one, so that sums of errors stay finite.
 _WORST: Final = 1e6
-
-
-class Isolated(Interpreter):
-    """Runs a graph on clones of what it writes to, so that the caller's tensors stay."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.written = written(module)
-
-    def run_node(self, n: FxNode) -> Any:
-        """Run one node; an input or a buffer that the graph writes to is cloned."""
-        result = super().run_node(n)
-        return result.clone() if n in self.written and _is_tensor(result) else result
 
 
 class _Tapped(Isolated):
@@ -91,22 +75,13 @@ class _Tapped(Isolated):
             return args[0]
         return self.call_function(n.target, args, kwargs)  # type: ignore[arg-type]
 
-    def leaves(self, args: Sequence[Any]) -> list[Any]:
-        """The flattened outputs of a run on flattened inputs."""
-        return tree_leaves(self.run(*args, enable_io_processing=False))
-
-
-def rounded(tensor: torch.Tensor, low: Format) -> torch.Tensor:
-    """``tensor`` cast to ``low`` and back."""
-    return tensor.to(DTYPES[low]).to(tensor.dtype)
-
 
 def own_outputs(captured: Captured, args: Sequence[Any]) -> frozenset[int]:
     """Numbers of the float outputs that copy no input; of all if each does."""
     with torch.no_grad():
-        leaves = _Tapped(captured, {}).leaves(args)
-    inputs = [as_array(x) for x in args if _is_tensor(x) and x.layout is torch.strided]
-    return counted_outputs(inputs, [as_array(y) for y in leaves if _is_tensor(y)])
+        leaves = tree_leaves(_Tapped(captured, {}).leaves(args))
+    inputs = [as_array(x) for x in args if is_tensor(x) and x.layout is torch.strided]
+    return counted_outputs(inputs, [as_array(y) for y in leaves if is_tensor(y)])
 
 
 def probe_all(
@@ -122,57 +97,21 @@ def probe_all(
     ``counted`` are numbers of the outputs that it is of, the worst of them; None for all.
     ``on_run`` is called with the numbers of runs done and expected.
     """
-    keys = _keys(captured, points)
-
-    def probe(switch: NDArray[np.bool_]) -> list[NDArray[np.generic]]:
-        taps = {k: lambda x: rounded(x, low) for k, on in zip(keys, switch, strict=True) if on}
-        with torch.no_grad():
-            return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
-
-    return measure(len(points), probe, counted=counted, on_probe=on_run).shares
-
-
-def switched(
-    captured: Captured, switches: Sequence[Switch], args: Sequence[Any]
-) -> Callable[[NDArray[np.bool_]], list[NDArray[np.generic]]]:
-    """A function that runs the graph on flattened inputs ``args`` with some switches on.
-
-    It takes a truth value for each switch and returns the outputs. Constants are rounded once
-    for all runs.
-    """
-    nodes, values = captured.binding.nodes, captured.graph.values
-    constants: dict[tuple[int, int], torch.Tensor] = {}
-
-    def tap(port: tuple[int, int], to: Encoding) -> Tap:
-        source = captured.graph.nodes[port[0]].inputs[port[1]]
-        if source is None or values[source].constant is None:
-            return lambda x: _encoded(x, to)
-
-        def stored(x: torch.Tensor) -> torch.Tensor:
-            if port not in constants:
-                constants[port] = _encoded(x, to)
-            return constants[port]
-
-        return stored
+    outputs = [value.id for value in captured.graph.outputs]
+    switches = [
+        Switch(outputs={outputs.index(p.value): low})
+        if p.reader is None
+        else Switch(ports={(p.reader, p.port): low})
+        for p in points
+    ]
+    copy = Isolated(with_switches(TorchRoundable(captured), switches).module)
 
     def probe(on: NDArray[np.bool_]) -> list[NDArray[np.generic]]:
-        taps = {
-            (nodes[port[0]], port[1]): tap(port, to)
-            for switch, chosen in zip(switches, on, strict=True)
-            if chosen
-            for port, to in switch.ports.items()
-        }
+        given = [*args, torch.from_numpy(on)] if switches else args
         with torch.no_grad():
-            return [as_array(y) for y in _Tapped(captured, taps).leaves(args) if _is_tensor(y)]
+            return [as_array(y) for y in tree_leaves(copy.leaves(given)) if is_tensor(y)]
 
-    return probe
-
-
-def _encoded(tensor: torch.Tensor, to: Encoding) -> torch.Tensor:
-    """The numbers nearest to those of ``tensor`` that ``to`` has."""
-    if isinstance(to, Format):
-        return rounded(tensor, to)
-    return torch.from_numpy(to.round(tensor.detach().cpu().numpy())).to(tensor.device)
+    return measure(len(points), probe, counted=counted, on_probe=on_run).shares
 
 
 def first_order(
@@ -207,8 +146,8 @@ def first_order(
 
     keys = _keys(captured, points)
     with torch.enable_grad():
-        leaves = _Tapped(captured, {key: keep(key) for key in keys}).leaves(args)
-    tensors = [y for y in leaves if _is_tensor(y)]
+        leaves = tree_leaves(_Tapped(captured, {key: keep(key) for key in keys}).leaves(args))
+    tensors = [y for y in leaves if is_tensor(y)]
     outputs = [
         y
         for number, y in enumerate(tensors)
@@ -270,7 +209,3 @@ def _squared_errors(
 def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     bits = torch.randint(0, 2, like.shape, generator=generator)
     return (2 * bits - 1).to(device=like.device, dtype=like.dtype)
-
-
-def _is_tensor(leaf: object) -> bool:
-    return isinstance(leaf, torch.Tensor)

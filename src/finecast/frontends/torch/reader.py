@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from finecast import ops
 from finecast.frontends.torch.aten import (
@@ -62,8 +63,13 @@ class FxBinding:
     values: list[ValueSource] = field(default_factory=list[ValueSource])
 
 
-def read(module: GraphModule) -> tuple[Graph, FxBinding]:
+def read(
+    module: GraphModule, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+) -> tuple[Graph, FxBinding]:
     """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
+
+    What the module takes and gives is called by ``inputs`` and ``outputs``, if they are given;
+    all other values by their FX nodes.
 
     Law: every tensor is a Value, every call of an ATen op a Node. The module's attributes are
     constants, unless the graph writes to them; a plan converts constants ahead of time.
@@ -72,7 +78,7 @@ def read(module: GraphModule) -> tuple[Graph, FxBinding]:
     reader = _Reader(module)
     for node in module.graph.nodes:
         reader.visit(node)
-    return reader.finish(), reader.binding
+    return reader.finish(inputs, outputs), reader.binding
 
 
 def value_ids(binding: FxBinding) -> dict[FxNode, int]:
@@ -264,15 +270,16 @@ class _Reader:
         found: torch.Tensor = val if source.index is None else val[source.index]
         return found
 
-    def finish(self) -> Graph:
+    def finish(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         values: list[Value] = []
+        names = self._port_names(inputs, outputs)
         for number, source in enumerate(self.binding.values):
             tensor = self._tensor(number)
             suffix = "" if source.index is None else f".{source.index}"
             values.append(
                 Value(
                     id=number,
-                    name=f"{source.node.name}{suffix}",
+                    name=names.get(number, f"{source.node.name}{suffix}"),
                     dtype=self._label(number),
                     shape=tuple(_dim(d) for d in tensor.shape),
                     producer=self.builder.producer(number),
@@ -283,6 +290,26 @@ class _Reader:
                 )
             )
         return self.builder.finish(values, self._digest())
+
+    def _port_names(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, str]:
+        """Names by value id of the inputs, and of the outputs that are computed."""
+        graph = self.module.graph
+        (end,) = graph.find_nodes(op="output")
+        taken, given = graph.find_nodes(op="placeholder"), tree_leaves(end.args[0])
+        found: dict[int, str] = {}
+        for nodes, names in ((given, outputs), (taken, inputs)):
+            if len(nodes) == len(names):
+                pairs = zip(nodes, names, strict=True)
+                found |= {i: n for node, n in pairs for i in self._port(node)}
+        return found
+
+    def _port(self, node: object) -> list[int]:
+        """The id of the one tensor that is an input, or an output that is computed."""
+        ids = self._all(node) if isinstance(node, FxNode) else []
+        one = len(ids) == 1 and (
+            ids[0] in self.inputs or self.builder.producer(ids[0]) is not None
+        )
+        return ids if one else []
 
     def _digest(self) -> str:
         text = hashlib.sha256()

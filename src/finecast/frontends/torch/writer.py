@@ -36,9 +36,9 @@ from finecast.frontends.torch.reader import (
     tensor_inputs,
 )
 from finecast.graph import Graph
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_scalar, overflow_limit
-from finecast.numbers.scaled import Scaled
 from finecast.planning.edits import (
     ConvertConstant,
     Edit,
@@ -164,24 +164,11 @@ class _Writer:
 
     def _cast(self, edit: InsertCast) -> FxNode:
         """The new node that casts the value."""
-        origin = self._origin(edit.value)
+        origin = origin_of(self.binding, edit.value)
         with self.binding.module.graph.inserting_after(_last_placeholder(origin)):
             cast = self.convert(self.binding.module.graph, origin, DTYPES[edit.to])
         _mark(cast, origin, self._fake(edit.value, edit.to))
         return cast
-
-    def _origin(self, value_id: int) -> FxNode:
-        """The FX node whose result is the value; for an element of a tuple its ``getitem``."""
-        source = self.binding.values[value_id]
-        if source.index is None:
-            return source.node
-        for user in source.node.users:
-            if user.target is operator.getitem and user.args[1] == source.index:
-                return user
-        raise ModelError(
-            f"element {source.index} of a tuple is to be cast, and no getitem takes it",
-            where=source.node.name,
-        )
 
     def _is_constant(self, value_id: int) -> bool:
         return self.graph.values[value_id].constant is not None
@@ -259,6 +246,29 @@ class _Writer:
             else:
                 node = self.binding.nodes[use.node]
                 _replace(node, use.index, lambda n: _is(n, source), new)
+
+
+def origin_of(binding: FxBinding, value_id: int) -> FxNode:
+    """The FX node whose result is the value; for an element of a tuple its ``getitem``.
+
+    Raises:
+        ModelError: If no node takes the element.
+    """
+    source = binding.values[value_id]
+    if source.index is None:
+        return source.node
+    for user in source.node.users:
+        if user.target is operator.getitem and user.args[1] == source.index:
+            return user
+    raise ModelError(
+        f"element {source.index} of a tuple is to be cast, and no getitem takes it",
+        where=source.node.name,
+    )
+
+
+def replace_input(node: FxNode, port: int, new: FxNode) -> None:
+    """Let ``node`` read ``new`` at ``port``, whatever it reads there now."""
+    _replace(node, port, lambda _: True, new)
 
 
 def _is(node: FxNode, source: ValueSource) -> bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -32,13 +33,17 @@ from finecast.data.deviation import (
     expected,
 )
 from finecast.data.response import blurred, untold
-from finecast.engines.base import Array, Engine, Feeds, Session, each_call
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import load_model
 from finecast.engines.ports import DTYPES
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.planning.plan import Plan
+from finecast.subjects.engine.native import EngineBuilt, Source
 
 Outputs: TypeAlias = Mapping[str, Array]
 
@@ -59,35 +64,117 @@ _RANDOM: Final = "; the inputs were random numbers: --data FILE.npz verifies wit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A converted model that was run beside the fp32 one, and ways to run both again.
+class Pair:
+    """An fp32 model and the model that a plan makes of it, both to run in one engine.
 
     Attributes:
-        engine: The engine that ran both.
-        applied: The converted model.
-        original: Makes the fp32 model with the same names of values.
-        formats: The plan's formats, by node id.
-        feeds: The inputs of both.
-        random: Whether they were drawn: a model may need data that look like its own.
-        exact: Runs the fp32 model by the definitions of its ops, on given feeds.
-        emulated: Runs the converted model by the definitions of its ops; None if that cannot
-            be done, or the engine is an emulator.
-        followed: The relative change of fp32's outputs with other inputs; empty if unknown.
-        usual: Runs the model lowered in the usual way, with a name for it: under the engine's
-            own hint, else with its products alone in the plan's formats. None if that cannot
-            be done.
+        source: The fp32 model.
+        built: What the plan made.
+        written: The same model as it was written: what an engine loads.
+        engine: The engine.
     """
 
+    source: Source
+    built: EngineBuilt
+    written: Loadable
     engine: Engine
-    applied: AppliedModel
-    original: Callable[[], AppliedModel]
-    formats: Mapping[int, Format]
+
+    def reference(self) -> tuple[Session, Kernels]:
+        """The fp32 model in the engine, and the nodes in its kernels, if the engine tells.
+
+        A device may have no fp32 products of its own: it is compared with exact fp32.
+        """
+        if self.engine.emulates is not None:
+            return self.source.reference(), ()
+        return try_with_kernels(self.engine, self.source.loadable)
+
+    def converted(self) -> tuple[Session, Kernels]:
+        """The plan's model in the engine, and the nodes in its kernels."""
+        return self.source.load_written(self.built, self.written, self.engine)
+
+    def original(self) -> AppliedModel:
+        """The model in which the plan lowers nothing, with the same names of values."""
+        return self.source.build(replace(self.built.plan, decisions=(), io={})).applied
+
+    def exact(self, feeds: Feeds) -> Outputs:
+        """The fp32 model's outputs by the definitions of its ops."""
+        session = self.source.reference()
+        return session.run(feeds_for(session, feeds))
+
+    def explained(self, plan: Plan, feeds: Feeds) -> Outputs:
+        """The outputs that the formats of ``plan`` alone explain."""
+        return self.source.explained(self.built, self.written, plan, feeds)
+
+    def usual(self, feeds: Feeds) -> tuple[str, Outputs] | None:
+        """What the fp32 model gives if it is lowered in the usual way, with that way's name.
+
+        The engine's own hint is one; where it has none, products alone in the plan's formats.
+        None if neither can be run.
+        """
+        with suppress(EngineError):
+            hinted = self._under_hint(feeds)
+            if hinted is not None:
+                return hinted
+        if not self.source.explains:
+            return None
+        with suppress(EngineError):
+            outputs = self.explained(_products_of(self.built.plan), feeds)
+            return "the model with its products alone lowered", outputs
+        return None
+
+    def _under_hint(self, feeds: Feeds) -> tuple[str, Outputs] | None:
+        """The fp32 model's outputs under the engine's hint for the plan's format, by name."""
+        engine, lows = self.engine, self.built.plan.low_formats
+        if not engine.lowers_by_hint or len(lows) != 1:
+            return None
+        (low,) = lows
+        session = engine.load_hinted(self.source.loadable, low)
+        if all(kernel.computed != low.label for kernel in session.kernel_formats()):
+            return None
+        name = f"{engine.name}'s own {low.label} hint"
+        return name, session.run(feeds_for(session, feeds))
+
+
+def _products_of(plan: Plan) -> Plan:
+    """``plan`` with all but its matrix products in fp32."""
+    decisions = tuple(
+        d if by_name(d.op).matmul_engine else replace(d, format=Format.FP32)
+        for d in plan.decisions
+    )
+    return replace(plan, decisions=decisions, by_hint=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A converted model that was run beside the fp32 one.
+
+    Attributes:
+        pair: Both models, which can be run again.
+        feeds: The inputs of both.
+        random: Whether they were drawn: a model may need data that look like its own.
+        followed: The relative change of fp32's outputs with other inputs; empty if unknown.
+    """
+
+    pair: Pair
     feeds: Feeds
     random: bool
-    exact: Callable[[Feeds], Outputs]
-    emulated: Callable[[], Outputs] | None
     followed: Mapping[str, float]
-    usual: Callable[[], tuple[str, Outputs] | None]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that ran both."""
+        return self.pair.engine
+
+    @property
+    def applied(self) -> AppliedModel:
+        """The converted model."""
+        return self.pair.built.applied
+
+    @property
+    def formats(self) -> dict[int, Format]:
+        """The plan's formats, by node id."""
+        ids = {n.name: n.id for n in self.applied.graph.nodes}
+        return {ids[n]: f for n, f in self.pair.built.plan.formats.items()}
 
     @property
     def fix(self) -> str:
@@ -224,7 +311,7 @@ def _hopeless(
         for name, found in suspects.items()
         if found.relative >= limits[name] and _fp32_noise(case, name, wanted) <= allowed[name]
     }
-    usual = case.usual() if lost and case.random else None
+    usual = case.pair.usual(case.feeds) if lost and case.random else None
     warnings: list[str] = []
     for name, found in lost.items():
         text = f"output {name!r} has a relative error of {found.relative:.3g}"
@@ -267,7 +354,7 @@ def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tupl
 def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:
     """What the fp32 model gives on other feeds, by the definitions of its ops."""
     try:
-        return case.exact(feeds)
+        return case.pair.exact(feeds)
     except EngineError:
         return None
 
@@ -294,10 +381,10 @@ def _mistaken(
     wanted: Outputs,
 ) -> _Fault | None:
     """The fault of an output whose error is far above that of the model's formats."""
-    if case.emulated is None or not suspects:
+    if case.engine.emulates is not None or not case.pair.source.explains or not suspects:
         return None
     try:
-        model = case.emulated()
+        model = case.pair.explained(case.pair.built.plan, case.feeds)
     except EngineError:
         return None  # no other engine here runs it
     for name, found in suspects.items():
@@ -338,7 +425,7 @@ class _Search:
     def __init__(self, case: Case, fault: _Fault, decided: frozenset[int]) -> None:
         self.case = case
         self.fault = fault
-        self.original = case.original()
+        self.original = case.pair.original()
         shown = case.applied.observable().keys()
         self.names = {
             index: name

@@ -14,11 +14,16 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.numbers.formats import Format
 from finecast.pipeline.adjusting import Gain, gaining_kinds, measure_gains, output_error
 from finecast.planning.biases import biases, corrected
-from finecast.planning.equalising import equalised
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.rescaling import Rescaling, re_encoded, reasons
-from finecast.planning.smoothing import smoothable, smoothed
+from finecast.planning.rescaling import (
+    Rescaling,
+    equalised,
+    re_encoded,
+    reasons,
+    smoothable,
+    smoothed,
+)
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust
 from finecast.subjects.engine.native import Source

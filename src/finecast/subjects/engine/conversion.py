@@ -29,9 +29,8 @@ from finecast.pipeline.conversion import (
     Conversion,
     nothing_converted,
 )
+from finecast.pipeline.measuring import drop_slow_formats
 from finecast.pipeline.modelled import fastest_plan, plan_time_s
-from finecast.pipeline.narrowing import drop_slow_formats
-from finecast.pipeline.roundings import find_units, points_of, zero_sensitivities
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
@@ -49,17 +48,21 @@ from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
-    measured_cost,
-    profile_ends,
 )
-from finecast.subjects.engine.roundings import analysis_of
+from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
+from finecast.subjects.engine.roundings import (
+    analysis_of,
+    find_units,
+    points_of,
+    zero_sensitivities,
+)
 
 _OTHER_READER: Final = "onnxruntime"
 """The engine that users of an ONNX file may run it in, whichever one it was made for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class Request:
     """What a conversion is asked for.
 
     ``broken`` names ops that the engine computes wrongly, which keep fp32, and why.
@@ -119,14 +122,14 @@ class Converter:
         if target is None:
             gains = partial(speed_of, self.engines[0])
             policy, left_out = drop_slow_formats(policy, gains, user_rules)
-        request = _Request(policy=policy, target=target, data=data, user_rules=user_rules)
+        request = Request(policy=policy, target=target, data=data, user_rules=user_rules)
         try:
             done = self._converted(request)
         except WrongNumbersError as error:
             done = self._without(error, request)
         return replace(done, warnings=(*done.warnings, *left_out))
 
-    def _without(self, error: WrongNumbersError, request: _Request) -> Conversion:
+    def _without(self, error: WrongNumbersError, request: Request) -> Conversion:
         """The conversion with the op in fp32 that the engine computes wrongly by ``error``.
 
         Raises ``error`` if no op was found, or if it cannot keep fp32.
@@ -141,26 +144,17 @@ class Converter:
             raise error from None
         return replace(done, warnings=(*done.warnings, f"{node!r} keeps fp32: {text}"))
 
-    def _converted(self, request: _Request) -> Conversion:
+    def _converted(self, request: Request) -> Conversion:
         """Convert and write; ``request.broken`` keeps ops in fp32."""
         source, engine = self.source, self.engines[0]
         policy, target, data = request.policy, request.target, request.data
-        user_rules = request.user_rules
         with paused_collection():  # graph and plan stay alive: nothing to collect
             prepared = source.prepare(policy)
             check_stated(policy, engine, prepared)
             check_calibrated(policy, data)
             guided = data and (policy.scope is not Scope.NONE or policy.op_formats)
             facts = observe(prepared, lambda: data) if guided else {}
-            planner = make_planner(
-                prepared,
-                policy,
-                engine,
-                facts=facts,
-                user_rules=user_rules,
-                broken=request.broken,
-            )
-            planner = self._without_unfused(planner)
+            planner = self._without_unfused(self._planner(prepared, request, facts))
             plan = self._choose(prepared, planner, facts, target)
             adjuster = Adjuster(
                 model=prepared, facts=facts, planner=planner, batches=lambda: data
@@ -185,6 +179,19 @@ class Converter:
                 warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
         return replace(done, warnings=warnings)
 
+    def _planner(
+        self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
+    ) -> Planner:
+        """The planner, once the rules have judged every op."""
+        return make_planner(
+            prepared,
+            request.policy,
+            self.engines[0],
+            facts=facts,
+            user_rules=request.user_rules,
+            broken=request.broken,
+        )
+
     def _choose(
         self,
         prepared: PreparedModel,
@@ -207,7 +214,7 @@ class Converter:
         If no feeds can be made to run the model, it is unchanged.
         """
         engine = self.engines[0]
-        if not any(f.has_scales and fuses(engine.name, f) for f in planner.policy.formats):
+        if not any(fuses(engine.name, f) for f in planner.policy.formats):
             return planner
         self.feeds.check(self.source.input_shapes)
         feeds = self.feeds.make(engine.load(self.source.loadable))
@@ -269,7 +276,7 @@ def _auto_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
         )
     units, points = find_units(planner, profiles)
-    cost = measured_cost(planner.graph, profiles, engine, {})
+    cost = measured_cost(planner.graph, profiles, partial(measure_casts, engine), {})
     return fastest_plan(
         planner,
         analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost),

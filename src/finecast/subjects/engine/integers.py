@@ -81,7 +81,7 @@ def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds)
     Raises:
         EngineError: If the engine cannot run the lowest plan.
     """
-    for fmt in (f for f in planner.policy.formats if f.has_scales and fuses(engine.name, f)):
+    for fmt in (f for f in planner.policy.formats if fuses(engine.name, f)):
         for _ in range(_MOST_TURNS):
             plan = planner.lowest(fmt)
             failed = unfused(engine, plan, source.build(plan).applied, feeds)
@@ -97,11 +97,7 @@ def unfused(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> 
     Raises:
         EngineError: If the engine cannot run the model.
     """
-    planned = {
-        name: fmt
-        for name, fmt in plan.formats.items()
-        if fmt.has_scales and fuses(engine.name, fmt)
-    }
+    planned = {name: fmt for name, fmt in plan.formats.items() if fuses(engine.name, fmt)}
     if not planned:
         return {}
     session = load_model(engine, applied.model, profiling=True)

@@ -20,9 +20,9 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.device import Program
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.program import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
@@ -37,7 +37,6 @@ from finecast.subjects.engine.native import (
     FileT,
     NativeSource,
     PreparedT,
-    Source,
 )
 from finecast.subjects.engine.program import NativeProgram
 from finecast.subjects.engine.subject import EngineSubject
@@ -88,10 +87,10 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         engines = self._verifiers(options, crashes)
         device = options.device or engines[0].emulates
         batches = batches_of(self, options)
-        done = _converter(self, output, engines, batches, options).convert(
+        done = self.converter(output, engines, batches, options).convert(
             policy,
             target=device,
-            data=batches,
+            data=self.observed(policy, options, batches),
             user_rules=tuple(options.user_rules.items()),
         )
         return replace(done, warnings=(*crashes, *done.warnings))
@@ -99,9 +98,10 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
         """Write the model of a plan, verified as a converted one is."""
         source = self.source_for(plan)
+        assert isinstance(source, EngineModel)
         crashes: list[str] = []
         engines, batches = self._verifiers(options, crashes), batches_of(source, options)
-        done = _converter(source, output, engines, batches, options).replay(plan)
+        done = source.converter(output, engines, batches, options).replay(plan)
         return replace(done, warnings=(*crashes, *done.warnings))
 
     def write(
@@ -124,7 +124,15 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """By the rules, which see the ranges of values if there are data."""
         engine = self._verifiers(options)[0]
-        return judged(self, engine, policy, options, batches_of(self, options))
+        batches = self.observed(policy, options, batches_of(self, options))
+        return judged(self, engine, policy, options, batches)
+
+    def observed(
+        self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
+    ) -> Sequence[Feeds]:
+        """The batches whose ranges guide the rules: by default those of the user."""
+        del policy, options
+        return batches
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """Kernels of the fp32 model whose ops the plan lowers and then run in several kernels.
@@ -166,17 +174,16 @@ class EngineModel(NativeSource[FileT, PreparedT]):
             return engines
         return led_by_one_that_loads(engines, self.loadable, crashes)
 
-
-def _converter(
-    source: Source,
-    output: Destination,
-    engines: Sequence[Engine],
-    batches: Sequence[Feeds],
-    options: RunOptions,
-) -> Converter:
-    """The converter to ``output``, which verifies on ``batches`` if there are any."""
-    feeds = FeedMaker(batches=batches, dims=options.dims, batch=options.batch)
-    feeds.check_dims(source.input_shapes)
-    return Converter(
-        source=source, output=output, engines=engines, feeds=feeds, verify=options.verify
-    )
+    def converter(
+        self,
+        output: Destination,
+        engines: Sequence[Engine],
+        batches: Sequence[Feeds],
+        options: RunOptions,
+    ) -> Converter:
+        """The converter to ``output``, which verifies on ``batches`` if there are any."""
+        feeds = FeedMaker(batches=batches, dims=options.dims, batch=options.batch)
+        feeds.check_dims(self.input_shapes)
+        return Converter(
+            source=self, output=output, engines=engines, feeds=feeds, verify=options.verify
+        )

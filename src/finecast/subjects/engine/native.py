@@ -9,15 +9,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from finecast.engines import get_engine
-from finecast.engines.base import Engine, Loadable, Session
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
+from finecast.engines.emulator.native_session import plan_session
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
+from finecast.frontends.native_model import NativeModel, with_roundings
 from finecast.frontends.prepared import AppliedModel, PreparedModel
-from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
@@ -258,12 +261,51 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         """Notes on what becomes of an earlier conversion of the model."""
         return earlier_conversion(self.file.converted, policy)
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy, prepared for the policy of that label, to which roundings are added.
 
         Its operands are adjusted. A library without such copies has a ``Program`` of its own.
         """
         raise NotImplementedError(self.library)
+
+    def load_written(
+        self, built: EngineBuilt, written: Loadable, engine: Engine
+    ) -> tuple[Session, Kernels]:
+        """The plan's model as it was written, in an engine, and the nodes in its kernels.
+
+        Raises:
+            EngineError: If the engine does not load it.
+        """
+        if engine.emulates is None:
+            return try_with_kernels(engine, written)
+        self.runners(None)[0].load(written)
+        copy = partial(self.roundable, built.plan.policy, built.plan.adjustments)
+        return plan_session(copy, built.plan, engine.emulates), ()
+
+    @property
+    def explains(self) -> bool:
+        """Whether ``explained`` may run: it takes several times the model's memory."""
+        return True
+
+    def explained(
+        self, built: EngineBuilt, written: Loadable, plan: Plan, feeds: Feeds
+    ) -> Mapping[str, Array]:
+        """The outputs that the formats of ``plan`` alone explain: by arithmetic in fp32.
+
+        The plan is that of ``built``, which was written as ``written``, or another one.
+        """
+        del written
+        edits = (built if plan == built.plan else self.build(plan)).applied.edits
+        copy = self.roundable(built.plan.policy, built.plan.adjustments)
+        return exact_session(with_roundings(copy, edits)).run(feeds)
+
+    def careful_session(self, graph: Graph) -> Session | None:
+        """The fp32 model where sizes that do not fit are refused, to try random feeds there.
+
+        None if the engine itself refuses them.
+        """
+        del graph
+        return None
 
     @abstractmethod
     def _prepare(self, policy: Policy) -> PreparedT: ...

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-from finecast.engines.base import Feeds, outputs_of_calls
+from finecast.engines.base import Feeds, calls_of, outputs_of_calls
 from finecast.engines.loading import exact_session
 from finecast.frontends.prepared import PreparedModel
-from finecast.pipeline.observing import SHOWN_BYTES, input_facts, packed
+from finecast.graph import Graph
 from finecast.rules.facts import ChannelFacts, ValueFacts, merge
 
 # The assumed size of a value of unknown shape, until one of them was seen.
@@ -109,3 +109,30 @@ def observe_channels(
                 seen = ChannelFacts.of(array, axes[index])
                 found[index] = found[index].merge(seen) if index in found else seen
     return found
+
+
+SHOWN_BYTES: Final = 256 << 20
+"""Bytes of values that one run may output: bounds the memory that observing takes."""
+
+
+def input_facts(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]:
+    """Facts of the float inputs."""
+    facts: dict[int, ValueFacts] = {}
+    floats = {v.name: v.id for v in graph.inputs if v.format is not None}
+    for feeds in (call for batch in batches for call in calls_of(batch)):
+        seen = {floats[n]: ValueFacts.of(a) for n, a in feeds.items() if n in floats}
+        facts = merge(facts, seen)
+    return facts
+
+
+def packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Groups of names, in order, of at most ``limit`` bytes each, or of one larger value."""
+    groups: list[list[str]] = []
+    total = limit + 1
+    for name, size in sizes.items():
+        if total + size > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
+        total += size
+    return groups

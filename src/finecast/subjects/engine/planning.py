@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
 
 from finecast import rules
 from finecast.devices.neuron import check_formats
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine
 from finecast.engines.faults import faults
 from finecast.engines.integers import codes_results, engines_for
-from finecast.engines.loading import load_model
-from finecast.engines.probe import probe_one, speed_of
+from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline import profiles
 from finecast.pipeline.adjusting import no_adjustments
-from finecast.pipeline.casting import measure_casts
-from finecast.pipeline.profiles import Profiles
-from finecast.planning.cost import MeasuredCost
-from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.progress import Progress, silent
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import active, check_overrides
-from finecast.rules.policy import Policy
-from finecast.subjects.engine.by_hint import check_by_hint
-from finecast.subjects.engine.native import Source
+from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine.hint import check_by_hint
+
+AUTOCASTS: Final = "torch"
+"""The engine beside whose own mixed precision the scope ``like-autocast`` is held."""
 
 
 def make_planner(
@@ -51,27 +44,67 @@ def make_planner(
         RuleConflictError: If they leave an op no format.
         UsageError: If the model cannot state a format, or an override names no op of it.
     """
-    check_stated(policy, engine, prepared)
     check_overrides(prepared.graph)
+    context = context_of(
+        prepared,
+        policy,
+        engine,
+        facts=facts,
+        user_rules=(*user_rules, *active()),
+        measured=measured,
+        broken=broken,
+    )
+    return planner_in(context, prepared, engine)
+
+
+def context_of(
+    prepared: PreparedModel,
+    policy: Policy,
+    engine: Engine,
+    *,
+    facts: Mapping[int, ValueFacts] | None,
+    user_rules: tuple[tuple[str, rules.UserRule], ...],
+    measured: bool,
+    broken: Mapping[str, str] | None,
+) -> Context:
+    """What rules judge ops by; the arguments are those of ``make_planner``.
+
+    Raises:
+        UsageError: If the model cannot state a format of the policy.
+    """
+    check_stated(policy, engine, prepared)
     known = faults(engine.name, engine.device, prepared.graph, policy.formats)
     told = broken or {}
     wrong = {n.id: told[n.name] for n in prepared.graph.nodes if n.name in told}
-    context = Context(
+    return Context(
         graph=prepared.graph,
         policy=policy,
         facts=facts or {},
         kernels=engine.has_kernel,
         engine=engine.label,
         faults={fmt: {**here, **wrong} for fmt, here in known.items()},
-        user_rules=(*user_rules, *active()),
+        user_rules=user_rules,
         measured=measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
         coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
     )
+
+
+def planner_in(
+    context: Context,
+    prepared: PreparedModel,
+    engine: Engine,
+    judges: Sequence[rules.Rule] = rules.RULES,
+) -> Planner:
+    """The planner once ``judges`` have judged every op.
+
+    Raises:
+        RuleConflictError: If they leave an op no format.
+    """
     return Planner(
         graph=prepared.graph,
-        policy=policy,
-        permissions=rules.permit(context),
+        policy=context.policy,
+        permissions=rules.permit(context, judges),
         engine=engine.name,
         opset=prepared.minimal_opset,
         from_type=prepared.from_type,
@@ -87,6 +120,13 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
         raise no_adjustments(f"one of {prepared.library}")
     if policy.by_hint:
         check_by_hint(policy, engine, prepared)
+    if policy.scope is Scope.LIKE_AUTOCAST and engine.name != AUTOCASTS:
+        raise UsageError(
+            f"scope {policy.scope.value} is held to the error of torch.autocast, and"
+            f" {engine.name} runs no program of PyTorch",
+            where="--auto-cast",
+            fix="use auto, all or like-grappler",
+        )
     device = engine.emulates
     if device is not None:
         check_formats(device, policy)
@@ -98,7 +138,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             )
         if fmt not in prepared.states:
             _refuse(fmt, prepared)
-        if fmt.has_scales and device is None and not probe_one(engine, fmt).runs:
+        if fmt.has_scales and device is None and not engine.capability(fmt).runs:
             needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
             raise UsageError(
                 speed_of(engine, fmt).text,
@@ -120,32 +160,3 @@ def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
         f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",
         fix="use bf16 or fp16",
     )
-
-
-def profile_ends(
-    source: Source,
-    planner: Planner,
-    engine: Engine,
-    feeds: Feeds,
-    output_error: Callable[[Session], float] | None = None,
-    progress: Progress = silent,
-) -> Profiles:
-    """Profile the fp32 model and the lowest plan in each format, once each, in ``engine``.
-
-    ``output_error``, if given, tells the squared output error of a low session.
-
-    Raises:
-        EngineError: If the engine runs none of the lowest plans.
-    """
-
-    def profiled(plan: Plan) -> Session:
-        return load_model(engine, source.build(plan).model, profiling=True)
-
-    return profiles.profile_ends(planner, profiled, feeds, output_error, progress)
-
-
-def measured_cost(
-    graph: Graph, found: Profiles, engine: Engine, facts: Mapping[int, ValueFacts]
-) -> MeasuredCost:
-    """Measured times of nodes, and of casts in ``engine``."""
-    return profiles.measured_cost(graph, found, partial(measure_casts, engine), facts)

@@ -1,15 +1,15 @@
-"""Models for the emulation of a device, where copies of the model can be rounded in fp32."""
+"""Models that engines run, for the emulation of a device that is not here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.base import Feeds
+from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.native_session import (
     NativeEmulatorSession,
     check_emulation,
@@ -18,12 +18,25 @@ from finecast.engines.emulator.native_session import (
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import PlanRequest, Program
+from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
+from finecast.pipeline.device import PlanRequest, Program
+from finecast.pipeline.subject import Examined
+from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis
+from finecast.planning.units import make_units
 from finecast.rules.facts import ValueFacts, facts_in
+from finecast.rules.policy import Scope
 from finecast.subjects.engine.native import AS_IT_IS, Source
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.on_device import OnDevice
+from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.roundings import (
+    analysis_of,
+    points_of,
+    probe_sensitivity,
+    switched_probe,
+)
 
 SourceT = TypeVar("SourceT", bound=Source)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
@@ -90,3 +103,46 @@ class NativeProgram(EngineProgram[Source, PreparedModel]):
         prepared = self.source.prepare(request.policy)
         facts = facts_in(prepared.graph, request.facts, self.graph)
         return OnDevice.of(prepared, request, facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDevice(Examined):
+    """A model whose every op the rules have judged for a device."""
+
+    planner: Planner
+    prepared: PreparedModel
+    facts: Mapping[int, ValueFacts]
+    request: PlanRequest
+
+    @classmethod
+    def of(
+        cls, prepared: PreparedModel, request: PlanRequest, facts: Mapping[int, ValueFacts]
+    ) -> OnDevice:
+        """Let the rules judge the model that the device's compiler is given."""
+        engine = EmulatorEngine(emulation=replace(request.emulation, scope=Scope.NONE))
+        planner = make_planner(
+            prepared,
+            request.policy,
+            engine,
+            facts=facts,
+            user_rules=request.user_rules,
+            measured=request.measured,
+        )
+        return cls(planner=planner, prepared=prepared, facts=facts, request=request)
+
+    def analysis(self) -> Analysis:
+        """Times by the roofline, errors by probing each rounding."""
+        request, graph, low = self.request, self.planner.graph, self.planner.policy.formats
+        kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
+        units = make_units(graph, self.planner.permissions, low, kernels)
+        points = points_of(self.planner, units, dict.fromkeys(low, kernels))
+        errors = probe_sensitivity(
+            self.planner,
+            points,
+            lambda switches: switched_probe(self.prepared, switches, request.feeds),
+            counted=request.counted,
+            progress=request.progress,
+        )
+        shapes = {i: f.shape for i, f in self.facts.items()}
+        cost = RooflineCost(target=request.emulation.target, shapes=shapes)
+        return analysis_of(self.prepared, self.planner, units, points, errors, cost)

@@ -1,50 +1,113 @@
-"""The errors that roundings make in the outputs, measured in sessions of an engine."""
+"""Units of ops by kernels, the points at which plans round, and the errors made there.
+
+Errors are measured in sessions whose roundings are switched on one by one. A session with all
+switches computes every rounding in each run, and holds weights as values: its runs take
+several times as long as the model's. If many long runs are to come, the switches are therefore
+split into parts, and each part has a session without the other roundings.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
-from finecast.engines.base import Feeds
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.engines.base import Array, Feeds, Session, each_call, outputs_on
+from finecast.engines.loading import exact_session
+from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.numbers.formats import Format
-from finecast.pipeline import roundings
-from finecast.pipeline.roundings import Points
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Probe, Sensitivity
-from finecast.planning.switches import Switch
-from finecast.planning.units import Units
+from finecast.planning.points import (
+    SWITCH,
+    RoundingPoints,
+    Switch,
+    rounding_points,
+    scaled_points,
+    switches,
+)
+from finecast.planning.problem import Analysis, pins, roundings
+from finecast.planning.sensitivity import Probe, Sensitivity, joined, measure
+from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
-from finecast.subjects.engine.switched import switched_probe
+from finecast.subjects.engine.profiles import Profiles, kernel_nodes
+
+Points = Mapping[Format, RoundingPoints]
+
+
+def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
+    """Units by the kernels of all profiles, and the points at which plans round."""
+    graph = planner.graph
+    low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
+    kernels = [*kernel_nodes(graph, profiles.high), *(k for of in low.values() for k in of)]
+    units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
+    return units, points_of(planner, units, low)
+
+
+def points_of(
+    planner: Planner, units: Units, fused: Mapping[Format, Sequence[frozenset[int]]]
+) -> Points:
+    """The points at which plans round, by format.
+
+    Args:
+        planner: Makes the plans.
+        units: The units.
+        fused: By format the kernels of its lowest plan, as the ids of their nodes.
+    """
+    graph = planner.graph
+    return {
+        fmt: scaled_points(graph, units, planner.permissions, fmt)
+        if fmt.has_scales
+        else rounding_points(graph, units, kernels)
+        for fmt, kernels in fused.items()
+    }
 
 
 def probe_sensitivity(
     planner: Planner,
-    prepared: PreparedModel,
     points: Points,
-    feeds: Callable[[int], Sequence[Feeds]],
-    counted: Collection[int] | None,
+    prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
     totals: Mapping[Format, float] | None = None,
+    counted: Collection[int] | None = None,
 ) -> dict[Format, Sensitivity]:
-    """Errors of the outputs with each point rounded alone, in switched sessions.
+    """Errors of the outputs with each point rounded alone, by format.
+
+    Values are rounded to the encoding that a plan would give them.
 
     Args:
         planner: Makes the plans.
-        prepared: The model.
-        points: Where plans round.
-        feeds: Gives the feeds on which that number of points is probed.
-        counted: Numbers of the outputs that errors are of; None for all.
+        points: Where they round.
+        prober: Makes a function that runs the model with some of these switches on.
         progress: Told of each run.
-        totals: By format the squared error of its lowest plan, as the engine runs it.
+        totals: By format the measured squared error of its lowest plan, which rounds at all
+            points.
+        counted: Numbers of the outputs that errors are of; None for all.
     """
+    known = totals or {}
+    found: dict[Format, Sensitivity] = {}
+    for fmt, where in points.items():
+        rounded = switches(where, planner.permissions, fmt)
+        found[fmt] = measure(
+            len(where.points),
+            prober(rounded),
+            weights=len(where.weights),
+            total=known.get(fmt, math.nan),
+            counted=counted,
+            on_probe=lambda done, total: progress("sensitivity", done, total),
+        )
+    return found
 
-    def prober(switches: Sequence[Switch]) -> Probe:
-        return switched_probe(prepared, switches, feeds(len(switches)))
 
-    return roundings.probe_sensitivity(planner, points, prober, progress, totals, counted)
+def zero_sensitivities(points: Points) -> dict[Format, Sensitivity]:
+    """Sensitivities where none were measured: no rounding makes an error."""
+    return {fmt: Sensitivity.zero(where) for fmt, where in points.items()}
 
 
 def analysis_of(
@@ -58,7 +121,139 @@ def analysis_of(
     lowest_s: float = math.inf,
 ) -> Analysis:
     """The costs and errors that plans are chosen by, with the requested types of ports."""
-    io = prepared.resolve_io(planner.highest().io)
-    return roundings.analysis_of(
-        planner, units, points, sensitivity, cost, io=io, lowest_s=lowest_s
+    graph, io = planner.graph, prepared.resolve_io(planner.highest().io)
+    saturation, errors = joined(sensitivity)
+    pinned = pins(io, (Format.FP32, *points))
+    found = Analysis.of(
+        graph,
+        units,
+        cost,
+        {
+            fmt: roundings(units, where, errors[fmt], fmt, pinned)
+            for fmt, where in points.items()
+        },
+        io=io,
+        lowest_s=lowest_s,
+        probes=sum(s.probes for s in sensitivity.values()),
     )
+    return replace(found, saturation=saturation)
+
+
+# Fewer parts than this are not worth the time to load their sessions.
+_FEWEST_PARTS: Final = 3
+
+Load = Callable[[Sequence[Switch]], Session]
+
+
+def switched_probe(
+    prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
+) -> Probe:
+    """A function from the state of all switches to the outputs on ``feeds``."""
+    return SwitchedProbe(
+        lambda some: exact_session(prepared.with_switches(some)), switches, feeds
+    )
+
+
+def part_size(count: int, load_s: float, run_s: float) -> int:
+    """How many of ``count`` switches a session should have if each is probed once.
+
+    A part of s switches costs load_s and one more run, and each of its runs about
+    run_s * s / count. Over all parts the sum is least at
+    s = sqrt(count * (load_s + run_s) / run_s).
+
+    Args:
+        count: Number of all switches.
+        load_s: Seconds to load a session.
+        run_s: Seconds of a run of a session with all switches.
+    """
+    if run_s <= 0:
+        return count
+    size = max(1, math.ceil(math.sqrt(count * (load_s + run_s) / run_s)))
+    return size if count >= _FEWEST_PARTS * size else count
+
+
+class SwitchedProbe:
+    """Outputs with some roundings on, in sessions of as few switches as is fast.
+
+    Law: the difference from the outputs with nothing on is that of one session with every
+    switch. One session is held at a time; switches of different parts that are on together
+    take the session of all. So does a part that the engine refuses: engines fuse other ops
+    where other roundings are left out, and may fail at what they make of it.
+    """
+
+    def __init__(self, load: Load, switches: Sequence[Switch], feeds: Sequence[Feeds]) -> None:
+        self.load = load
+        self.switches = switches
+        self.feeds = feeds
+        self.size = len(switches)
+        self.span: range | None = None  # of the switches that the session has
+        self.refused: set[range] = set()  # parts that the engine does not load or run
+        self.session: Session | None = None
+        self.exact: list[Array] = []  # of the session with nothing on
+        self.reference: list[Array] = []  # of the session of all switches with nothing on
+
+    def __call__(self, switch: NDArray[np.bool_]) -> list[Array]:
+        """Outputs on all feeds with these switches on."""
+        if self.span is None:
+            self._begin()
+        on = np.flatnonzero(switch)
+        if not len(on):
+            return self.reference
+        span = self._span(on)
+        if span != self.span:
+            try:
+                self._open(span)
+            except EngineError:
+                if len(span) == len(self.switches):
+                    raise
+                self.refused.add(span)
+                self._open(range(len(self.switches)))
+        outputs = self._run(switch)
+        if self.exact is self.reference:
+            return outputs
+        return [
+            _moved(a, b, c)
+            for a, b, c in zip(self.reference, outputs, self.exact, strict=True)
+        ]
+
+    def _begin(self) -> None:
+        """Load the session of all switches; its times of loading and running set the size."""
+        load_s, run_s = self._open(range(len(self.switches)))
+        self.reference = self.exact
+        self.size = part_size(len(self.switches), load_s, run_s)
+
+    def _span(self, on: NDArray[np.int64]) -> range:
+        """The switches of the smallest session that has all that are on."""
+        start = int(on[0]) // self.size * self.size
+        part = range(start, min(start + self.size, len(self.switches)))
+        alone = int(on[-1]) < part.stop and part not in self.refused
+        return part if alone else range(len(self.switches))
+
+    def _open(self, span: range) -> tuple[float, float]:
+        """Load the session of these switches and run it with none on; seconds of either."""
+        self.session = None  # free the other session first
+        start = time.perf_counter()
+        self.session = self.load(self.switches[span.start : span.stop])
+        self.span = span
+        loaded = time.perf_counter()
+        self.exact = self._run(np.zeros(len(self.switches), dtype=bool))
+        return loaded - start, time.perf_counter() - loaded
+
+    def _run(self, switch: NDArray[np.bool_]) -> list[Array]:
+        assert self.session is not None
+        assert self.span is not None
+        mine = switch[self.span.start : self.span.stop]
+        switched = (each_call(f, lambda call: {**call, SWITCH: mine}) for f in self.feeds)
+        return outputs_on(self.session, switched)
+
+
+def _moved(reference: Array, output: Array, exact: Array) -> Array:
+    """``reference`` plus the difference of ``output`` from ``exact``, of another session.
+
+    Two sessions may add up in different orders, so that their outputs are not compared.
+    """
+    if reference.dtype.kind != "f" or not reference.shape == output.shape == exact.shape:
+        return output
+    with np.errstate(invalid="ignore"):  # Inf - Inf
+        moved = output.astype(np.float64) - exact.astype(np.float64)
+        return reference.astype(np.float64) + moved

@@ -20,7 +20,6 @@ from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.roundings import find_units
 from finecast.pipeline.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.pipeline.workload import (
     MOST_PROBED_ROWS,
@@ -31,14 +30,15 @@ from finecast.pipeline.workload import (
 )
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.points import Switch
 from finecast.planning.problem import Analysis
+from finecast.planning.sensitivity import Probe
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.adjusting import Adjuster
-from finecast.subjects.engine.by_hint import by_hint, check_marks
-from finecast.subjects.engine.hint import hinted_models, original_model
+from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
     check_on_integers,
     check_on_one_thread,
@@ -50,10 +50,14 @@ from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
-    measured_cost,
-    profile_ends,
 )
-from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity
+from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
+from finecast.subjects.engine.roundings import (
+    analysis_of,
+    find_units,
+    probe_sensitivity,
+    switched_probe,
+)
 
 # Requests that are timed together, for each that is in flight: so many that starting the first
 # and waiting for the last take a small part of the time.
@@ -270,13 +274,19 @@ class EngineExamined(Examined):
         profiles, slow = profiles.without_slow_formats()
         for fmt in slow:
             subject.tell(f"{fmt.label} gains nothing on this workload: left out")
-        cost = measured_cost(planner.graph, profiles, subject.engine, self.facts)
+        cost = measured_cost(
+            planner.graph, profiles, partial(measure_casts, subject.engine), self.facts
+        )
         units, points = find_units(planner, profiles)
+
+        def prober(switches: Sequence[Switch]) -> Probe:
+            feeds = probed(calls, inputs, probed_rows(len(switches)))
+            return switched_probe(self.prepared, switches, feeds)
+
         errors = probe_sensitivity(
             planner,
-            self.prepared,
             points,
-            feeds=lambda count: probed(calls, inputs, probed_rows(count)),
+            prober,
             counted=exact.counted,
             progress=self.progress,
             totals=profiles.errors,

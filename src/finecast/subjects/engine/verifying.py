@@ -1,72 +1,29 @@
-"""Verifying converted models with one engine, by runs beside the fp32 model."""
+"""Verifying a converted model beside the fp32 one, in the first engine that runs both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
 
 from finecast.data.deviation import NOTICED, deviation
+from finecast.data.feeds import last_indices
+from finecast.data.lengths import affordable, length_limits
 from finecast.data.response import change, resampled
-from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
-from finecast.engines.emulator.native_session import plan_session
-from finecast.engines.fallen_apart import Kernels, broken_by, load_with_kernels
-from finecast.engines.loading import exact_session
-from finecast.errors import EngineError, WrongNumbersError
-from finecast.frontends.prepared import AppliedModel
-from finecast.frontends.roundable import with_roundings
-from finecast.numbers.formats import Format
-from finecast.ops import by_name
+from finecast.engines import crashes, what_loads_it
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps
+from finecast.engines.fallen_apart import broken_by
+from finecast.errors import EngineError, UsageError, WrongNumbersError
+from finecast.files import writing
+from finecast.graph import Graph
 from finecast.pipeline.artefact import Verified, compare
-from finecast.pipeline.sources import FeedMaker
-from finecast.planning.plan import Plan
-from finecast.subjects.engine.acceptance import Case, accept, feeds_for
-from finecast.subjects.engine.by_hint import check_marks
+from finecast.pipeline.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
+from finecast.subjects.engine.acceptance import Case, Outputs, Pair, accept, feeds_for
+from finecast.subjects.engine.hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, Source
-from finecast.subjects.engine.publishing import (
-    ReferenceRun,
-    as_given,
-    reference_run,
-    verified_by_first,
-)
-
-Outputs: TypeAlias = Mapping[str, Array]
-# Loads a model in an engine, and tells the nodes in each of its kernels, if the engine does.
-Load: TypeAlias = Callable[[Engine], tuple[Session, Kernels]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """An fp32 model and the model that a plan makes of it, both to run in one engine.
-
-    Attributes:
-        engine: The engine.
-        plan: The plan.
-        applied: What the plan made.
-        reference: Loads the fp32 model in an engine.
-        converted: Loads the plan's model in an engine.
-        original: Makes the model in which the plan lowers nothing.
-        exact: Gives the fp32 model's outputs by the definitions of its ops.
-        fp32: What the engine loads for the fp32 model.
-        emulated: Gives the outputs that the formats of a plan alone explain; None where nobody
-            can.
-        careful: Loads the fp32 model where sizes that do not fit are refused, to try random
-            feeds there first; None if the engine itself refuses them.
-    """
-
-    engine: Engine
-    plan: Plan
-    applied: AppliedModel
-    reference: Load
-    converted: Load
-    original: Callable[[], AppliedModel]
-    exact: Callable[[Feeds], Outputs]
-    fp32: Loadable
-    emulated: Callable[[Plan, Feeds], Outputs] | None
-    careful: Callable[[], Session | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +42,15 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         WrongNumbersError: If the plan's formats do not explain its outputs.
         EngineError: If the engine cannot run one of the models.
     """
-    engine, plan, applied = pair.engine, pair.plan, pair.applied
+    engine, plan, applied = pair.engine, pair.built.plan, pair.built.applied
     emulated, name = engine.emulates is not None, engine.label
     with as_given():
-        reference, before = pair.reference(engine)
-        careful = pair.careful() if pair.careful is not None else None
+        reference, before = pair.reference()
+        careful = None if emulated else pair.source.careful_session(applied.graph)
         ran = reference_run(reference, feeds, applied.graph, careful)
     followed = _followed(reference, ran)
     del reference, careful  # one large model at a time
-    session, after = pair.converted(engine)
+    session, after = pair.converted()
     check_marks(plan, applied.graph, session)
     seen = Verified(
         engine=name,
@@ -109,24 +66,11 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     del session
     if not emulated:
         check_on_integers(engine, plan, applied, given)
-    ids = {n.name: n.id for n in applied.graph.nodes}
-    explained = pair.emulated
-    case = Case(
-        engine=engine,
-        applied=applied,
-        original=pair.original,
-        formats={ids[n]: f for n, f in plan.formats.items()},
-        feeds=given,
-        exact=pair.exact,
-        emulated=None if explained is None or emulated else partial(explained, plan, given),
-        random=not feeds.batches,
-        followed=followed,
-        usual=partial(_usual, pair, given),
-    )
+    case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
     warnings = accept(case, got, wanted)
     alone = engine.on_one_thread()
     if alone is not None:
-        _accept_on_one_thread(pair, case, alone, got)
+        _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
     found = compare(name, got, wanted)
     found = replace(
         found,
@@ -139,7 +83,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     return found, Compared(feeds=given, got=got, wanted=wanted)
 
 
-def _accept_on_one_thread(pair: Pair, case: Case, engine: Engine, got: Outputs) -> None:
+def _accept_on_one_thread(case: Case, got: Outputs) -> None:
     """Check that outputs on one thread are right, too, where they differ from ``got``.
 
     Engines have other kernels for fewer threads, and the user's machine may have fewer.
@@ -148,15 +92,15 @@ def _accept_on_one_thread(pair: Pair, case: Case, engine: Engine, got: Outputs) 
         WrongNumbersError: If the plan's formats do not explain them.
         EngineError: If the engine cannot run the model so.
     """
-    session = pair.converted(engine)[0]
+    session, _ = case.pair.converted()
     alone = session.run(feeds_for(session, case.feeds))
     del session
     if all(deviation(alone[name], array).relative < NOTICED for name, array in got.items()):
         return
-    reference = pair.reference(engine)[0]
+    reference, _ = case.pair.reference()
     wanted = reference.run(feeds_for(reference, case.feeds))
     try:
-        accept(replace(case, engine=engine), alone, {name: wanted[name] for name in got})
+        accept(case, alone, {name: wanted[name] for name in got})
     except WrongNumbersError as error:
         raise WrongNumbersError(
             f"on one thread {error.what}", where=error.where, fix=error.fix
@@ -172,45 +116,6 @@ def _followed(reference: Session, ran: ReferenceRun) -> Mapping[str, float]:
         return change(ran.outputs, reference.run(others))
     except EngineError:
         return {}
-
-
-def _usual(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
-    """What the fp32 model gives if it is lowered in the usual way, and what that is called.
-
-    The engine's own hint is one; where it has none, products alone in the plan's formats.
-    """
-    with suppress(EngineError):
-        hinted = _under_hint(pair, feeds)
-        if hinted is not None:
-            return hinted
-    if pair.emulated is None:
-        return None
-    with suppress(EngineError):
-        outputs = pair.emulated(_products_of(pair.plan), feeds)
-        return "the model with its products alone lowered", outputs
-    return None
-
-
-def _under_hint(pair: Pair, feeds: Feeds) -> tuple[str, Outputs] | None:
-    """The fp32 model's outputs under the engine's hint for the plan's format, and its name."""
-    engine, lows = pair.engine, pair.plan.low_formats
-    if not engine.lowers_by_hint or len(lows) != 1:
-        return None
-    (low,) = lows
-    session = engine.load_hinted(pair.fp32, low)
-    if all(kernel.computed != low.label for kernel in session.kernel_formats()):
-        return None
-    name = f"{engine.name}'s own {low.label} hint"
-    return name, session.run(feeds_for(session, feeds))
-
-
-def _products_of(plan: Plan) -> Plan:
-    """``plan`` with all but its matrix products in fp32."""
-    decisions = tuple(
-        d if by_name(d.op).matmul_engine else replace(d, format=Format.FP32)
-        for d in plan.decisions
-    )
-    return replace(plan, decisions=decisions, by_hint=False)
 
 
 def verify(
@@ -237,40 +142,223 @@ def verify(
         feeds.check(source.input_shapes)
 
     def verify_in(engine: Engine) -> Verified:
-        return run_both(_pair(source, built, written, engine), feeds)[0]
+        pair = Pair(source=source, built=built, written=written, engine=engine)
+        return run_both(pair, feeds)[0]
 
     return verified_by_first(engines, verify_in)
 
 
-def _pair(source: Source, built: EngineBuilt, written: Loadable, engine: Engine) -> Pair:
-    """The pair for a library whose models an emulator runs with roundings put into them."""
-    plan = built.plan
-    copy = partial(source.roundable, plan.policy, plan.adjustments)
+_MOST_POSITIONS: Final = 1 << 20
+"""The most elements that such sizes may make of one channel: a run shall take seconds."""
 
-    def reference(engine: Engine) -> tuple[Session, Kernels]:
-        # A device may have no fp32 products of its own: it is compared with exact fp32.
-        if engine.emulates is not None:
-            return source.reference(), ()
-        return load_with_kernels(engine, source.loadable)
 
-    def converted(engine: Engine) -> tuple[Session, Kernels]:
-        if engine.emulates is not None:
-            source.runners(None)[0].load(written)  # raises EngineError if it does not load
-            return plan_session(copy, plan, engine.emulates), ()
-        return load_with_kernels(engine, written)
+class GivenModelError(EngineError):
+    """An engine does not run the model as it was given, so that no conversion is at fault."""
 
-    def emulated(of: Plan, given: Feeds) -> Outputs:
-        edits = (built if of == plan else source.build(of)).applied.edits
-        return exact_session(with_roundings(copy(), edits)).run(given)  # by arithmetic in fp32
 
-    return Pair(
-        engine=engine,
-        plan=plan,
-        applied=built.applied,
-        reference=reference,
-        converted=converted,
-        original=lambda: source.build(replace(plan, decisions=(), io={})).applied,
-        exact=lambda given: source.reference().run(given),
-        fp32=source.loadable,
-        emulated=emulated,
+@contextmanager
+def as_given() -> Generator[None]:
+    """Turn an EngineError inside into a GivenModelError."""
+    try:
+        yield
+    except EngineError as error:
+        raise GivenModelError(error.what, where=error.where, fix=error.fix) from error
+
+
+def verified_by_first(
+    engines: Sequence[Engine], verify_in: Callable[[Engine], Verified]
+) -> Verified:
+    """The verification by the first of ``engines`` that runs both models.
+
+    Raises:
+        EngineError: If none does.
+    """
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    failures: dict[str, EngineError] = {}
+    for engine in engines:
+        try:
+            found = verify_in(engine)
+        except EngineError as error:
+            failures[engine.name] = error
+        else:
+            notes = (found.note, *crashes(failures))
+            return replace(found, note="; ".join(filter(None, notes)))
+    raise _not_verified(failures)
+
+
+def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
+    """The error where every engine failed to verify a conversion; ``failures`` by name."""
+    given = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
+    every = given == set(failures)
+    told = dict.fromkeys(() if every else given, ", even as it was given")
+    where = "; ".join(f"{n}{told.get(n, '')}: {e.what}" for n, e in failures.items())
+    if every:
+        fix = what_loads_it(failures)
+        unverified = "write the conversion unverified with --no-verify"
+        return GivenModelError(
+            "no engine here can run the model as it was given, before any conversion",
+            where=where,
+            fix=f"{fix}; or {unverified}" if fix else unverified,
+        )
+    alone = next(iter(failures.values())).fix if len(failures) == 1 else ""
+    return EngineError(
+        "no engine here can run the converted model",
+        where=where,
+        fix=f"{alone or 'choose another format or engine'}, or write it unverified with"
+        " --no-verify",
     )
+
+
+def publish(parts: Sequence[Path], place: Path, where: str) -> None:
+    """Move staged files to their place, in this order: data before the model that names it.
+
+    Raises:
+        UsageError: If one cannot be moved; earlier files are then put back.
+    """
+    done: list[tuple[Path, Path | None]] = []
+    with writing(where):
+        try:
+            for part in parts:
+                target, backup = place / part.name, part.with_name(f"{part.name}.before")
+                kept = target.replace(backup) if target.exists() else None
+                done.append((target, kept))
+                part.replace(target)
+        except OSError:
+            for target, kept in reversed(done):
+                target.unlink(missing_ok=True)
+                if kept is not None:
+                    kept.rename(target)
+            raise
+
+
+def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
+    """Sizes of the inputs' named free dimensions in ``feeds``."""
+    return {
+        dim: size
+        for spec in session.inputs
+        if spec.name in feeds
+        for dim, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
+        if isinstance(dim, str) and dim
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRun:
+    """A run of the fp32 model, with which a converted one is compared.
+
+    Attributes:
+        feeds: The inputs; None if it was not run.
+        outputs: Its outputs by name.
+        sizes: Sizes of the inputs' named free dimensions.
+        note: Why it was not run; else empty.
+    """
+
+    feeds: Feeds | None = None
+    outputs: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    note: str = ""
+
+
+def reference_run(
+    reference: Session,
+    feeds: FeedMaker,
+    graph: Graph,
+    first: Session | None = None,
+) -> ReferenceRun:
+    """Run the fp32 model on the first feeds that it takes.
+
+    Random feeds run in ``first`` before: a session that refuses sizes which do not fit the
+    model, where the engine of ``reference`` may not notice.
+
+    Raises:
+        UsageError: If no feeds can be made with the sizes that the user gave.
+    """
+    remedy = _remedy(reference)
+    note = f"loaded, not run: {remedy} to compare outputs"
+    careful = None if feeds.batches else first
+    for lengths, last in _extremes(graph, feeds):
+        try:
+            given = feeds.draw(reference, last, lengths)
+        except UsageError as error:
+            if feeds.dims:
+                raise
+            note = f"loaded, not run: {error.what}: {error.fix}"
+            continue
+        try:
+            if careful is not None:
+                careful.run(feeds_for(careful, given))
+            outputs = reference.run(given)
+            given, outputs = _with_more_steps(reference, given, outputs)
+        except EngineError as error:
+            # The fp32 model refuses these feeds: they say nothing about the converted one.
+            note = f"loaded, not run: {error.what}: {remedy}"
+            continue
+        if feeds.batches or any(array.size for array in outputs.values()):
+            return ReferenceRun(feeds=given, outputs=outputs, sizes=_sizes(reference, given))
+        note = f"loaded, nothing was compared: outputs are empty on random inputs: {remedy}"
+    return ReferenceRun(note=note)
+
+
+# The first step of a sequence has an empty state, the second reads what the first one stored,
+# and the third what a step stored that read a state.
+_STEPS: Final = 3
+
+
+def _with_more_steps(
+    reference: Session, given: Feeds, outputs: Mapping[str, Array]
+) -> tuple[Feeds, Mapping[str, Array]]:
+    """Feeds of a sequence, if the model keeps a state and takes the same feeds again.
+
+    What an op does with a state does not show while the state is empty.
+    """
+    if not reference.keeps_state or isinstance(given, Steps):
+        return given, outputs
+    sequence = Steps([given] * _STEPS)
+    try:
+        return sequence, reference.run(sequence)
+    except EngineError:
+        return given, outputs
+
+
+def _remedy(reference: Session) -> str:
+    """What a user can do if random feeds do not run: give data, or the sizes of dimensions."""
+    free = [
+        dim or f"{spec.name}.{axis}"
+        for spec in reference.inputs
+        for axis, dim in enumerate(spec.shape or ())
+        if not isinstance(dim, int)
+    ]
+    sized = " ".join(
+        f"--dim {name}=SIZE" for name in guessed_dims(reference.inputs) or free[:1]
+    )
+    return "give --data" + (f", or sizes by {sized}" if sized else "")
+
+
+def _extremes(
+    graph: Graph, feeds: FeedMaker
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Lengths and largest indices of random feeds, to be tried until the fp32 model runs.
+
+    First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
+    in RoBERTa; then small ones, which a model may need for a reason that the graph hides; then
+    larger ones, for images that are halved many times and sound that is taken in windows.
+    """
+    if feeds.batches:  # data is taken as it is
+        yield {}, {}
+        return
+    last = last_indices(graph)
+    limits = length_limits(graph)
+    for spare in (0, 2):
+        lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
+        if lengths:
+            yield affordable(lengths, graph), last
+    if last:
+        yield {}, last
+    yield {}, {}
+    inputs = input_specs(graph)
+    for size in OPEN_SIZES[1:]:
+        larger = guessed_dims(inputs, size)
+        open_axes = [sum(not isinstance(d, int) for d in (s.shape or ())[1:]) for s in inputs]
+        if larger and size ** max(open_axes) <= _MOST_POSITIONS:
+            yield larger, last

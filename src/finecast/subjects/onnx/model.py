@@ -1,16 +1,20 @@
-"""An ONNX model, opened: what differs from other libraries'."""
+"""An ONNX model, opened, and in the form that the emulator runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from finecast.devices.emulation import Emulation
 from finecast.engines import candidates
-from finecast.engines.base import Engine, Session
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator import exact_session
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
+from finecast.engines.loading import from_memory
+from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
 from finecast.frontends.onnx.opset import stated_for_engines
@@ -18,18 +22,33 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
-from finecast.pipeline.program import Program
+from finecast.pipeline.device import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.acceptance import feeds_for
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, check_trust
 from finecast.subjects.onnx.artefact import check_output, input_shapes, truth_session, write
-from finecast.subjects.onnx.program import OnnxProgram
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+from dataclasses import replace
+
+from finecast.devices.emulation import Setting
+from finecast.engines.emulator import (
+    EmulatorEngine,
+    EmulatorSession,
+    prepare,
+    setting_of_plan,
+)
+from finecast.engines.loading import load_model
+from finecast.numbers.formats import Format
+from finecast.pipeline.device import PlanRequest
+from finecast.rules.facts import facts_in
+from finecast.rules.policy import Scope
+from finecast.subjects.engine.program import EngineProgram, OnDevice
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
@@ -58,6 +77,11 @@ def _can_be_taken_out(graph: Graph, node: Node) -> bool:
     codes = graph.values[node.inputs[0]]
     maker = None if codes.producer is None else graph.nodes[codes.producer]
     return codes.constant is not None or (maker is not None and maker.op == "quantize")
+
+
+# Larger models are not run by the definitions of their ops, which takes several times their
+# size in memory.
+_EMULATED_BYTES: Final = 1 << 30
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +140,37 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         """The model prepared without a change; not copied if it is the caller's ``own``."""
         return frontend.prepare(self.file, AS_IT_IS, own=own)
 
+    def load_written(
+        self, built: EngineBuilt, written: Loadable, engine: Engine
+    ) -> tuple[Session, Kernels]:
+        """The file in an engine; a device's emulator loads it, too."""
+        return try_with_kernels(engine, written)
+
+    @property
+    def explains(self) -> bool:
+        """Whether the model is so small that it is run by the definitions of its ops."""
+        return self.size_bytes <= _EMULATED_BYTES
+
+    def explained(
+        self, built: EngineBuilt, written: Loadable, plan: Plan, feeds: Feeds
+    ) -> Mapping[str, Array]:
+        """The outputs of the plan's model by the definitions of its ops."""
+        if plan == built.plan:
+            return _run_exactly(written, feeds)
+        return from_memory(self.build(plan).model, partial(_run_exactly, feeds=feeds))
+
+    def careful_session(self, graph: Graph) -> Session | None:
+        """ONNX Runtime's session of a model with bodies, in which OpenVINO checks no sizes.
+
+        None if there are no bodies, or if it is too much to load the model twice.
+        """
+        if not self.explains or not any(node.region for node in graph.nodes):
+            return None
+        try:
+            return exact_session(self.file.path)
+        except EngineError:
+            return None
+
     def _prepare(self, policy: Policy) -> Prepared:
         return frontend.prepare(self.file, policy)
 
@@ -148,9 +203,68 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
         """Write the model, which is checked, loaded and run before it takes its name."""
-        assert isinstance(built.applied, Applied)
-        return write(self.file, built.plan, built.applied, output, engines, feeds)
+        return write(self, built, output, engines, feeds)
 
     def returned(self, built: EngineBuilt) -> onnx.ModelProto:
         """The model of a plan as an onnx.ModelProto."""
         return frontend.to_proto(built.model)
+
+
+def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
+    """Outputs of a model by the definitions of its ops."""
+    session = exact_session(model)
+    return session.run(feeds_for(session, feeds))
+
+
+@dataclass(slots=True, kw_only=True)
+class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
+    """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
+
+    def __post_init__(self) -> None:
+        """Write out ops that the device computes in steps."""
+        self.prepared = prepare(self.source.file, self.emulation)
+
+    def session(
+        self, emulation: Emulation, setting: Setting, *, switched: bool = False
+    ) -> EmulatorSession:
+        """A session built for the setting, which runs faster, or a switched one."""
+        engine = EmulatorEngine(emulation=emulation)
+        session = engine.session(self.prepared, fixed=None if switched else setting)
+        return session.apply(setting)
+
+    def formats(self, plan: Plan) -> dict[int, Format]:
+        """The plan's formats by node id; the steps of an op are found by their names."""
+        given = plan.formats
+        found = {n.id: given.get(n.name, given.get(_op_of(n.name))) for n in self.graph.nodes}
+        return {i: f for i, f in found.items() if f is not None}
+
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
+        """A session under the plan's setting if it has one low format, else of its own model.
+
+        The low format may be another than that of ``emulation``.
+        """
+        formats = self.formats(plan)
+        low = set(formats.values()) - {Format.FP32}
+        if len(low) <= 1:
+            coded = plan.encodings
+            emulation = replace(
+                emulation,
+                format=next(iter(low), emulation.format),
+                encodings={n.id: coded[n.name] for n in self.graph.nodes if n.name in coded},
+            )
+            return self.session(emulation, setting_of_plan(formats, emulation))
+        engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
+        session = load_model(engine, frontend.apply(self.source.file, plan).model)
+        assert isinstance(session, EmulatorSession)
+        return session
+
+    def examine(self, request: PlanRequest) -> OnDevice:
+        """Let the rules judge the model that the device's compiler is given."""
+        prepared = self.source.prepare(request.policy)
+        facts = facts_in(prepared.graph, request.facts, self.graph)
+        return OnDevice.of(prepared, request, facts)
+
+
+def _op_of(step: str) -> str:
+    """The name of the op that a step belongs to: a step is named ``OP/STEP``."""
+    return step.rpartition("/")[0]

@@ -14,10 +14,10 @@ from finecast.files import check_writable
 from finecast.files.staging import staging
 from finecast.frontends import openvino as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX
+from finecast.frontends.native_model import NativeModel
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.openvino.model import IR_SUFFIX, WEIGHTS_SUFFIX
 from finecast.frontends.prepared import PreparedModel
-from finecast.frontends.roundable import Roundable
 from finecast.graph import Dim
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.sources import FeedMaker
@@ -26,8 +26,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt, check_trust
-from finecast.subjects.engine.publishing import publish
-from finecast.subjects.engine.verifying import verify
+from finecast.subjects.engine.verifying import publish, verify
 
 
 def read(path: Path, *, trust: bool = False) -> OvModel:
@@ -69,7 +68,7 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
         """The model in OpenVINO, in the types that it states, and under no hint."""
         return exact_session(frontend.stated_in_types(self.file))
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy that rounds by arithmetic; conversions by another policy are undone."""
         return frontend.roundable(self.file, policy, adjustments)
 

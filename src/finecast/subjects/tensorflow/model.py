@@ -14,8 +14,8 @@ from finecast.files import check_writable_folder, digest, folder_files, publish_
 from finecast.files.staging import staging
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
+from finecast.frontends.native_model import NativeModel
 from finecast.frontends.prepared import PreparedModel
-from finecast.frontends.roundable import Roundable
 from finecast.frontends.tensorflow import (
     FrozenModel,
     TensorFlowApplied,
@@ -103,7 +103,7 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
         """Declared shapes of the inputs."""
         return frontend.input_shapes(self.file.model)
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Roundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy that rounds by pairs of casts, or by arithmetic.
 
         There are no adjustments: those are of products on codes, which TensorFlow lacks.

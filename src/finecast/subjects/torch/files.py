@@ -16,9 +16,8 @@ from finecast.engines.torch.session import ProgramSignature, examples
 from finecast.errors import ModelError, UsageError
 from finecast.files import writing
 from finecast.files.staging import staging
-from finecast.frontends.torch.archive import load_program
+from finecast.frontends.torch.archive import containers_in, load_program
 from finecast.frontends.torch.capture import quiet
-from finecast.frontends.torch.containers import containers_in
 from finecast.planning.plan import Plan
 
 _UNNAMED: Final = re.compile(r"No registered serialization name for <class '([^']+)'>")

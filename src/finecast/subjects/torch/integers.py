@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import reduce
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from finecast.engines.base import Feeds
 from finecast.engines.torch.integers import compiled_frozen, relative_error
-from finecast.engines.torch.kernel_check import flat_inputs
-from finecast.engines.torch.planning import Sensitivities, device_of
 from finecast.engines.torch.session import Arguments
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.torch import Captured
-from finecast.frontends.torch.observing import observe
-from finecast.frontends.torch.probing import Isolated, switched
+from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
+from finecast.frontends.torch.instrument import Isolated
 from finecast.numbers.formats import Format
-from finecast.pipeline.adjusting import no_adjustments
-from finecast.pipeline.roundings import points_of, probe_sensitivity
-from finecast.pipeline.subject import UserRules
 from finecast.planning.planner import Planner
+from finecast.planning.points import Switch
+from finecast.planning.sensitivity import Probe
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
-from finecast.rules.facts import merge
-from finecast.rules.override import check_overrides
-from finecast.rules.policy import Policy, Scope
-from finecast.rules.user_rules import check_names
-from finecast.subjects.torch.judging import judged
-from finecast.subjects.torch.source import TorchBuilt, built_of, kept_advice
+from finecast.rules.policy import Policy
+from finecast.subjects.engine.roundings import (
+    points_of,
+    probe_sensitivity,
+    switched_probe,
+)
+from finecast.subjects.torch.planning import Sensitivities
 
 FREEZING: Final = "torch._inductor.config.freezing = True"
 HOW_TO_RUN: Final = (
@@ -50,44 +47,23 @@ _MOST_TURNS: Final = 4
 _NAMED: Final = 3
 
 
-def quantized(
-    captured: Captured,
-    arguments: Arguments,
-    policy: Policy,
-    rules: UserRules,
-    progress: Progress = silent,
-    calibration: Iterable[Arguments] = (),
-) -> tuple[TorchBuilt, tuple[str, ...]]:
-    """The module with every product in int8 that the compiled module runs on integers.
+def with_codes(
+    captured: Captured, planner: Planner, arguments: Arguments, progress: Progress = silent
+) -> tuple[Planner, tuple[str, ...]]:
+    """``planner`` without products that compiled modules do not run on integers; and notes.
 
-    Scales are chosen by the ranges of values on the arguments in ``calibration``, else on the
-    example inputs. Any other product has the next of the policy's formats.
-
-    Returns:
-        The module, and notes for the user.
+    Where products on integers are wrong here, no op has their format.
 
     Raises:
-        UsageError: If the policy, the device or the compiler does not allow int8.
+        UsageError: If the module cannot be compiled.
     """
-    graph = captured.graph
-    args = flat_inputs(*arguments)
-    _check(policy, device_of(captured.module, args))
-    check_names(policy, graph)
-    check_overrides(graph)
-    progress("observe", 0, 1)
-    seen = [flat_inputs(*one) for one in calibration] or [args]
-    facts = reduce(merge, (observe(captured, one) for one in seen))
-    planner = judged(captured, arguments, policy, rules, facts)
-    advice = kept_advice(graph, policy)
     try:
-        planner, told = drop_unfused(captured, planner, arguments, progress)
+        return drop_unfused(captured, planner, arguments, progress)
     except EngineError as error:
-        why = f"{error.what}: every op keeps fp32; {error.fix}"
-        return built_of(captured, planner.highest(error.what)), (*advice, why)
-    built = built_of(captured, planner.lowest())
-    runs = any(d.format is Format.INT8 for d in built.plan.decisions)
-    nothing = () if told else ("no op can have int8 here: see the plan's reasons",)
-    return built, (*advice, *told, *((HOW_TO_RUN,) if runs else nothing))
+        text = f"{error.what}: nothing is planned in int8; {error.fix}"
+        nodes, permissions = planner.graph.nodes, planner.permissions
+        names = (nodes[i].name for i, p in permissions.items() if Format.INT8 in p.formats)
+        return planner.without(Format.INT8, dict.fromkeys(names, "wrong numbers")), (text,)
 
 
 def drop_unfused(
@@ -102,7 +78,7 @@ def drop_unfused(
     told: tuple[str, ...] = ()
     for turn in range(_MOST_TURNS):
         progress("compile", turn, turn + 1)
-        failed = unfused(captured, built_of(captured, planner.lowest(Format.INT8)), arguments)
+        failed = unfused(captured, applied(captured, planner.lowest(Format.INT8)), arguments)
         if not failed:
             break
         planner = planner.without(Format.INT8, dict.fromkeys(failed, "floats"))
@@ -112,20 +88,21 @@ def drop_unfused(
     return planner, told
 
 
-def unfused(captured: Captured, built: TorchBuilt, arguments: Arguments) -> list[str]:
+def unfused(captured: Captured, built: TorchApplied, arguments: Arguments) -> list[str]:
     """Names of products that the plan puts in int8 and the compiled module runs on floats.
 
     Raises:
         UsageError: If the module cannot be compiled.
         EngineError: If what it computes on integers is wrong.
     """
-    if Format.INT8 not in built.plan.formats.values():
+    plan = built.model.finecast_plan
+    if plan is None or Format.INT8 not in plan.formats.values():
         return []
     run, failed = _compiled(built, arguments)
-    flat = flat_inputs(*arguments)
+    flat = tree_leaves(arguments)
     with torch.no_grad():
         exact, stated = (
-            tree_leaves(Isolated(module).run(*flat, enable_io_processing=False))
+            tree_leaves(Isolated(module).leaves(flat))
             for module in (captured.module, built.model)
         )
         got = tree_leaves(run(*copy.deepcopy(arguments[0]), **copy.deepcopy(arguments[1])))
@@ -146,7 +123,7 @@ def named(captured: Captured, fx_names: Collection[str]) -> list[str]:
 
 
 def _compiled(
-    built: TorchBuilt, arguments: Arguments
+    built: TorchApplied, arguments: Arguments
 ) -> tuple[Callable[..., Any], frozenset[str]]:
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -170,8 +147,8 @@ def _compiled(
 
 def coded_sensitivities(
     planner: Planner,
-    captured: Captured,
-    args: Sequence[Any],
+    prepared: TorchPrepared,
+    feeds: Sequence[Feeds],
     progress: Progress,
     counted: Collection[int] | None = None,
 ) -> Sensitivities:
@@ -181,21 +158,13 @@ def coded_sensitivities(
     """
     formats = planner.policy.formats
     units = make_units(planner.graph, planner.permissions, formats)
-    points = points_of(planner, units, {f: () for f in formats if f.has_scales})
-    found = probe_sensitivity(
-        planner,
-        points,
-        lambda rounded: switched(captured, rounded, args),
-        progress,
-        counted=counted,
-    )
+    points = points_of(planner, units, {f: () for f in formats if f.runs_on_codes})
+
+    def prober(switches: Sequence[Switch]) -> Probe:
+        return switched_probe(prepared, switches, feeds)
+
+    found = probe_sensitivity(planner, points, prober, progress, counted=counted)
     return {fmt: (where, found[fmt]) for fmt, where in points.items()}
-
-
-def check_adjusts(policy: Policy) -> None:
-    """Raise UsageError if the policy adjusts operands: those of programs are not."""
-    if policy.adjust:
-        raise no_adjustments("a program of PyTorch")
 
 
 def check_device(policy: Policy, device: str) -> None:
@@ -204,14 +173,3 @@ def check_device(policy: Policy, device: str) -> None:
         raise UsageError(
             f"int8 on {device}: plans are made for the CPU's kernels", fix="use bf16 or fp16"
         )
-
-
-def _check(policy: Policy, device: str) -> None:
-    """Raise UsageError for a policy that cannot be converted to int8 without measuring."""
-    if policy.scope is Scope.AUTO:
-        raise UsageError(
-            f"policy {policy.label}: what is converted by it is measured, op by op",
-            fix='use tune, or "matmult:int8" for all products',
-        )
-    check_adjusts(policy)
-    check_device(policy, device)

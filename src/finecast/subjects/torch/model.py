@@ -1,58 +1,58 @@
-"""An exported program, opened: each verb's work on it."""
+"""A module or an exported program, opened: each verb's work on it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_leaves
 
 from finecast.data.deviation import LIMIT
-from finecast.data.response import blurred, change, resampled, untold
 from finecast.devices.emulation import Emulation
-from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Session
-from finecast.engines.torch.kernel_check import flat_inputs
-from finecast.engines.torch.planning import Known, make_torch_planner
-from finecast.engines.torch.session import ModuleSession, ProgramSignature, examples, runnable
-from finecast.errors import UsageError, WrongNumbersError
+from finecast.engines import PROGRAMS, get_engine, reading
+from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.torch import NAME
+from finecast.engines.torch.session import Arguments, ProgramSignature, examples, runnable
+from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.observing import observe
-from finecast.frontends.torch.reader import hinted_shapes
-from finecast.graph import Graph
-from finecast.numbers.formats import Format
+from finecast.frontends.prepared import PreparedModel
+from finecast.frontends.torch import (
+    CASTS,
+    RunnableModule,
+    TorchApplied,
+    TorchFile,
+    TorchPrepared,
+)
+from finecast.frontends.torch.aten import BODIES
+from finecast.frontends.torch.capture import exported
+from finecast.frontends.torch.input_check import check_examples
+from finecast.frontends.torch.instrument import TorchRoundable
+from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified, compare_finite
-from finecast.pipeline.census import Census
-from finecast.pipeline.conversion import Conversion, nothing_converted
-from finecast.pipeline.model import OpenedModel, RunOptions
-from finecast.pipeline.modelled import fastest_plan, plan_time_s
-from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.program import PlanRequest, Program
+from finecast.pipeline.device import Program
+from finecast.pipeline.model import RunOptions
+from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
-from finecast.pipeline.workload import Workload
-from finecast.planning.cost import RooflineCost
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
-from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects import check_options
 from finecast.subjects.emulated import EmulatedSubject
-from finecast.subjects.torch.convert import lowered
+from finecast.subjects.engine.model import EngineModel
+from finecast.subjects.engine.native import EngineBuilt
+from finecast.subjects.engine.subject import EngineSubject
+from finecast.subjects.engine.verifying import verify
+from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
-from finecast.subjects.torch.integers import check_adjusts, quantized
-from finecast.subjects.torch.lengths import Inputs, longest
+from finecast.subjects.torch.lengths import longest
+from finecast.subjects.torch.planning import RuleSet
 from finecast.subjects.torch.program import TorchProgram
-from finecast.subjects.torch.source import TorchBuilt, TorchSource, uses_codes
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
-
-# Formats that a program can state, tried on a device if the user names none.
-_CASTABLE: Final = (Format.BF16, Format.FP16)
 
 
 def read(path: Path, *, trust: bool = False) -> TorchModel:
@@ -63,13 +63,15 @@ def read(path: Path, *, trust: bool = False) -> TorchModel:
         ModelError: If it is no exported program, or would execute code.
     """
     program = load(path, trust=trust)
-    return TorchModel(
+    file = TorchFile(
         path=path,
-        model=program,
-        captured=frontend.capture(program, ()),
         name=str(path),
+        model=program,
+        program=program,
         digest=digest(path),
+        size_bytes=path.stat().st_size,
     )
+    return TorchModel(file=file)
 
 
 def take(model: Any) -> TorchModel:
@@ -89,294 +91,308 @@ def take(model: Any) -> TorchModel:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchModel(TorchSource, OpenedModel):
-    """A ``.pt2`` file, opened: ``model`` is its program."""
+def of_module(
+    module: torch.nn.Module | ExportedProgram,
+    arguments: Arguments,
+    *,
+    dynamic_shapes: Any = None,
+    policy: Policy | None = None,
+) -> TorchModel:
+    """Open a module, or a program in memory, with example inputs.
 
-    model: ExportedProgram
-    path: Path
-    external: Sequence[Path] = ()
+    Raises:
+        UsageError: If the inputs are not those of the program.
+        ModelError: If the module cannot be captured.
+    """
+    program = exported(module, *arguments, dynamic_shapes=dynamic_shapes)
+    original = runnable(module) if isinstance(module, ExportedProgram) else module
+    name = type(original).__name__
+    file = TorchFile(
+        path=Path(f"{name}.pt2"),
+        name=name,
+        model=original,
+        program=program,
+        digest="",
+        size_bytes=state_bytes(original),
+    )
+    captured = file.captured((policy or Policy()).label)
+    check_examples(captured.module, captured.program, *arguments)
+    file = replace(file, digest=captured.graph.digest)
+    return TorchModel(file=file, given=arguments)
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchBuilt(EngineBuilt):
+    """The module of a plan.
+
+    Attributes:
+        run: The prepared module that is timed, once it was made.
+        program: The module exported, once it was.
+    """
+
+    run: Callable[..., Any] | None = None
+    program: ExportedProgram | None = None
+
+    def release(self) -> None:
+        """Forget the session and the prepared module."""
+        EngineBuilt.release(self)
+        self.run = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleMaker(FeedMaker):
+    """Feeds to verify a program with: data, random ones of given sizes, or its own examples.
+
+    Examples count as random: they are no data that the model was made for.
+    """
+
+    examples: Feeds
+
+    def draw(
+        self,
+        session: Session,
+        last: Mapping[str, int] | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> Feeds:
+        """The first batch, else random feeds of the sizes given, else the examples."""
+        if self.batches or self.dims or self.batch != 1:
+            return FeedMaker.draw(self, session, last, lengths)
+        return self.examples
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchModel(EngineModel[TorchFile, TorchPrepared]):
+    """A module or a program, opened.
+
+    Attributes:
+        given: Example arguments of a module in memory; None for those of the program.
+        rule_set: Which rules judge its ops.
+        calibration: Feeds by whose ranges scales are chosen; empty for the examples.
+    """
+
+    library: ClassVar[str] = "PyTorch"
+    engine: ClassVar[str] = NAME
+    fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
+
+    given: Arguments | None = None
+    rule_set: RuleSet = RuleSet.FINECAST
+    calibration: Sequence[Feeds] = ()
+    signature: ProgramSignature = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The facts of the model are those of its file."""
+        EngineModel.__post_init__(self)
+        self.signature = ProgramSignature.of(self.file.program)
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the file."""
-        return self.path.stat().st_size
+    def arguments(self) -> Arguments:
+        """The example arguments."""
+        return self.given if self.given is not None else examples(self.file.program)
 
-    def to_fp32(self, from_type: str) -> TorchModel:
-        """Refuse: a module has to be in fp32 before it is exported."""
-        check_options(self.path, {"--from-type": from_type})
-        return self
+    @property
+    def examples(self) -> Feeds:
+        """The feeds of the example arguments."""
+        return self.signature.feeds(*self.arguments)
 
-    def check(self, output: Destination) -> None:
-        """Raise UsageError unless the program, converted, may be written there."""
-        apart = output.external_data is not None
-        check_options(self.path, {"--external-data/--one-file": apart})
-        if output.path is not None:
-            check_writable(output.path, force=output.force)
+    @property
+    def loadable(self) -> RunnableModule:
+        """The module with its program."""
+        model = self.file.model
+        module = runnable(model) if isinstance(model, ExportedProgram) else model
+        return RunnableModule(module=module, program=self.file.program)
+
+    @property
+    def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
+        """Declared shapes of the inputs."""
+        return {spec.name: spec.shape for spec in self.signature.inputs}
+
+    def runners(self, spec: str | None) -> Sequence[Engine]:
+        """PyTorch, compiled or eager.
+
+        Raises:
+            UsageError: If another engine is asked for.
+        """
+        engine = get_engine(spec or NAME)
+        if engine.name != NAME:
+            raise UsageError(
+                f"engine {engine.name!r} does not run models of {self.library}",
+                where="--engine",
+                fix=f"use {' or '.join(reading(PROGRAMS))}, or leave it out",
+            )
+        return [engine]
 
     def reference(self) -> Session:
-        """The program as it was exported."""
-        return ModuleSession(
-            module=runnable(self.model), signature=ProgramSignature.of(self.model)
-        )
+        """The module as it was given."""
+        return self.runners(None)[0].load(self.loadable)
+
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchRoundable:
+        """A copy whose values can be rounded."""
+        assert not adjustments
+        return TorchRoundable(self.file.captured(policy))
 
     def program(self, emulation: Emulation) -> Program:
         """The program in the form that the emulator runs."""
-        return TorchProgram(program=self.model, captured=self.captured, emulation=emulation)
+        captured = self.file.captured(Policy().label)
+        return TorchProgram(program=self.file.program, captured=captured, emulation=emulation)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The program compiled, if there is a compiler, else as it is; or on ``device``."""
-        check_options(self.path, {"--engine": engine})
-        if device is not None:
-            return EmulatedSubject(model=self, emulation=device, states=_CASTABLE)
-        reference = self.reference()
-        assert isinstance(reference, ModuleSession)
-        module = TorchSource(
-            model=reference.module,
-            captured=self.captured,
-            name=self.name,
-            digest=self.digest,
-        )
+        found = EngineModel.subject(self, engine, device)
+        if isinstance(found, EmulatedSubject):
+            found.states = CASTS.states
+        if not isinstance(found, EngineSubject):
+            return found
         return TorchSubject(
-            model=module,
-            options=TuneOptions(),
-            examples=None,
-            signature=reference.signature,
-            reference=reference,
+            model=self, engine=found.engine, reference=found.reference, told=found.told
         )
 
-    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
-        """Convert by a policy and write, verified on the program's own example inputs."""
-        start = time.perf_counter()
-        self._check_run(options)
-        check_adjusts(policy)
-        self.check_policy(policy)
-        told: tuple[str, ...] = ()
-        if options.device is not None:
-            built = self.build(self._plan_for(policy, options, options.device))
-        else:
-            rules = tuple(options.user_rules.items())
-            captured = self.captured
-            if policy.scope is Scope.NONE:  # no number may change, so nothing is folded
-                captured = frontend.capture(self.model, (), fold=False)
-            inputs = examples(self.model)
-            if uses_codes(policy):
-                built, told = quantized(captured, inputs, policy, rules, options.progress)
-            else:
-                built, told = lowered(captured, inputs, policy, rules)
-        if policy.scope is not Scope.NONE and not built.edits:
-            told = (*told, nothing_converted(built.plan))
-        done = self._write(built, output, options, start)
-        return replace(done, warnings=(*done.warnings, *told))
+    def tuned_as(self, options: TuneOptions) -> TorchSubject:
+        """The module to tune, with options of Python's."""
+        engine = self.runners(None)[0]
+        reference = engine.load(self.loadable)
+        return TorchSubject(model=self, engine=engine, reference=reference, options=options)
 
-    def _check_run(self, options: RunOptions) -> None:
-        """Raise UsageError for options of engines and data: a program has its own inputs."""
-        given = {"--engine": options.engine, "--data": options.data, "--dim": options.dims}
-        check_options(self.path, given)
+    def observed(
+        self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
+    ) -> Sequence[Feeds]:
+        """The user's batches; without them the examples, for scales and for devices."""
+        needed = options.device is not None or any(f.runs_on_codes for f in policy.formats)
+        return batches or ((self.calibration or [self.examples]) if needed else ())
 
-    def _plan_request(
-        self, program: Program, policy: Policy, options: RunOptions, device: Emulation
-    ) -> PlanRequest:
-        """The policy on a device, with facts of the program's own example inputs."""
-        feeds = [ProgramSignature.of(self.model).feeds(*examples(self.model))]
-        return PlanRequest(
-            policy=policy,
-            emulation=device,
+    def converter(
+        self,
+        output: Destination,
+        engines: Sequence[Engine],
+        batches: Sequence[Feeds],
+        options: RunOptions,
+    ) -> TorchConverter:
+        """The converter to ``output``, which verifies on the program's own examples."""
+        feeds = ExampleMaker(
+            batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
+        )
+        feeds.check_dims(self.input_shapes)
+        return TorchConverter(
+            source=self,
+            output=output,
+            engines=engines,
             feeds=feeds,
-            facts=program.observe(feeds),
+            verify=options.verify,
+            model=self,
+            leaves=self.signature.leaves(batches[0] if batches else self.examples),
             progress=options.progress,
-            user_rules=tuple(options.user_rules.items()),
-            measured=False,
         )
 
-    def _plan_for(self, policy: Policy, options: RunOptions, device: Emulation) -> Plan:
-        """The policy's lowest plan; with ``auto`` the fastest by the device's roofline."""
-        program = self.program(device)
-        request = self._plan_request(program, policy, options, device)
-        examined = program.examine(request)
-        planner = examined.planner
-        if policy.scope is not Scope.AUTO or not planner.is_free:
-            return planner.lowest()
-        shapes = {i: f.shape for i, f in request.facts.items()}
-        cost = RooflineCost(target=device.target, shapes=shapes)
+    def _prepare(self, policy: Policy) -> TorchPrepared:
+        if policy.io or policy.io_low:
+            raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
+        return frontend.prepare(self.file, policy)
 
-        def time_s(plan: Plan) -> float:
-            return plan_time_s(program.graph, cost, device, program.formats(plan))
+    def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
+        del prepared
+        return frontend.applied(self.file.captured(plan.policy), plan, self.name)
 
-        return fastest_plan(planner, examined.analysis(), time_s)
-
-    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
-        """Write the program of a plan, verified on its own example inputs."""
-        start = time.perf_counter()
-        self._check_run(options)
-        built = self.build(plan)
-        plan.check_complete(self.captured.graph, where=self.name)
-        return self._write(built, output, options, start)
-
-    def _write(
-        self, built: TorchBuilt, output: Destination, options: RunOptions, start: float
-    ) -> Conversion:
-        plan = built.plan
-        result = export(built.model, self.model)
-        verified = Verified(engine=None, note="not run: no engine was asked to")
-        if options.verify:
-            verified = self._verified(result, plan, options.device)
-        size = save(result, output.path, plan=plan) if output.path is not None else 0
-        return Conversion(
+    def _built(self, plan: Plan, applied: Any) -> TorchBuilt:
+        made = EngineModel._built(self, plan, applied)
+        return TorchBuilt(
+            model=made.model,
             plan=plan,
-            ops=plan.counts_in(self.captured.graph),
-            nodes=len(self.captured.graph.nodes),
-            casts=built.casts,
-            size_bytes=(self.size_bytes, size),
-            seconds=time.perf_counter() - start,
-            verified=verified,
-            warnings=verified.warnings,
-            model=result if output.path is None else None,
+            size_bytes=made.size_bytes,
+            casts=made.casts,
+            applied=applied,
         )
+
+    def _size_of(self, model: torch.nn.Module) -> int:
+        return state_bytes(model)
+
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
+        """Notes on ops that keep another type than fp32, and on bodies, which keep theirs."""
+        if policy.scope is Scope.NONE:
+            return []
+        bodies = Counter(n.native for n in graph.nodes if n.native.startswith(f"{BODIES}::"))
+        return EngineModel.kept_notes(self, graph, policy) + [
+            f"what is inside of {native} keeps its types ({count} in the model): state short"
+            " branches by torch.where, or convert modules that have none"
+            for native, count in bodies.items()
+        ]
+
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless the program, converted, may be written there."""
+        if output.external_data is not None:
+            raise UsageError(
+                "--external-data/--one-file does not apply to .pt2 files", fix="leave it out"
+            )
+        if output.path is not None:
+            check_writable(output.path, force=output.force)
+
+    def store(
+        self,
+        built: EngineBuilt,
+        output: Destination,
+        engines: Sequence[Engine],
+        feeds: FeedMaker,
+    ) -> tuple[int, Verified]:
+        """Write the module, exported; a module in memory stays one."""
+        assert isinstance(built, TorchBuilt)
+        if output.path is None and not engines:
+            return built.size_bytes, verify(self, built, built.model, (), feeds)
+        built.program = export(built.model, self.file.program)
+        written = RunnableModule(module=runnable(built.program), program=self.file.program)
+        verified = self._verified(built, written, engines, feeds)
+        if output.path is None:
+            return built.size_bytes, verified
+        return save(built.program, output.path, plan=built.plan), verified
+
+    def returned(self, built: EngineBuilt) -> Any:
+        """The converted module; of a file the program that it is exported to."""
+        assert isinstance(built, TorchBuilt)
+        if self.given is not None:
+            return built.model
+        return built.program or export(built.model, self.file.program)
 
     def _verified(
-        self, result: ExportedProgram, plan: Plan, device: Emulation | None
+        self,
+        built: TorchBuilt,
+        written: RunnableModule,
+        engines: Sequence[Engine],
+        feeds: FeedMaker,
     ) -> Verified:
-        inputs = examples(self.model)
-        if device is None:
-            return _verified(self.model, result, inputs, plan)
-        feeds = ProgramSignature.of(self.model).feeds(*inputs)
-        emulated = self.program(device).plan_session(plan, device).run(feeds)
-        name = f"{EMULATOR}:{device.target.name}"
-        return compare_finite(
-            name, [*emulated.values()], [*self.reference().run(feeds).values()]
-        )
+        """How ``written`` was verified: on the feeds, and at the largest free sizes.
 
-    def write(
-        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
-    ) -> tuple[int, Verified]:
-        """Write the tuned program, verified on the timing feeds."""
-        assert isinstance(outcome.built, TorchBuilt)
-        result = export(outcome.built.model, self.model)
-        inputs = ProgramSignature.of(self.model).arguments(workload.timing()[0])
-        verified = _verified(self.model, result, inputs, outcome.plan)
-        assert output.path is not None
-        return save(result, output.path, plan=outcome.plan), verified
+        The larger error counts.
 
-    def census(self, options: RunOptions, low: Format) -> Census:
-        """Count ops by the shapes of the program's example inputs; no value is observed."""
-        del low
-        self._check_run(options)
-        check_options(self.path, {"--batch": options.batch != 1})
-        captured = frontend.capture(self.model, (), fold=False)
-        return Census.of(
-            captured.graph,
-            hinted_shapes(captured.binding),
-            name=self.name,
-            size_bytes=self.size_bytes,
-        )
-
-    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
-        """The graph, and the lowest plan that the rules permit; nothing is measured."""
-        self._check_run(options)
-        captured = self.captured
-        self.check_policy(policy)
-        if options.device is not None:
-            program = self.program(options.device)
-            request = self._plan_request(program, policy, options, options.device)
-            return captured.graph, program.examine(request).planner.lowest()
-        rules = tuple(options.user_rules.items())
-        planner = make_torch_planner(
-            captured.graph,
-            policy,
-            user_rules=rules,
-            known=Known(measured=False, facts=self._facts() if uses_codes(policy) else {}),
-        )
-        return captured.graph, planner.lowest()
-
-    def _facts(self) -> dict[int, ValueFacts]:
-        """Facts of values on the program's own example inputs."""
-        return observe(self.captured, flat_inputs(*examples(self.model)))
-
-    def graph_for(self, plan: Plan) -> Graph:
-        """The captured graph."""
-        captured = self.captured
-        frontend.planned_edits(captured, plan)
-        plan.check_complete(captured.graph, where=self.name)
-        return captured.graph
-
-
-def _verified(
-    program: ExportedProgram,
-    result: ExportedProgram,
-    inputs: Inputs,
-    plan: Plan,
-) -> Verified:
-    """The error of ``result`` on ``inputs`` and at the largest free sizes; the larger one.
-
-    With a warning if no digit of an output is right, or the inputs show no error.
-
-    Raises:
-        WrongNumbersError: If the result has NaN or Inf where the program has none, or if no
-            digit is right at the largest sizes though some are on ``inputs``.
-    """
-    found = _compared(program, result, inputs)
-    found = replace(found, warnings=_doubts(found, program, result, inputs, plan))
-    long = longest(program, inputs)
-    if long is None:
-        return found
-    larger, sizes = long
-    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    try:
-        with torch.no_grad():
-            runnable(program)(*larger[0], **larger[1])
-    except (RuntimeError, IndexError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        return replace(found, note=f"the program does not run at {at}: {first}")
-    with _at_sizes(at):
-        there = _compared(program, result, larger)
-    before, after = found.relative_error or 0.0, there.relative_error or 0.0
-    if after >= LIMIT > before:
-        raise WrongNumbersError(
-            f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
-            fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
-        )
-    worst = max(found, there, key=lambda v: v.relative_error or 0.0)
-    return replace(worst, sizes=sizes, warnings=found.warnings)
-
-
-def _doubts(
-    found: Verified,
-    program: ExportedProgram,
-    result: ExportedProgram,
-    inputs: Inputs,
-    plan: Plan,
-) -> tuple[str, ...]:
-    """Warnings of what ``found``, on ``inputs``, says little of."""
-    error, on_data = found.relative_error or 0.0, "judge it on your data, by `tune`"
-    if error >= LIMIT:
-        text = (
-            f"the worst output has a relative error of {error:.3g} on the program's example"
-            f" inputs: no digit of it is right there; {on_data}"
-        )
-        return (text,)
-    signature = ProgramSignature.of(program)
-    before, after = (
-        ModuleSession(module=runnable(p), signature=signature) for p in (program, result)
-    )
-    feeds = signature.feeds(*inputs)
-    wanted, others = before.run(feeds), resampled(feeds)
-
-    def near() -> Mapping[str, Array] | None:
-        nearby = blurred(feeds)
-        return None if nearby is None else before.run(nearby)
-
-    try:
-        texts = untold(
-            (wanted, after.run(feeds)),
-            dict.fromkeys(wanted if plan.lowers else (), 0.0),
-            max((f.unit_roundoff for f in plan.low_formats), default=0.0),
-            {} if others is None else change(wanted, before.run(others)),
-            near,
-        )
-    except (RuntimeError, IndexError, ValueError):
-        return ()  # it does not run on other inputs
-    return tuple(f"{text}; {on_data}" for text in texts)
+        Raises:
+            WrongNumbersError: If its formats do not explain its outputs.
+        """
+        device = engines[0].emulates if engines else None
+        if device is not None:
+            given = feeds.draw(self.reference())
+            emulated = self.program(device).plan_session(built.plan, device).run(given)
+            wanted = self.reference().run(given)
+            name = f"{engines[0].name}:{device.target.name}"
+            return compare_finite(name, [*emulated.values()], [*wanted.values()])
+        found = verify(self, built, written, engines, feeds)
+        if not isinstance(feeds, ExampleMaker) or feeds.batches or not engines:
+            return found
+        long = longest(self.file.program, self.arguments)
+        if long is None:
+            return found
+        arguments, sizes = long
+        at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        larger = replace(feeds, examples=self.signature.feeds(*arguments), dims={}, batch=1)
+        try:
+            self.reference().run(larger.examples)
+        except EngineError as error:
+            return replace(found, note=f"the program does not run at {at}: {error.what}")
+        with _at_sizes(at):
+            there = verify(self, built, written, engines, larger)
+        before, after = found.relative_error or 0.0, there.relative_error or 0.0
+        if after >= LIMIT > before:
+            raise WrongNumbersError(
+                f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
+                fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
+            )
+        worst = max(found, there, key=lambda v: v.relative_error or 0.0)
+        return replace(worst, sizes=sizes, warnings=found.warnings)
 
 
 @contextmanager
@@ -385,18 +401,12 @@ def _at_sizes(at: str) -> Generator[None]:
     try:
         yield
     except WrongNumbersError as error:
-        raise WrongNumbersError(f"at {at} {error.what}", fix=error.fix) from error
+        raise WrongNumbersError(
+            f"at {at} {error.what}", where=error.where, fix=error.fix
+        ) from error
 
 
-def _compared(program: ExportedProgram, result: ExportedProgram, inputs: Inputs) -> Verified:
-    args, kwargs = inputs
-    with torch.no_grad():
-        got, wanted = (
-            [
-                x.detach().cpu().float().numpy()
-                for x in tree_leaves(runnable(p)(*args, **kwargs))
-                if isinstance(x, torch.Tensor)
-            ]
-            for p in (result, program)
-        )
-    return compare_finite("torch", got, wanted)
+def state_bytes(module: torch.nn.Module) -> int:
+    """Bytes of parameters and buffers; of sparse ones those that they would have if dense."""
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(t.numel() * t.element_size() for t in tensors)

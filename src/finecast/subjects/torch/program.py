@@ -8,9 +8,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from finecast import rules
-from finecast.devices.emulation import Emulation
-from finecast.devices.setting import Setting, setting_of_formats
+from finecast.devices.emulation import Emulation, Setting, setting_of_formats
 from finecast.engines.base import Feeds
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.torch_program import (
@@ -19,30 +17,24 @@ from finecast.engines.emulator.torch_program import (
     prepare_program,
 )
 from finecast.engines.emulator.torch_session import TorchEmulatorSession
-from finecast.engines.torch.planning import (
-    ENGINE,
-    analysis_of,
-    check_formats,
-    points_of,
-    sensitivities,
-)
 from finecast.engines.torch.session import ProgramSignature
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch import Captured
+from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.program import PlanRequest, Program
+from finecast.pipeline.device import PlanRequest, Program
 from finecast.pipeline.subject import Examined
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.rules import Context
 from finecast.rules.facts import ValueFacts, facts_in
-from finecast.rules.override import active, check_overrides
+from finecast.rules.policy import Scope
 from finecast.rules.user_rules import check_names
+from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.torch.planning import analysis_of, points_of, sensitivities
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,25 +89,17 @@ class TorchProgram(Program):
             UsageError: If the policy names a format that PyTorch's ops do not compute in, or
                 an op that the program does not have.
         """
-        check_formats(request.policy)
         captured = self.captured
         check_names(request.policy, captured.graph)
-        check_overrides(captured.graph)
         facts = facts_in(captured.graph, request.facts, self.graph)
-        context = Context(
-            graph=captured.graph,
-            policy=request.policy,
+        planner = make_planner(
+            TorchPrepared(graph=captured.graph, captured=captured, of=CASTS),
+            request.policy,
+            # The casts are the plan's: the device's compiler adds none.
+            EmulatorEngine(emulation=replace(request.emulation, scope=Scope.NONE)),
             facts=facts,
-            kernels=EmulatorEngine(emulation=request.emulation).has_kernel,
-            engine=ENGINE,
-            user_rules=(*request.user_rules, *active()),
+            user_rules=tuple(request.user_rules),
             measured=request.measured,
-        )
-        planner = Planner(
-            graph=captured.graph,
-            policy=request.policy,
-            permissions=rules.permit(context),
-            engine=ENGINE,
         )
         return TorchOnDevice(
             planner=planner,

@@ -7,17 +7,24 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from finecast.engines.base import Feeds, KernelTime, Session
+import numpy as np
+
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.integers import reads_codes
+from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.casting import CastRate
-from finecast.planning.cost import MeasuredCost
+from finecast.planning.cost import (
+    MEASURED_CAST_BANDWIDTH_GB_S,
+    MEASURED_CAST_OVERHEAD_S,
+    MeasuredCost,
+)
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules.facts import ValueFacts
+from finecast.subjects.engine.native import Source
 
 # How long each model is profiled: long enough that each kernel often has a core for itself, on
 # a busy machine, too.
@@ -74,8 +81,9 @@ def _total_s(kernels: Sequence[KernelTime]) -> float:
 
 
 def profile_ends(
+    source: Source,
     planner: Planner,
-    profiled: Callable[[Plan], Session],
+    engine: Engine,
     feeds: Feeds,
     output_error: Callable[[Session], float] | None = None,
     progress: Progress = silent,
@@ -83,15 +91,20 @@ def profile_ends(
     """Profile the fp32 model and the lowest plan in each format, once each.
 
     Args:
+        source: The model.
         planner: Makes these plans.
-        profiled: Loads the model of a plan for profiling.
+        engine: What is profiled.
         feeds: The inputs of all runs.
-        output_error: Gives the squared output error of a low session.
+        output_error: Gives the squared output error of a low session; None if it is not asked.
         progress: Told of each model that is compiled and profiled.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
     """
+
+    def profiled(plan: Plan) -> Session:
+        return load_model(engine, source.build(plan).model, profiling=True)
+
     sessions: dict[Format, Session] = {}
     failed: EngineError | None = None
     formats = planner.policy.formats
@@ -171,7 +184,7 @@ def measured_cost(
             for name in inside:
                 shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
     # The rate of casts between floats, if there are any; formats for constants need no casts.
-    lows = sorted((f for f in profiles.low if f.encodes_values), key=lambda f: f.has_scales)
+    lows = sorted((f for f in profiles.low if f.encodes_values), key=lambda f: f.runs_on_codes)
     rate = casts(lows[0]) if lows else CastRate()
     return MeasuredCost(
         times_s=times,
@@ -185,3 +198,53 @@ def kernel_nodes(graph: Graph, kernels: Sequence[KernelTime]) -> list[frozenset[
     """Ids of the nodes that run in each kernel."""
     ids = {n.name: n.id for n in graph.nodes}
     return [frozenset(ids[name] for name in k.ops if name in ids) for k in kernels]
+
+
+# Small enough that the fixed part shows, large enough that the rate does.
+_SIZES: Final = (1 << 12, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastRate:
+    """Seconds of a cast of n bytes: ``overhead_s + n / bandwidth``."""
+
+    overhead_s: float = MEASURED_CAST_OVERHEAD_S
+    bandwidth_gb_s: float = MEASURED_CAST_BANDWIDTH_GB_S
+
+
+# By the engine's name, its device and the low format.
+_KNOWN: dict[tuple[str, str, Format], CastRate] = {}
+
+
+def measure_casts(engine: Engine, low: Format) -> CastRate:
+    """The rate on this machine, or the default rate where the engine tells no times of casts.
+
+    Measured once per process, engine, device and format.
+    """
+    key = engine.name, engine.device, low
+    if key not in _KNOWN:
+        _KNOWN[key] = _measured(engine, low)
+    return _KNOWN[key]
+
+
+def _measured(engine: Engine, low: Format) -> CastRate:
+    bytes_per_element = (Format.FP32.bits + low.bits) / 8
+    try:
+        times = [_cast_time_s(engine.load_cast_probe(low, size), size) for size in _SIZES]
+    except EngineError:
+        return CastRate()  # no kernels in this format: nothing will be cast either
+    if not all(times) or times[1] <= times[0]:
+        return CastRate()
+    per_byte = (times[1] - times[0]) / ((_SIZES[1] - _SIZES[0]) * bytes_per_element)
+    overhead = max(times[0] - _SIZES[0] * bytes_per_element * per_byte, 0.0)
+    return CastRate(overhead_s=overhead, bandwidth_gb_s=1e-9 / per_byte)
+
+
+def _cast_time_s(session: Session, size: int) -> float:
+    """Seconds of the fastest cast that ran; 0 if none did."""
+    feeds = {"x": np.linspace(-1, 1, size, dtype=np.float32).reshape(-1, 64)}
+    kernels = session.profile(feeds, repeats=9)
+    found = [
+        k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))
+    ]
+    return min(found) if found else 0.0

@@ -1,4 +1,4 @@
-"""Plans of a captured module: permissions, costs, sensitivities, and the choice among them."""
+"""What is particular to plans of PyTorch: missing kernels, costs, the error of autocast."""
 
 from __future__ import annotations
 
@@ -12,45 +12,43 @@ import numpy as np
 import torch
 
 from finecast import rules
-from finecast.engines.faults import faults
-from finecast.engines.probe import Speed
+from finecast.engines.base import Engine
+from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.autocast import autocast_formats, saved_ops
 from finecast.engines.torch.costs import CompiledCost
-from finecast.engines.torch.integers import takes_codes
+from finecast.engines.torch.kernel_check import missing_kernels
 from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
-from finecast.errors import UsageError
-from finecast.frontends.torch import Captured
+from finecast.errors import ModelError, UsageError
+from finecast.frontends.torch import Captured, TorchPrepared, applied
+from finecast.frontends.torch.instrument import Isolated
 from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
 from finecast.frontends.torch.reader import FxBinding
-from finecast.graph import Graph, Node
+from finecast.graph import Graph
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shapes
-from finecast.planning.assign import lowest
+from finecast.pipeline.search import SAME_TIME
 from finecast.planning.choices import Choice
 from finecast.planning.cost import CostModel
-from finecast.planning.planner import Planner
+from finecast.planning.planner import Planner, lowest
 from finecast.planning.points import Point, RoundingPoints, find_points
 from finecast.planning.problem import Analysis, Roundings, roundings
 from finecast.planning.sensitivity import Sensitivity, joined
 from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
-from finecast.rules import Context, UserRule
+from finecast.rules import UserRule
 from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
-from finecast.rules.override import Overrides, active
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.override import Overrides, active, check_overrides
+from finecast.rules.policy import Policy
 from finecast.rules.raf import raf_rules
 from finecast.rules.training import TRAINING_RULES
+from finecast.subjects.engine.planning import context_of, planner_in
 
-ENGINE: Final = "torch"
 # By format whose ops read codes: where plans round to it, and the errors of that.
 Sensitivities = Mapping[Format, tuple[RoundingPoints, Sensitivity]]
-# Plans whose predicted time is within this factor of the fastest count as equally fast: a cost
-# model cannot tell them apart. The most accurate of them is taken.
-SAME_TIME: Final = 1.01
 _PROMOTED: Final = (
     "it reads fp32: rounded, it would add errors that torch.autocast does not make"
 )
@@ -72,6 +70,122 @@ class RuleSet(Enum):
             UsageError: If there is none of that name.
         """
         return look_up(name, {r.value: r for r in cls}, what="rule set", where="rule_set")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How ops are judged.
+
+    Attributes:
+        facts: Facts of values.
+        user_rules: The user's rule functions by name.
+        measured: Whether errors will be measured.
+        broken: Reasons why ops, by name, stay in fp32.
+        rule_set: Which rules judge ops.
+        overrides: Overrides, some of which may be for other graphs; None for those that are
+            active around the caller, which have to be for ops of this graph.
+    """
+
+    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    user_rules: Sequence[tuple[str, UserRule]] = ()
+    measured: bool = False
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
+    rule_set: RuleSet = RuleSet.FINECAST
+    overrides: Overrides | None = None
+
+
+_USUAL: Final = Judging()
+
+
+def planner_of(
+    prepared: TorchPrepared, policy: Policy, engine: Engine, how: Judging = _USUAL
+) -> Planner:
+    """Let the rules of a set judge every op.
+
+    Raises:
+        RuleConflictError: If they leave an op no format.
+        UsageError: If the graph cannot state a format, or an override names no op of it.
+        ModelError: If RAF's lists lack an op.
+    """
+    graph = prepared.graph
+    if how.overrides is None:
+        check_overrides(graph)
+    # RAF's rules are of another kind: they apply overrides themselves.
+    raf = how.rule_set is RuleSet.RAF
+    context = context_of(
+        prepared,
+        policy,
+        engine,
+        facts=how.facts,
+        user_rules=(*how.user_rules, *(() if raf else active(how.overrides))),
+        measured=how.measured,
+        broken=how.broken,
+    )
+    if raf:
+        return planner_in(
+            context, prepared, engine, raf_rules(graph, _only_format(policy), how.overrides)
+        )
+    training = how.rule_set is RuleSet.TRAINING
+    return planner_in(context, prepared, engine, TRAINING_RULES if training else rules.RULES)
+
+
+def judged(
+    prepared: TorchPrepared,
+    policy: Policy,
+    engine: TorchEngine,
+    leaves: Sequence[Any],
+    how: Judging,
+) -> Planner:
+    """The planner, once no op has a low format in which its kernel is missing or wrong here.
+
+    Ops are judged again until the lowest plan, run on ``leaves``, needs no such kernel.
+
+    Raises:
+        ModelError: If the module does not run on ``leaves``, or not with the formats that the
+            user gave to ops.
+    """
+    captured = prepared.captured
+    assert captured is not None
+    while True:
+        planner = planner_of(prepared, policy, engine, how)
+        lowest = applied(captured, planner.lowest()).model
+        try:
+            missing = missing_kernels(lowest, leaves)
+        except (RuntimeError, NotImplementedError):
+            _check_runs(captured, leaves)
+            raise
+        if not missing:
+            return planner
+        if not engine.lacking:
+            _check_runs(captured, leaves)
+        if missing <= engine.lacking:
+            raise ModelError(
+                f"the converted module does not run: {', '.join(sorted(missing))}",
+                fix="exclude these ops by a rule, and report the module",
+            )
+        engine = engine.without(missing)
+
+
+def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
+    """Raise ModelError if the module fails as it came, on its own example inputs."""
+    try:
+        with torch.no_grad():
+            Isolated(captured.module).leaves(leaves)
+    except (RuntimeError, NotImplementedError) as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ModelError(
+            f"the module does not run on its example inputs: {first}",
+            fix="give inputs on which the module itself runs",
+        ) from error
+
+
+def _only_format(policy: Policy) -> Format:
+    """The policy's one low format; raises UsageError if there are several."""
+    if len(policy.formats) > 1:
+        raise UsageError(
+            f"RAF's rule set takes one format, not {policy.label}", fix="name one of them"
+        )
+    return policy.format
 
 
 def products_low(planner: Planner) -> Planner:
@@ -164,72 +278,6 @@ def compiled_cost(
     return CompiledCost(graph=graph, rates=rates, shapes=shapes or {}, kernels=kernels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a module besides its graph.
-
-    Attributes:
-        measured: Whether errors will be measured.
-        facts: Facts of values, from which scaled formats take their ranges.
-        unsupported: Native names of ops without a low kernel.
-    """
-
-    measured: bool
-    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
-    unsupported: frozenset[str] = frozenset()
-
-
-def make_torch_planner(
-    graph: Graph,
-    policy: Policy,
-    *,
-    known: Known,
-    user_rules: Sequence[tuple[str, UserRule]] = (),
-    rule_set: RuleSet = RuleSet.FINECAST,
-    overrides: Overrides | None = None,
-) -> Planner:
-    """Let the rules judge every op.
-
-    ``overrides`` are by default those of the ``with`` blocks around the caller.
-    """
-    # RAF's rule set applies overrides itself: its rules are of another kind.
-    overriding = () if rule_set is RuleSet.RAF else active(overrides)
-
-    def kernels(node: Node, fmt: Format) -> bool | None:
-        works = takes_codes(node) if fmt.has_scales else node.native not in known.unsupported
-        return None if works else False
-
-    context = Context(
-        graph=graph,
-        policy=policy,
-        facts=known.facts,
-        kernels=kernels,
-        engine=ENGINE,
-        faults=faults(ENGINE, "", graph, policy.formats),
-        user_rules=(*user_rules, *overriding),
-        measured=known.measured,
-        casts_around=frozenset(f for f in policy.formats if f.has_scales),
-    )
-    judges = (
-        raf_rules(graph, _only_format(policy), overrides)
-        if rule_set is RuleSet.RAF
-        else TRAINING_RULES
-        if rule_set is RuleSet.TRAINING
-        else rules.RULES
-    )
-    permissions = rules.permit(context, judges)
-    return Planner(graph=graph, policy=policy, permissions=permissions, engine=ENGINE)
-
-
-def _only_format(policy: Policy) -> Format:
-    """The policy's one low format; raises UsageError if there are several."""
-    if len(policy.formats) > 1:
-        raise UsageError(
-            f"RAF's rule set takes one format, not {policy.label}", fix="name one of them"
-        )
-    return policy.format
-
-
 def sensitivities(
     captured: Captured,
     points: Sequence[Point],
@@ -273,69 +321,6 @@ def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:
     within = [p for p in found if p.error <= max(budget, least)]
     fastest = min(p.time_s for p in within)
     return min((p for p in within if p.time_s <= SAME_TIME * fastest), key=lambda p: p.error)
-
-
-def check_formats(policy: Policy, coded: Collection[Format] = ()) -> None:
-    """Raise UsageError for a format that PyTorch's ops do not compute in.
-
-    ``coded`` are formats of codes that kernels of the engine which runs the module take.
-    """
-    for fmt in policy.formats:
-        if not fmt.encodes_results and fmt not in coded:
-            raise UsageError(
-                f"PyTorch's ops do not compute in {fmt.label}",
-                fix="use bf16 or fp16 (tf32 is a switch: torch.set_float32_matmul_precision)",
-            )
-
-
-def speed_here(device: str, fmt: Format) -> Speed:
-    """Whether products are faster in ``fmt``, as measured."""
-    speed = rate_here(device, fmt).speed
-    relation = (
-        f"{1 / speed:.1f} times slower than" if speed < 1 else f"{speed:.2g} times as fast as"
-    )
-    return Speed(
-        gains=speed >= 1, text=f"{fmt.label} is {relation} fp32 on this {device} (measured)"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """A policy as it is followed on a device.
-
-    Attributes:
-        policy: The policy without formats that are slower there.
-        obstacle: Why the policy should not be followed at all; empty if it should.
-        told: Notes for the user on slow formats.
-    """
-
-    policy: Policy
-    obstacle: str = ""
-    told: tuple[str, ...] = ()
-
-
-def formats_to_follow(policy: Policy, device: str) -> Followed:
-    """The policy without formats that are slower on ``device``.
-
-    Scope ``auto`` leaves out formats that are slower than fp32 and says so; if all are, that
-    is the obstacle. In other scopes (``all:fp16``) all formats are kept, and the measured
-    ratio is told.
-
-    Raises:
-        UsageError: If PyTorch's ops do not compute in a format at all.
-    """
-    if policy.scope is Scope.NONE:
-        return Followed(policy=policy, obstacle="scope none changes nothing")
-    check_formats(policy)
-    speeds = {fmt: speed_here(device, fmt) for fmt in policy.formats}
-    slow = {fmt: s.text for fmt, s in speeds.items() if not s.gains}
-    if policy.scope is Scope.AUTO and len(slow) == len(speeds):
-        return Followed(policy=policy, obstacle="; ".join(slow.values()))
-    left = tuple(fmt for fmt in speeds if fmt not in slow)
-    narrowed = replace(policy, formats=left) if policy.scope is Scope.AUTO else policy
-    then = "left out" if policy.scope is Scope.AUTO else "converting all the same, as asked"
-    told = tuple(f"{text}; {then}" for text in slow.values())
-    return Followed(policy=narrowed, told=told)
 
 
 def device_of(module: torch.nn.Module, args: Sequence[Any]) -> str:

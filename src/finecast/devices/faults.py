@@ -48,7 +48,7 @@ class KnownFault:
 @cache
 def known_faults() -> dict[str, KnownFault]:
     """All rows by name."""
-    text = (files("finecast") / "faults.csv").read_text(encoding="utf-8")
+    text = (files("finecast.devices") / "faults.csv").read_text(encoding="utf-8")
     return {row["name"]: KnownFault(**row) for row in csv.DictReader(text.splitlines())}
 
 

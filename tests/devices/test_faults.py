@@ -15,17 +15,17 @@ import onnx
 import pytest
 
 import finecast
-from finecast import faults
+from finecast.devices import faults
+from finecast.devices.faults import KnownFault, known_faults
 from finecast.engines.faults import FAULTS
 from finecast.engines.faults import faults as found_in
-from finecast.faults import KnownFault, known_faults
 from finecast.graph.text import from_text
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
 from scripts.faults import page
 from tests.frontends.tools import parse
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 TEXTS = {f.name: ROOT / f.upstream for f in known_faults().values() if "://" not in f.upstream}
 NEEDS = {
     "openvino-block-and-chain": "avx512f",

@@ -1,7 +1,8 @@
-"""``tune``: the fastest plan of a module that keeps the accuracy asked for."""
+"""``convert`` and ``tune`` for modules and exported programs in memory."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
@@ -11,17 +12,24 @@ from torch.export import ExportedProgram
 
 from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
+from finecast.engines.torch import TorchEngine
+from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import UsageError
 from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.pipeline import tuning
-from finecast.pipeline.goal import Goal
-from finecast.pipeline.objective import Objective
+from finecast.pipeline.artefact import Destination
+from finecast.pipeline.conversion import NOTHING_CONVERTED
+from finecast.pipeline.goal import Goal, Objective
+from finecast.pipeline.model import RunOptions
 from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.workload import check_finite, metric_value
-from finecast.progress import Progress, reporting
+from finecast.progress import Progress, reporting, silent
 from finecast.rules import UserRule
-from finecast.rules.policy import Policy
-from finecast.subjects.torch.subject import TorchSubject, TuneOptions
+from finecast.rules.policy import DEFAULT_POLICY, Policy
+from finecast.subjects.torch.conversion import slow_formats
+from finecast.subjects.torch.model import of_module
+from finecast.subjects.torch.planning import RuleSet
+from finecast.subjects.torch.subject import TuneOptions
 from finecast.usercode import guarded
 
 Evaluate = Callable[[torch.nn.Module], float]
@@ -37,7 +45,7 @@ def tune(
     baseline: float | None = None,
     criterion: Criterion | None = None,
     objective: Objective | str = Objective.LATENCY,
-    policy: str | Policy = "auto:bf16",
+    policy: str | Policy = DEFAULT_POLICY,
     user_rules: Mapping[str, UserRule] | None = None,
     max_trials: int | None = None,
     timeout_s: float | None = None,
@@ -80,12 +88,19 @@ def tune(
         timeout_s=timeout_s,
     )
     with reporting(progress, "tuning") as report:
-        subject = TorchSubject.of_module(module, example_inputs, example_kwargs, how)
+        wanted = Policy.of(policy)
+        arguments = arguments_of(module, example_inputs, example_kwargs)
+        model = of_module(module, arguments, dynamic_shapes=how.dynamic_shapes, policy=wanted)
         found = tuning.tune(
-            subject,
-            ModuleWorkload(function=evaluate, known=baseline, criterion=goal.criterion),
+            model.tuned_as(how),
+            ModuleWorkload(
+                function=evaluate,
+                known=baseline,
+                criterion=goal.criterion,
+                examples=model.examples,
+            ),
             goal,
-            Policy.of(policy),
+            wanted,
             user_rules=tuple((user_rules or {}).items()),
             progress=report,
         )
@@ -129,6 +144,7 @@ class ModuleWorkload:
     function: Evaluate
     known: float | None
     criterion: Criterion
+    examples: Feeds
     digest: str = ""
     of: tuple[str, ...] = ()
     worst: None = None
@@ -164,9 +180,67 @@ class ModuleWorkload:
         return ()
 
     def calibration(self) -> Iterable[Feeds]:
-        """Empty: the module is observed on its example inputs."""
-        return ()
+        """The module's example inputs."""
+        return (self.examples,)
 
     def timing(self) -> Sequence[Feeds]:
-        """Empty: the module is timed on its example inputs."""
-        return ()
+        """The module's example inputs."""
+        return (self.examples,)
+
+
+def convert(
+    module: torch.nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any] | None = None,
+    policy: str | Policy = DEFAULT_POLICY,
+    dynamic_shapes: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    user_rules: Mapping[str, UserRule] | None = None,
+    rule_set: str = "finecast",
+    calibration: Iterable[Arguments] = (),
+    progress: Progress = silent,
+) -> ConvertedModule:
+    """Convert a module to mixed precision by one plan over its whole graph.
+
+    Laws: inputs and outputs keep their types; ops that stay fp32 compute as before; ``auto``
+    never chooses a format that is slower here; neither the example inputs nor the state of
+    ``module`` change, now or when the result runs. The result has tensors of its own, so that
+    it stays as it is where ``module`` is trained on. The predicted error of ``auto`` and
+    ``like-autocast`` is at most that of ``torch.autocast``: among such plans ``auto`` takes
+    the fastest, and ``like-autocast``, with every product low, the one that moves least
+    memory. The plan, with every rule's reason, is ``result.finecast_plan``.
+
+    Args:
+        module: The module (captured in evaluation mode), or an exported program.
+        example_inputs: Positional inputs, on which the plan's errors are estimated. May be
+            left out for an exported program, which has its own.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
+        dynamic_shapes: As ``torch.export.export`` takes them.
+        example_kwargs: Keyword inputs.
+        user_rules: Rules by name, as ``--rules`` of the command line takes them.
+        rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        calibration: Positional and keyword inputs of further calls, each as a pair: int8 has
+            scales by the ranges of values on these. By default by those on the example inputs.
+        progress: Told of each step: for int8 the module is compiled, which takes a while.
+
+    Raises:
+        ModelError: If the module cannot be captured, or RAF's lists lack an op.
+        UsageError: If the policy cannot be read, a module comes without inputs, or an
+            override names no op of the module.
+    """
+    arguments = arguments_of(module, example_inputs, example_kwargs)
+    wanted = Policy.of(policy)
+    model = of_module(module, arguments, dynamic_shapes=dynamic_shapes, policy=wanted)
+    model.rule_set = RuleSet.parse(rule_set)
+    model.calibration = [model.signature.feeds(*one) for one in calibration]
+    model.check_policy(wanted)
+    options = RunOptions(user_rules=user_rules or {}, verify=False, progress=progress)
+    done = model.convert(Destination(path=None), wanted, options)
+    engine = model.runners(None)[0]
+    assert isinstance(engine, TorchEngine)
+    for text in (*done.warnings, *slow_formats(done.plan, engine)):
+        if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
+            warnings.warn(text, stacklevel=2)
+    own_tensors(done.model)
+    result: ConvertedModule = done.model
+    return result

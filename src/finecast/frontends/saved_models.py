@@ -1,4 +1,4 @@
-"""The signatures of a SavedModel, read without TensorFlow.
+"""SavedModels, read without TensorFlow: their signatures, and the notes of a conversion.
 
 OpenVINO reads the signature ``serving_default``, which servers call. Where there is none it
 makes one model of all signatures, with the inputs and outputs of each.
@@ -6,16 +6,66 @@ makes one model of all signatures, with the inputs and outputs of each.
 
 from __future__ import annotations
 
+import json
 import mmap
+import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from finecast.errors import ModelError
-from finecast.frontends.signatures import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES
 from finecast.frontends.wire import fields
 
+NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
+POLICY: Final = "policy"
+"""The key of the note that names the policy of the conversion."""
+
+
+def notes_in(folder: Path) -> dict[str, str]:
+    """The notes in a SavedModel; empty if there are none, or they cannot be read."""
+    try:
+        found: Any = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    notes = cast("dict[str, object]", found)
+    return {key: str(value) for key, value in notes.items()}
+
+
+def converted_to(notes: Mapping[str, str]) -> str:
+    """The policy of the conversion that wrote the notes; empty if there was none."""
+    return notes.get(POLICY, "")
+
+
+def stays_low(folder: Path) -> str:
+    """The warning for a converted SavedModel whose reader takes no conversion back.
+
+    Empty if finecast did not convert it.
+    """
+    policy = converted_to(notes_in(folder))
+    if not policy:
+        return ""
+    return (
+        f"the SavedModel was converted by finecast before, to {policy}, and OpenVINO reads it"
+        " as it is: what is low in it stays low; give the model that it was made from"
+    )
+
+
+WRITES: Final = re.compile(r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?")
+"""Names of ops that change a variable."""
+SERVING: Final = "serving_default"
+"""The signature that servers, and TensorFlow's own tools, call where none is named."""
+NONE: Final = "the SavedModel has no signatures"
+MAKE_ONE: Final = (
+    "save it with one: tf.saved_model.save(model, FOLDER,"
+    " signatures=function.get_concrete_function(...)), or model.export(FOLDER)"
+)
+CHOOSE: Final = (
+    "save one alone: m = tf.saved_model.load(FOLDER); tf.saved_model.save(m, NEW,"
+    ' signatures=m.signatures["NAME"])'
+)
 _FILE: Final = "saved_model.pb"
 _HIDDEN: Final = "__"
 """The first characters of the names of signatures that TensorFlow adds for itself."""

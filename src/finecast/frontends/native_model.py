@@ -1,0 +1,355 @@
+"""A native model that is changed by a few primitives, and what they do for every library.
+
+A frontend implements ``NativeModel``: how its library states tensors, ops, types and
+constants. On these are written, once for all libraries: replaying the edits of a plan, copies
+that round all that a plan rounds, roundings that an extra input switches on, and mean errors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.errors import ModelError
+from finecast.frontends import rounding
+from finecast.graph import Graph
+from finecast.numbers.encodings import Encoding, Encodings
+from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Rounder
+from finecast.planning.biases import Bias
+from finecast.planning.edits import (
+    ConvertConstant,
+    Edit,
+    InsertCast,
+    RoundTrip,
+    SetFormat,
+    SetPort,
+    Use,
+    edits,
+)
+from finecast.planning.points import Switch
+
+
+class NativeModel(ABC):
+    """A copy of a native model, in which ops can be given other tensors to read.
+
+    A tensor is whatever the library names one by: an object, or a string. A region is the
+    model itself (0) or a body of control flow.
+
+    Attributes:
+        library: What messages call models of this kind.
+        states: Formats that models of this kind can state.
+        graph: The graph of the model before anything was changed.
+    """
+
+    library: ClassVar[str]
+    states: ClassVar[Collection[Format]]
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._switches: dict[int, Any] = {}
+        self._elements: dict[tuple[int, int], Any] = {}
+
+    # What is read, and by whom.
+
+    @abstractmethod
+    def tensor(self, value: int) -> Any:
+        """The tensor of the value with this id."""
+
+    @abstractmethod
+    def read_at(self, node: int, index: int) -> Any:
+        """The tensor that input ``index`` of ``node`` reads after the changes so far."""
+
+    @abstractmethod
+    def give(self, value: int, uses: Iterable[Use], tensor: Any) -> None:
+        """Have ``uses`` of the value read ``tensor``; an output keeps its name."""
+
+    # New tensors.
+
+    @abstractmethod
+    def op(self, kind: str, *inputs: Any, **attributes: Any) -> Any:
+        """The result of a new op that computes in fp32.
+
+        Kinds and attributes are called as in OpenVINO's operation sets. Numbers and lists of
+        integers among ``inputs`` become constants.
+        """
+
+    @abstractmethod
+    def constant(self, array: NDArray[np.float32]) -> Any:
+        """A constant tensor of these numbers."""
+
+    def rounded(self, tensor: Any, how: Rounder) -> Any:
+        """``tensor`` rounded, in fp32: by arithmetic, unless a library has a better way."""
+        return rounding.converted(self.op, tensor, how)
+
+    # What edits of a plan need; a conversion notes these changes in the model.
+
+    def retype(self, node: int, to: Format) -> None:
+        """Have a node compute in ``to``."""
+        raise NotImplementedError
+
+    def declare(self, value: int, to: Format) -> None:
+        """Declare an input in another type, or an output, whose tensor has the type then."""
+        raise NotImplementedError
+
+    def cast(self, value: int, to: Format, *, exact: bool = False) -> Any:
+        """A new cast of a value; ``exact`` if the value is first rounded in fp32."""
+        raise NotImplementedError
+
+    def stored(self, value: int, to: Format) -> Any:
+        """A new constant: the constant with the id ``value``, stored in ``to``."""
+        raise NotImplementedError
+
+    def round_trip(self, tensor: Any, to: Encoding) -> Any:
+        """``tensor`` rounded to one of ``states``, and read as fp32."""
+        raise NotImplementedError
+
+    def stored_and_read(self, value: int, to: Encoding) -> Any:
+        """The constant with the id ``value``, stored in one of ``states`` and read as fp32."""
+        raise NotImplementedError
+
+    # Inputs of the model, and its bodies.
+
+    @abstractmethod
+    def add_switch(self) -> Any:
+        """The new input ``SWITCH`` of the model, a vector of bool."""
+
+    def add_input(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A new fp32 input of the model."""
+        raise NotImplementedError
+
+    def region_of(self, tensor: Any) -> int:
+        """The number of the region in which new ops read this tensor of a value.
+
+        0, the model itself, where bodies read what is outside of them.
+        """
+        del tensor
+        return 0
+
+    def parent_of(self, region: int) -> int:
+        """The region that a body's op stands in."""
+        raise NotImplementedError
+
+    def hand_in(self, region: int, tensor: Any) -> Mapping[int, Any]:
+        """Make ``tensor``, of the parent's region, an input of a body.
+
+        Returns the input by its region; an op may have to have it in all of its bodies.
+        """
+        raise NotImplementedError
+
+    def join(self, other: Any) -> None:
+        """Let ops of ``other``, a copy of the same model, read this one's inputs."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def finish(self, switches: int = 0, outputs: Mapping[str, Any] | None = None) -> Any:
+        """The changed native model.
+
+        Args:
+            switches: The number of elements of the extra input; 0 if there is none.
+            outputs: New outputs, by name, in place of the model's own.
+        """
+
+    def switched(self, k: int, on: Any, off: Any) -> Any:
+        """``on`` where element ``k`` of the extra input ``SWITCH`` is true, else ``off``."""
+        region = self.region_of(off)
+        if (k, region) not in self._elements:
+            self._elements[k, region] = self.op("gather", self.switch_in(region), k, 0)
+        return self.op("select", self._elements[k, region], on, off)
+
+    def switch_in(self, region: int) -> Any:
+        """The extra input in a region; a body gets that of its parent."""
+        if region == 0 and region not in self._switches:
+            self._switches[0] = self.add_switch()
+        elif region not in self._switches:
+            self._switches |= self.hand_in(region, self.switch_in(self.parent_of(region)))
+        return self._switches[region]
+
+
+def uses_of(graph: Graph, value: int) -> Iterator[Use]:
+    """Everything that reads a value: inputs of nodes, and the model's output."""
+    found = graph.values[value]
+    for node in found.uses:
+        for index, source in enumerate(graph.nodes[node].inputs):
+            if source == value:
+                yield Use(node=node, index=index)
+    if found.is_output:
+        yield Use(node=None)
+
+
+def replay(model: NativeModel, changes: Iterable[Edit], exact: Collection[int] = ()) -> None:
+    """Make the edits of a plan in ``model``.
+
+    Args:
+        model: The model.
+        changes: The edits.
+        exact: Ids of values that are rounded in fp32 before they are cast to bf16.
+
+    Raises:
+        ModelError: If an edit asks for a format that the model cannot state.
+    """
+    for edit in changes:
+        match edit:
+            case SetFormat():
+                model.retype(edit.node, edit.to)
+            case SetPort():
+                model.declare(edit.value, edit.to)
+            case ConvertConstant():
+                model.give(edit.value, edit.uses, model.stored(edit.value, edit.to))
+            case InsertCast():
+                first = edit.value in exact and edit.to is Format.BF16
+                low = model.cast(edit.value, edit.to, exact=first)
+                model.give(edit.value, edit.uses, low)
+            case RoundTrip():
+                _round_trip(model, edit)
+
+
+def _round_trip(model: NativeModel, edit: RoundTrip) -> None:
+    """Let uses read a value rounded to a format, in fp32; a constant is stored in it."""
+    value = model.graph.values[edit.value]
+    if edit.to.format not in model.states:
+        floats = (f.label for f in model.states if not f.has_scales and f is not Format.FP32)
+        raise ModelError(
+            f"{model.library} models cannot state {edit.to.format.label} here",
+            where=value.name,
+            fix=f"use {' or '.join(floats)}",
+        )
+    if value.constant is not None:
+        model.give(edit.value, edit.uses, model.stored_and_read(edit.value, edit.to))
+        return
+    read: list[tuple[Any, list[Use]]] = []
+    for use in edit.uses:  # an earlier edit may have let them read a cast of the value
+        assert use.node is not None
+        tensor = model.read_at(use.node, use.index)
+        same = next((uses for other, uses in read if other == tensor), None)
+        if same is None:
+            read.append((tensor, [use]))
+        else:
+            same.append(use)
+    for tensor, uses in read:
+        model.give(edit.value, uses, model.round_trip(tensor, edit.to))
+
+
+def with_switches(model: NativeModel, switches: Sequence[Switch]) -> Any:
+    """The native model with roundings that an extra input switches on.
+
+    The input ``SWITCH`` is a bool vector: where element k is true, the operands and outputs
+    that ``switches[k]`` lists are rounded, each to its format and back to fp32. Law: with all
+    elements false it computes what the model computes.
+    """
+    graph = model.graph
+    made: dict[tuple[int, Encoding, int], Any] = {}
+    for k, switch in enumerate(switches):
+        for (node, index), encoding in switch.ports.items():
+            value = graph.nodes[node].inputs[index]
+            if value is None:
+                continue
+            key = (value, encoding, k)
+            if key not in made:
+                made[key] = _switched(model, value, encoding, k)
+            model.give(value, [Use(node=node, index=index)], made[key])
+        for number, encoding in switch.outputs.items():
+            value = graph.outputs[number].id
+            model.give(value, [Use(node=None)], _switched(model, value, encoding, k))
+    return model.finish(len(switches))
+
+
+def _switched(model: NativeModel, value: int, encoding: Encoding, k: int) -> Any:
+    """The value, rounded if element ``k`` of the switch is true."""
+    exact = model.tensor(value)
+    return model.switched(k, _rounded(model, value, exact, encoding), exact)
+
+
+def _rounded(model: NativeModel, value: int, tensor: Any, encoding: Encoding) -> Any:
+    """``tensor``, which holds ``value`` after earlier roundings, rounded.
+
+    A constant is rounded here, not when the model runs.
+    """
+    stats = model.graph.values[value].constant
+    if stats is None:
+        how = Rounder(
+            format=encoding.format,
+            encoding=None if isinstance(encoding, Format) else encoding,
+        )
+        return model.rounded(tensor, how)
+    array = stats.read().astype(np.float32)
+    return model.constant(encoding.decode(encoding.encode(array)))
+
+
+def with_roundings(model: NativeModel, changes: Iterable[Edit]) -> Any:
+    """The native model in fp32 with the numbers of the model that the edits make.
+
+    Sums may differ in their order. The results of low ops are rounded where they are stored,
+    and values that are cast where they are read.
+    """
+    _round_as(model, changes, {})
+    return model.finish()
+
+
+def _round_as(model: NativeModel, changes: Iterable[Edit], current: dict[int, Any]) -> None:
+    """Round what the edits round; ``current`` has the tensors of values that have others."""
+    graph = model.graph
+
+    def round_for(value: int, to: Encoding, uses: Iterable[Use]) -> Any:
+        low = _rounded(model, value, current.get(value, model.tensor(value)), to)
+        model.give(value, uses, low)
+        return low
+
+    def stored(value: int, to: Format) -> None:
+        if to is not Format.FP32:
+            current[value] = round_for(value, to, uses_of(graph, value))
+
+    for edit in changes:
+        match edit:
+            case SetFormat():
+                for value in graph.following_outputs(graph.nodes[edit.node]):
+                    stored(value.id, edit.to)
+            case SetPort() if graph.values[edit.value].is_input:
+                stored(edit.value, edit.to)
+            case InsertCast() | ConvertConstant() | RoundTrip():
+                if edit.to is not Format.FP32:
+                    round_for(edit.value, edit.to, edit.uses)
+            case _:
+                pass
+
+
+def with_mean_errors(
+    model: NativeModel,
+    exact: NativeModel,
+    formats: Mapping[int, Format],
+    encodings: Mapping[int, Encodings],
+    places: Sequence[Bias],
+) -> Any:
+    """A native model whose outputs are the mean errors of products on codes, by channel.
+
+    Law: a mean error is subtracted from its product's result before later ops read that, so
+    the next product's error is its own and not one passed on.
+
+    Args:
+        model: A copy, in which the products' operands are rounded to codes.
+        exact: Another copy, which computes the same in fp32.
+        formats: Formats of the nodes on codes, by id; all others compute in fp32.
+        encodings: Encodings of those nodes' operands, by the same ids.
+        places: The products, and where their channels are.
+    """
+    graph = model.graph
+    model.join(exact)
+    means: dict[str, Any] = {}
+    corrected: dict[int, Any] = {}
+    for number, place in enumerate(places):
+        (result,) = graph.following_outputs(graph.nodes[place.product])
+        error = model.op("subtract", model.tensor(result.id), exact.tensor(result.id))
+        axes = [a for a in range(place.rank) if a != place.rank + place.axis]
+        if not place.rank:
+            rows = [-1, place.channels]
+            error, axes = model.op("reshape", error, rows, special_zero=False), [0]
+        mean = model.op("reduce_mean", error, axes, keep_dims=True)
+        means[f"mean_error_{number}"] = mean
+        corrected[result.id] = model.op("subtract", model.tensor(result.id), mean)
+        model.give(result.id, uses_of(graph, result.id), corrected[result.id])
+    _round_as(model, edits(graph, formats, encodings=encodings), corrected)
+    return model.finish(outputs=means)

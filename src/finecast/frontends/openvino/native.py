@@ -1,0 +1,466 @@
+"""An ``ov.Model`` as a ``NativeModel``: what plans, roundings and adjustments change in it.
+
+Law: ops keep their names; inputs and outputs keep names, types and shapes unless the plan says
+otherwise; constants are rounded to nearest from their original numbers. (OpenVINO does not
+round to nearest when it makes a low constant of fp32 numbers.) All roundings of copies are
+arithmetic in fp32. What a conversion inserts or changes is noted (``changes.py``).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.errors import ModelError
+from finecast.frontends.exact_casts import in_blocks, rounded_by
+from finecast.frontends.native_model import NativeModel, replay
+from finecast.frontends.openvino.bodies import Entry, hand_in
+from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
+from finecast.frontends.openvino.messages import explain
+from finecast.frontends.openvino.quantization import fake_quantized, stored_codes
+from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, read
+from finecast.frontends.openvino.types import (
+    STATED,
+    TYPES,
+    element_type,
+    new_constant,
+    numbers_of,
+    port_key,
+    replace_op,
+    take_names,
+)
+from finecast.graph import INNER, Graph
+from finecast.numbers.encodings import Encoding, Scaled
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_constant
+from finecast.planning.adjustments import AdjustOperand
+from finecast.planning.edits import Edit, Use
+from finecast.planning.points import SWITCH
+
+if TYPE_CHECKING:
+    import openvino
+
+_CONVERT: Final = Added()
+# What it gives nobody reads, and OpenVINO compiles no model that reads it.
+_STORES: Final = "openvino::Assign"
+
+
+def observable(graph: Graph) -> dict[str, int]:
+    """Names and ids of the float values that can be shown: those computed outside of bodies.
+
+    A name is ``OP:OUTPUT``, for a tensor may have no name of its own, or several.
+    """
+    found: dict[str, int] = {}
+    for value in graph.values:
+        if value.format is not None and value.constant is None and value.producer is not None:
+            maker = graph.nodes[value.producer]
+            index = maker.outputs.index(value.id)
+            inner = maker.attributes.get(INNER, 0)
+            stores = maker.native == _STORES
+            if not (maker.region or stores) and isinstance(inner, int) and index >= inner:
+                found[f"{maker.name}:{index}"] = value.id
+    return found
+
+
+def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
+    """A copy of ``model`` whose outputs are just the values called ``names``.
+
+    Names are those of ``observable``.
+    """
+    from openvino import opset13
+
+    copy = model.clone()
+    graph, binding = read(copy)
+    ids = observable(graph)
+    for result in copy.get_results():
+        copy.remove_result(result)
+    ports = [binding.values[ids[name]] for name in names]
+    for port in binding.values:
+        if port.get_node().get_type_name() != "Parameter":
+            port.set_names(set())  # so that no name set below is taken
+    results: list[Any] = []
+    for name, port in zip(names, ports, strict=True):
+        port.set_names({name})
+        results.append(opset13.result(port, name=name))
+    copy.add_results(results)
+    copy.validate_nodes_and_infer_types()
+    return copy
+
+
+def apply_edits(
+    graph: Graph, binding: OvBinding, edits: Iterable[Edit], exact: Collection[int] = ()
+) -> None:
+    """Make ``edits`` in ``binding.model``, and note them there.
+
+    Args:
+        graph: The graph that was read from the model.
+        binding: What the ids of the graph stand for.
+        edits: The edits.
+        exact: Ids of values that are rounded in fp32 before they are cast to bf16.
+
+    Raises:
+        ModelError: If OpenVINO refuses the edited model.
+    """
+    model = OvNative(graph, binding)
+    replay(model, edits, exact)
+    keep(binding.model, model.changes)
+    try:
+        model.finish()
+    except RuntimeError as error:
+        raise ModelError(
+            f"OpenVINO refuses the model in these types: {explain(error)}",
+            fix="keep the op named in fp32 by --exclude or --op NAME=fp32",
+        ) from error
+
+
+def adjust(graph: Graph, binding: OvBinding, edits: Iterable[AdjustOperand]) -> None:
+    """Make ``edits`` in ``binding.model``; ``binding`` is stale then, so read it again."""
+    model = OvNative(graph, binding)
+    for edit in edits:
+        if edit.value in binding.constants:
+            model.adjust_constant(edit)
+        else:
+            model.multiply(edit)
+    keep(binding.model, model.changes)
+
+
+@final
+class OvNative(NativeModel):
+    """An ``ov.Model``, changed in place; its tensors are ports."""
+
+    library: ClassVar[str] = "OpenVINO"
+    states: ClassVar[Collection[Format]] = STATED
+
+    def __init__(self, graph: Graph, binding: OvBinding) -> None:
+        super().__init__(graph)
+        self.binding = binding
+        self.changes = changes_of(binding.model) or Changes()
+        self.fresh = FreshOpNames(binding.model)
+        ids = {port_key(port): value for value, port in enumerate(binding.values)}
+        self._regions = dict(zip(ids, binding.value_regions, strict=True))
+        self._results: dict[int, list[openvino.Node]] = {}
+        for result in binding.model.get_results():
+            self._results.setdefault(ids[port_key(result.input_value(0))], []).append(result)
+        self._switch: Any = None
+        self._scaled: dict[tuple[int, int, tuple[int, ...]], openvino.Output] = {}
+
+    @classmethod
+    def copy_of(cls, model: openvino.Model) -> OvNative:
+        """A copy whose values can be rounded: parameters of ops need not be constants."""
+        graph, binding = read(model.clone())
+        _state_parameters(binding)
+        return cls(graph, binding)
+
+    def tensor(self, value: int) -> openvino.Output:
+        """The port that gives the value."""
+        return self.binding.values[value]
+
+    def read_at(self, node: int, index: int) -> openvino.Output:
+        """The port that input ``index`` of ``node`` reads."""
+        source: openvino.Output = self.binding.entries[node][index].port.get_source_output()
+        return source
+
+    def give(self, value: int, uses: Iterable[Use], tensor: openvino.Output) -> None:
+        """Let ``uses`` of a value read ``tensor``; where an output does, so do its names."""
+        for use in uses:
+            if use.node is not None:
+                self.binding.entries[use.node][use.index].port.replace_source_output(tensor)
+                continue
+            for result in self._results[value]:
+                before = result.input_value(0)
+                result.input(0).replace_source_output(tensor)
+                if before.get_node().get_type_name() != "Parameter" and before.get_names():
+                    take_names(before, tensor)
+
+    def op(self, kind: str, *inputs: Any, **attributes: Any) -> openvino.Output:
+        """The result of an op of OpenVINO's operation set."""
+        from openvino import opset13
+
+        made = getattr(opset13, kind)(*map(_as_input, inputs), **attributes)
+        port: openvino.Output = made.output(0)
+        return port
+
+    def constant(self, array: NDArray[np.float32]) -> openvino.Output:
+        """The port of a new constant."""
+        return new_constant(np.asarray(array, dtype=np.float32), Format.FP32).output(0)
+
+    def retype(self, node: int, to: Format) -> None:
+        """State the format where OpenVINO does not infer it: Converts and bodies' inputs."""
+        old, outputs = self.binding.nodes[node], self.graph.nodes[node].outputs
+        if old is None:
+            for index in outputs:
+                assert index is not None
+                self._declare(self.binding.values[index].get_node(), to)
+        elif old.get_type_name() == "Convert":
+            new = _converted(old.input_value(0), to)
+            before = old.get_output_element_type(0).get_type_name()
+            self.changes.types.setdefault(old.get_friendly_name(), before)
+            replace_op(old, new)
+            self.binding.nodes[node] = new
+            (entry,) = self.binding.entries[node]
+            self.binding.entries[node] = (replace(entry, op=new),)
+            assert outputs[0] is not None
+            self.binding.values[outputs[0]] = new.output(0)
+
+    def declare(self, value: int, to: Format) -> None:
+        """Declare an input in another type; an output's type follows from its source."""
+        if self.graph.values[value].is_input:
+            self._declare(self.binding.values[value].get_node(), to)
+
+    def _declare(self, op: Any, fmt: Format) -> None:
+        """Declare ``op`` in ``fmt`` if it is a Parameter; other ops infer their types."""
+        if op.get_type_name() == "Parameter":
+            before = op.get_element_type().get_type_name()
+            self.changes.types.setdefault(op.get_friendly_name(), before)
+            op.set_element_type(element_type(fmt))
+            op.validate_and_infer_types()
+
+    def cast(self, value: int, to: Format, *, exact: bool = False) -> openvino.Output:
+        """The result of a Convert."""
+        port = self.binding.values[value]
+        name = _name_at(port, f"cast_{to.label}")
+        if exact:
+            port = self._rounded_first(port, name, blocks=in_blocks(self.graph, value))
+        return self._added(_converted(port, to), name)
+
+    def _rounded_first(
+        self, port: openvino.Output, cast: str, *, blocks: bool
+    ) -> openvino.Output:
+        """The numbers of ``port`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
+        from openvino import opset13
+
+        made: list[tuple[str, openvino.Output]] = []
+
+        def step(kind: str, label: str, *inputs: Any) -> openvino.Output:
+            made.append((label, self.op(kind, *inputs)))
+            return made[-1][1]
+
+        # ``undo.py`` replaces each of these ops by its first input, which leads back to port.
+        axis = opset13.constant(np.array([0], dtype=np.int64))
+        rounded = rounded_by(step, port, axis, blocks=blocks)
+        for label, result in made:
+            what = Added(rounds=Format.BF16.label)
+            self._added(result.get_node(), f"{cast}_{label}", what)
+        return rounded
+
+    def stored(self, value: int, to: Format) -> openvino.Output:
+        """The port of the new constant."""
+        constant = self.binding.constants[value]
+        new = new_constant(convert_constant(numbers_of(constant), to), to)
+        what = Added(constant=self._read_as(value))
+        return self._added(new, f"{constant.get_friendly_name()}_{to.label}", what)
+
+    def _read_as(self, value: int) -> str:
+        """The name of the op that gives a value; for a compressed constant its Convert."""
+        name: str = self.binding.values[value].get_node().get_friendly_name()
+        return name
+
+    def _added(self, node: Any, name: str, what: Added = _CONVERT) -> openvino.Output:
+        """The result of ``node``, which is noted as inserted and gets a name like ``name``."""
+        fresh = self.fresh(name)
+        node.set_friendly_name(fresh)
+        self.changes.added[fresh] = what
+        port: openvino.Output = node.output(0)
+        return port
+
+    def round_trip(self, tensor: openvino.Output, to: Encoding) -> openvino.Output:
+        """The result of a FakeQuantize, or of a Convert and one back."""
+        if not isinstance(to, Scaled):
+            name = _name_at(tensor, f"cast_{to.label}")
+            return self._widened(self._added(_converted(tensor, to), name))
+        name = _name_at(tensor, f"fq_{to.label}")
+        return self._added(fake_quantized(tensor, to), name, Added(rounds=to.label))
+
+    def stored_and_read(self, value: int, to: Encoding) -> openvino.Output:
+        """A constant in a low type, or as codes, and the ops that read it as fp32."""
+        if not isinstance(to, Scaled):
+            return self._widened(self.stored(value, to))
+        constant = self.binding.constants[value]
+        nodes = stored_codes(numbers_of(constant), to)
+        back = nodes.pop("_back")
+        base = f"{constant.get_friendly_name()}_{to.label}"
+        for suffix, node in nodes.items():
+            node.set_friendly_name(self.fresh(f"{base}{suffix}"))
+        what = Added(rounds=to.label, constant=self._read_as(value))
+        return self._added(back, f"{base}_back", what)
+
+    def _widened(self, low: openvino.Output) -> openvino.Output:
+        name = low.get_node().get_friendly_name()
+        return self._added(_converted(low, Format.FP32), f"{name}_back")
+
+    def adjust_constant(self, edit: AdjustOperand) -> None:
+        """Give the constant other numbers; a compressed constant becomes fp32."""
+        what = edit.what
+        port = self.binding.entries[edit.node][what.port].port
+        # It is one that this method made if the constant was adjusted along another axis, too.
+        before = port.get_source_output().get_node()
+        own = before.get_type_name() == "Constant"
+        array = numbers_of(before if own else self.binding.constants[edit.value])
+        array = array.astype(np.float32)
+        name = before.get_friendly_name()
+        before.set_friendly_name(self.fresh(f"{name}_before"))
+        after = new_constant(what.of(array), Format.FP32)
+        after.set_friendly_name(name)
+        port.replace_source_output(after.output(0))
+        stored = base64.b64encode(array.astype(STORED).tobytes()).decode()
+        note: dict[str, str | int] = {WAS: stored} if what.add else what.to_dict()
+        self.changes.adjusted.setdefault(name, []).append(note)
+
+    def multiply(self, edit: AdjustOperand) -> None:
+        """Multiply the value in front of the op; ops with equal factors share the product."""
+        what = edit.what
+        key = (edit.value, what.axis, what.exponents)
+        if key not in self._scaled:
+            port = self.binding.values[edit.value]
+            ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
+            made = self.op("multiply", port, self.constant(what.of(ones)))
+            name = f"{port.get_node().get_friendly_name()}/scaled"
+            self._scaled[key] = self._added(made.get_node(), name, Added(scales=True))
+        entry = self.binding.entries[edit.node][what.port]
+        entry.port.replace_source_output(self._scaled[key])
+
+    def add_switch(self) -> openvino.Output:
+        """The port of a new Parameter, whose length is stated at the end."""
+        from openvino import Type, opset13
+
+        self._switch = opset13.parameter([-1], Type.boolean, name=SWITCH)
+        port: openvino.Output = self._switch.output(0)
+        port.set_names({SWITCH})
+        return port
+
+    def region_of(self, tensor: openvino.Output) -> int:
+        """The region of the op that gives the tensor of a value."""
+        return self._regions[port_key(tensor)]
+
+    def parent_of(self, region: int) -> int:
+        """The region that a body's op stands in."""
+        body = self.binding.regions[region]
+        return 0 if body is None else body.parent
+
+    def hand_in(self, region: int, tensor: openvino.Output) -> Mapping[int, openvino.Output]:
+        """A new input of the one body."""
+        body = self.binding.regions[region]
+        assert body is not None
+        return {region: hand_in(body, tensor)}
+
+    def join(self, other: OvNative) -> None:
+        """Let ops of ``other`` read this model's inputs; drop tensor names, that both have."""
+        model, exact = self.binding.model, other.binding.model
+        for given, own in zip(model.get_parameters(), exact.get_parameters(), strict=True):
+            for target in list(own.output(0).get_target_inputs()):
+                target.replace_source_output(given.output(0))
+        for op in (*model.get_ordered_ops(), *exact.get_ordered_ops()):
+            if op.get_type_name() != "Parameter":
+                for port in op.outputs():
+                    port.set_names(set())
+
+    def finish(
+        self, switches: int = 0, outputs: Mapping[str, openvino.Output] | None = None
+    ) -> openvino.Model:
+        """The model itself, or a new one with these outputs."""
+        import openvino
+
+        model = self.binding.model
+        if switches:
+            self.switch_in(0)
+            self._switch.set_partial_shape(openvino.PartialShape([switches]))
+            model.add_parameters([self._switch])
+        if outputs is not None:
+            for name, port in outputs.items():
+                port.set_names({name})
+            make: Any = openvino.Model
+            model = make(list(outputs.values()), model.get_parameters(), "mean errors")
+        model.validate_nodes_and_infer_types()
+        return model
+
+
+def _as_input(given: Any) -> Any:
+    """A number, or a list of integers, as a constant; ports as they are."""
+    from openvino import opset13
+
+    if isinstance(given, float):
+        return opset13.constant(np.float32(given))
+    return opset13.constant(np.array(given)) if isinstance(given, int | list) else given
+
+
+def _name_at(port: openvino.Output, what: str) -> str:
+    """A name for an op that does ``what`` behind ``port``."""
+    node = port.get_node()
+    index = f".{port.get_index()}" if node.get_output_size() > 1 else ""
+    return f"{node.get_friendly_name()}{index}/{what}"
+
+
+def _converted(port: openvino.Output, fmt: Format) -> openvino.Node:
+    from openvino import opset13
+
+    return opset13.convert(port, TYPES[fmt])
+
+
+# Ops whose parameters OpenVINO takes from constants alone, stated by ops that take any. Where
+# roundings are tried a parameter is no constant: an input of the model switches its rounding
+# on and off. The same holds for parameters of ops that OpenVINO makes by fusion.
+
+# What each input of an op is read by, and the op that gives its result.
+_Stated = tuple[tuple[tuple[Any, int], ...], Any]
+
+
+def _state_parameters(binding: OvBinding) -> None:
+    """Replace such ops in place; in ``binding`` the new ones stand for them."""
+    for number, op in enumerate(binding.nodes):
+        if op is None or (state := _PARAMETERS.get(op.get_type_name())) is None:
+            continue
+        read_by, result = state(*op.input_values())
+        key = port_key(op.output(0))
+        binding.values = [
+            result.output(0) if port_key(v) == key else v for v in binding.values
+        ]
+        replace_op(op, result)
+        region = binding.entries[number][0].region
+        binding.entries[number] = tuple(
+            Entry(op=made, index=index, region=region) for made, index in read_by
+        )
+        binding.nodes[number] = result
+
+
+def _hard_sigmoid(x: Any, alpha: Any, beta: Any) -> _Stated:
+    """max(0, min(1, alpha * x + beta))."""
+    from openvino import opset13
+
+    scaled = opset13.multiply(x, alpha)
+    moved = opset13.add(scaled, beta)
+    return ((scaled, 0), (scaled, 1), (moved, 1)), opset13.clamp(moved, 0.0, 1.0)
+
+
+def _selu(x: Any, alpha: Any, scale: Any) -> _Stated:
+    """Scale * (x where x > 0, else alpha * (exp(x) - 1))."""
+    from openvino import opset13
+
+    elu = opset13.elu(x, 1.0)
+    low = opset13.multiply(opset13.minimum(elu, opset13.constant(np.float32(0))), alpha)
+    result = opset13.multiply(opset13.add(opset13.relu(elu), low), scale)
+    return ((elu, 0), (low, 1), (result, 1)), result
+
+
+def _sigmoid(x: Any) -> _Stated:
+    """A Sigmoid whose result OpenVINO does not see, as Relu changes nothing above 0.
+
+    OpenVINO fuses x * sigmoid(x * beta) to a Swish, and does not load that if beta is no
+    constant and has a rank: Keras's Swish behind a convolution has a beta of shape
+    [1, 1, 1, 1].
+    """
+    from openvino import opset13
+
+    result = opset13.sigmoid(x)
+    return ((result, 0),), opset13.relu(result)
+
+
+_PARAMETERS: Final[dict[str, Callable[..., _Stated]]] = {
+    "HardSigmoid": _hard_sigmoid,
+    "Selu": _selu,
+    "Sigmoid": _sigmoid,
+}

@@ -1,0 +1,158 @@
+"""Restates a captured module for planning: batch norms in convolutions, products as layers.
+
+Batch norms of inference are folded into the convolutions before them. Law: the folded graph
+computes the same function in exact arithmetic. Folded weights are computed in fp64. A plan
+then rounds the pair once, and eager PyTorch runs one op where there were two.
+
+Products with constant matrices are restated as linear layers. Law: the results stay the same
+bit for bit. A linear layer multiplies by transposed weights; it gets a transposed view of the
+same memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, Final, TypeGuard
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from finecast.frontends.torch.aten import named_arguments, native_name
+from finecast.frontends.torch.reader import attribute, forget_unused, register, written
+
+_CONVS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
+_NORM = "aten::_native_batch_norm_legit_no_training"
+
+
+def fold_batch_norms(module: GraphModule) -> int:
+    """Fold all batch norms that can be; returns how many were."""
+    folded = 0
+    for norm in list(module.graph.nodes):
+        if native_name(norm) == _NORM and _foldable(norm):
+            _fold(module, norm, folded)
+            folded += 1
+    if folded:
+        module.graph.eliminate_dead_code()
+        module.delete_all_unused_submodules()
+        forget_unused(module)
+        module.recompile()
+    return folded
+
+
+def _foldable(norm: FxNode) -> bool:
+    conv = norm.args[0]
+    if not isinstance(conv, FxNode) or native_name(conv) not in _CONVS or len(conv.users) > 1:
+        return False
+    constants = [a for a in (*norm.args[1:5], *conv.args[1:3]) if a is not None]
+    return all(isinstance(c, FxNode) and c.op == "get_attr" for c in constants) and all(
+        u.target is operator.getitem and u.args[1] == 0 for u in norm.users
+    )
+
+
+def _fold(module: GraphModule, norm: FxNode, number: int) -> None:
+    conv = norm.args[0]
+    assert isinstance(conv, FxNode)
+    weight_node = conv.args[1]
+    assert isinstance(weight_node, FxNode)
+    weight, bias = _folded(module, conv, norm)
+    fake = weight_node.meta["val"]
+    new: list[FxNode] = []
+    for part, tensor, like in (
+        ("weight", weight, fake),
+        ("bias", bias, fake.new_empty(bias.shape)),
+    ):
+        name = f"_folded_{number}_{part}"
+        parameter = torch.nn.Parameter(tensor.to(fake.dtype), requires_grad=False)
+        module.register_parameter(name, parameter)
+        with module.graph.inserting_before(conv):
+            new.append(module.graph.get_attr(name))
+        new[-1].meta["val"] = like
+    conv.args = (conv.args[0], *new, *conv.args[3:])
+    for user in list(norm.users):
+        user.replace_all_uses_with(conv)
+
+
+def _folded(
+    module: GraphModule, conv: FxNode, norm: FxNode
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight and bias, in fp64, of the convolution that ``conv`` and ``norm`` become."""
+
+    def read(arg: Any) -> torch.Tensor | None:
+        return None if arg is None else attribute(module, str(arg.target)).detach().double()
+
+    weight = read(conv.args[1])
+    bias = read(conv.args[2]) if len(conv.args) > 2 else None
+    gamma, beta, mean, variance = map(read, norm.args[1:5])
+    eps: Any = norm.args[6]
+    assert weight is not None
+    assert mean is not None
+    assert variance is not None
+    scale = torch.rsqrt(variance + eps)
+    scale = scale if gamma is None else scale * gamma
+    shift = (-mean if bias is None else bias - mean) * scale
+    shift = shift if beta is None else shift + beta
+    return weight * scale.reshape(-1, *[1] * (weight.dim() - 1)), shift
+
+
+_LINEAR: Final = torch.ops.aten.linear.default
+# The argument names of each product: operand, weights, and the bias that is added.
+_PRODUCTS: Final[Mapping[Any, tuple[str, str, str]]] = {
+    torch.ops.aten.addmm.default: ("mat1", "mat2", "self"),
+    torch.ops.aten.mm.default: ("self", "mat2", ""),
+    torch.ops.aten.matmul.default: ("self", "other", ""),
+}
+_FACTORS: Final = ("alpha", "beta")
+
+
+def state_linear_layers(module: GraphModule) -> None:
+    """Restate them in place; in transformers' GPT-2 a linear layer is an ``addmm``."""
+    changing = written(module)
+    transposed: dict[int, str] = {}  # names of transposed tensors, by the tensor's id
+    for node in list(module.graph.nodes):
+        operands = _operands(node)
+        if operands is None or operands[1] in changing:
+            continue
+        value, weights, added = operands
+        tensor = attribute(module, str(weights.target))
+        if id(tensor) not in transposed:
+            transposed[id(tensor)] = _transposed(module, str(weights.target), tensor)
+        with module.graph.inserting_after(weights):
+            turned = module.graph.get_attr(transposed[id(tensor)])
+        turned.meta = {**weights.meta, "val": weights.meta["val"].t()}
+        node.target, node.kwargs = _LINEAR, {}
+        node.args = (value, turned) if added is None else (value, turned, added)
+    if not transposed:
+        return
+    module.graph.eliminate_dead_code()
+    forget_unused(module)
+    module.recompile()
+
+
+def _operands(node: FxNode) -> tuple[FxNode, FxNode, FxNode | None] | None:
+    """Operand, weights and bias of a product with a constant matrix; None for other nodes."""
+    names = _PRODUCTS.get(node.target) if node.op == "call_function" else None
+    if names is None:
+        return None
+    given = named_arguments(node)
+    value, weights, added = (given.get(name) for name in names)
+    if not _is_float(value) or value.op == "get_attr":
+        return None
+    if not _is_float(weights) or weights.op != "get_attr" or weights.meta["val"].ndim != 2:
+        return None
+    fits = added is None or added.meta["val"].shape == weights.meta["val"].shape[1:]
+    plain = all(given.get(factor, 1) == 1 for factor in _FACTORS)
+    return (value, weights, added) if fits and plain else None
+
+
+def _is_float(arg: object) -> TypeGuard[FxNode]:
+    return isinstance(arg, FxNode) and arg.meta["val"].dtype.is_floating_point
+
+
+def _transposed(module: GraphModule, path: str, tensor: torch.Tensor) -> str:
+    """Add a transposed view of ``tensor``, which is at ``path``; returns its name."""
+    turned = tensor.detach().t()
+    if isinstance(tensor, torch.nn.Parameter):
+        turned = torch.nn.Parameter(turned, requires_grad=tensor.requires_grad)
+    return register(module, f"{path}_transposed", turned)
