@@ -76,12 +76,8 @@ def test_an_output_that_the_fp32_model_lacks_is_named() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "convert m.pt2 -o low.pt2 --engine openvino",
-        "convert m.pt2 -o low.pt2 --data d.npz",
         "convert m.pt2 -o low.pt2 --from-type fp16",
         "tune m.pt2 -o low.pt2 --data d.npz --one-file",
-        "inspect m.pt2 --dim n=3",
-        "explain m.pt2 node --engine openvino",
     ],
 )
 def test_refusals_by_a_models_name_load_no_library(line: str, tmp_path: Path) -> None:

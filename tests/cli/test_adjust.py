@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.errors import ExitCode
-from finecast.numbers.formats import Format
 from finecast.planning.biases import RULE
 from tests.cli.conftest import Answer
+from tests.kernels import skip_without_int8
 from tests.subjects import test_rescaled_channels as rescaled
 from tests.subjects.test_adjusting import BIASES, X, written
 
@@ -24,8 +22,7 @@ INT8 = ["--auto-cast", "all", "--auto-cast-type", "int8", "--engine", "openvino"
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    if not probe_one(OpenVinoEngine(), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
     np.savez(tmp_path / "x.npz", x=X)
     return written(tmp_path / "net.onnx"), tmp_path / "x.npz"
 
@@ -50,8 +47,7 @@ def test_channels_are_told_and_applied_again(
     finecast: Finecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    if not probe_one(OpenVinoEngine(), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
     net = rescaled.written(tmp_path / "net.onnx", "smooth")
     np.savez(tmp_path / "x.npz", x=rescaled.DATA["smooth"])
     out, again, plan = (net.with_name(n) for n in ("low.onnx", "again.onnx", "plan.json"))

@@ -17,6 +17,7 @@ from finecast.rules.base import DECISION, Reason
 from finecast.subjects.engine import model
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor
+from tests.kernels import skip_without_int8
 
 Finecast = Callable[..., Answer]
 
@@ -152,6 +153,8 @@ def test_explain_tells_as_what_an_op_reads(
     low: str, finecast: Finecast, net: Path, tmp_path: Path
 ) -> None:
     """What rests in fp32 is cast, or encoded, for it alone."""
+    if low == "int8":
+        skip_without_int8("onnxruntime")
     path = tmp_path / "x.npz"
     np.savez(path, x=np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16))
     options = ["--auto-cast", "matmult", "--auto-cast-type", low, "--engine", "onnxruntime"]

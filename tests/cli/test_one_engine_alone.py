@@ -14,6 +14,7 @@ from finecast.errors import ExitCode
 from finecast.planning.plan import Plan
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor
+from tests.kernels import skip_without_int8
 
 Finecast = Callable[..., Answer]
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="it is the first engine")
@@ -57,6 +58,7 @@ def test_convert_plans_for_the_engine_that_runs_the_model(
 def test_what_is_measured_is_measured_in_that_engine(
     finecast: Finecast, scaled: Path, rows: Path, tmp_path: Path
 ) -> None:
+    skip_without_int8("onnxruntime")
     plan, out = tmp_path / "plan.json", tmp_path / "low.onnx"
     written = ["-o", out, "--plan-out", plan]
     answer = finecast("convert", scaled, *written, "--data", rows, *INT8)

@@ -139,14 +139,6 @@ def test_a_function_gives_the_feeds(
     assert json.loads(capsys.readouterr().out)["models"][0]["batch"] == 7
 
 
-def test_programs_of_pytorch_are_profiled_from_python(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "net.pt2").write_bytes(b"")
-    assert main(["profile", str(tmp_path / "net.pt2")]) == ExitCode.USAGE
-    assert "profile does not apply to .pt2 files: in Python" in capsys.readouterr().err
-
-
 def test_trust_without_code_to_trust(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", model, "--trust"]) == ExitCode.USAGE
     assert "no code in these files is executed" in capsys.readouterr().err

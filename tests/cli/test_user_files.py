@@ -69,8 +69,6 @@ LADDER = "ladder net.onnx --target trn1 --data val.npz --calib calib.npz --force
             for verb in (TUNE, CONVERT, APPLY, LADDER)
             for output in ("net.onnx", "./net.onnx", "link.onnx", "hard.onnx")
         ),
-        *(f"{verb} -o weights" for verb in (TUNE, CONVERT, APPLY, LADDER)),
-        *(f"{verb} -o weights.data" for verb in (TUNE, CONVERT, APPLY, LADDER)),
         *(f"{verb} -o val.npz" for verb in (TUNE, CONVERT, APPLY, LADDER)),
         *(f"{verb} -o calib.npz" for verb in (TUNE, CONVERT, LADDER)),
         f"{TUNE} -o mine.py",
@@ -119,6 +117,20 @@ def test_two_paths_of_a_command_are_never_one_file(
     answer = finecast(*line.split())
     assert answer.code == ExitCode.USAGE, answer.err
     assert "are the same file" in answer.err
+    assert answer.err.count("\n") == 1
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize("output", ["weights", "weights.data"])
+@pytest.mark.parametrize("verb", [TUNE, CONVERT, APPLY, LADDER])
+def test_the_model_s_external_data_is_no_output(
+    finecast: Finecast, here: Path, verb: str, output: str
+) -> None:
+    """It is refused by its name, before the model is read."""
+    before = contents(here)
+    answer = finecast(*f"{verb} -o {output}".split())
+    assert answer.code == ExitCode.USAGE, answer.err
+    assert "name it weights.onnx" in answer.err
     assert answer.err.count("\n") == 1
     assert contents(here) == before
 

@@ -24,13 +24,12 @@ from finecast.compat.neural_compressor import (
 )
 from finecast.engines import get_engine, installed
 from finecast.engines.base import Capability
-from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.onnx.opset import NEWEST_IR
 from finecast.numbers.formats import Format
 from finecast.pipeline.goal import Goal
 from finecast.rules.policy import Adjust
+from tests.kernels import skip_without_int8
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 
@@ -53,8 +52,7 @@ NAMES = ["one", "two", "three"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _integers() -> None:
-    if not probe_one(OpenVinoEngine(), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
 
 
 @pytest.fixture(autouse=True)

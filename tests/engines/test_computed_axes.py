@@ -10,6 +10,7 @@ from openvino import opset13 as ov
 from finecast import api
 from tests.frontends.openvino_graphs import model_of
 from tests.frontends.tools import parse
+from tests.kernels import skip_without_bf16
 
 HEAD = "net (float[2,3,4] x, int64[1] a) => (float[u,v,w] y) {"
 SQUARE = "[m] s = Mul(x, x)"
@@ -32,6 +33,7 @@ def test_reductions_over_computed_axes_keep_fp32(op: str) -> None:
 
 def test_openvino_does_not_load_it() -> None:
     """When a release does, the row in ``engines.faults`` can go."""
+    skip_without_bf16()
     x = ov.parameter([2, 3, 4], np.float32)
     axes = ov.parameter([1], np.int64)
     made = ov.reduce_sum(ov.convert(x, openvino.Type.bf16), axes, True)

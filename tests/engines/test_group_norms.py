@@ -9,6 +9,7 @@ from openvino import opset13 as ov
 
 from finecast import api
 from tests.frontends.openvino_graphs import model_of
+from tests.kernels import skip_without_bf16
 
 
 def net(*sizes: int) -> openvino.Model:
@@ -39,6 +40,7 @@ def test_small_groups_of_fixed_shape_keep_fp32(sizes: tuple[int, int], low: str)
 
 def test_openvino_does_not_load_it() -> None:
     """When a release does, the row in ``engines.faults`` can go."""
+    skip_without_bf16()
     x = ov.parameter([1, 8, 16, 16], np.float32)
     low = ov.convert(x, openvino.Type.bf16)
     ones = ov.constant(np.ones(8, np.float32))

@@ -9,9 +9,7 @@ from onnx import numpy_helper, parser
 
 from finecast import api
 from finecast.data.deviation import ENGINE_LIMIT, NOTICED, excused
-from finecast.engines import get_engine
-from finecast.engines.probe import probe_one
-from finecast.numbers.formats import Format
+from tests.kernels import skip_without_int8
 
 openvino = pytest.importorskip("openvino")
 
@@ -69,8 +67,7 @@ def net(body: str, batch: str = "n") -> onnx.ModelProto:
     ],
 )
 def test_such_convolutions_keep_fp32(body: str, batch: str, low: str) -> None:
-    if not probe_one(get_engine("openvino"), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
     done = api.convert(net(body, batch), policy="all:int8", engine="openvino", data={"x": X})
     formats = {d.node: d.format.label for d in done.plan.decisions}
     assert formats["conv"] == low
@@ -88,8 +85,7 @@ def test_such_convolutions_keep_fp32(body: str, batch: str, low: str) -> None:
     ],
 )
 def test_ops_that_change_nothing_are_seen_through(same: str) -> None:
-    if not probe_one(get_engine("openvino"), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
     lists = {
         "ones": [1, 1, 1, 1],
         "zeros": [0] * 8,
@@ -106,8 +102,7 @@ def test_ops_that_change_nothing_are_seen_through(same: str) -> None:
 
 def test_openvino_scales_twice() -> None:
     """When a release does not, the row in ``engines.faults`` can go."""
-    if not probe_one(get_engine("openvino"), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
     codes = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
     weights = "p = QuantizeLinear<axis = 0>(w, t, o) v = DequantizeLinear<axis = 0>(p, t, o)"
     made = net(f"{codes} {weights} c = Conv{PADS}(d, v) {TWO_READERS}")

@@ -77,9 +77,6 @@ def test_doctor_probes_it(
 
     monkeypatch.setattr(engines, "ENGINES", {engine: toy.ROW})
     assert doctor.engine_specs() == ["toy:CPU"]
-    monkeypatch.setattr(
-        doctor, "_probes", lambda: {s: lambda s=s: doctor._row(s) for s in ["toy:CPU"]}
-    )
     doctor.run(as_json=True)
     (row,) = json.loads(capsys.readouterr().out)["engines"]
     assert (row["engine"], row["device"]) == ("toy", "CPU")

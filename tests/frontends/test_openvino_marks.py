@@ -27,6 +27,7 @@ from finecast.subjects.engine.hint import check_marks
 from finecast.subjects.engine.planning import make_planner
 from finecast.subjects.openvino.model import OvModel
 from tests.frontends.openvino_graphs import chain, model_of
+from tests.kernels import skip_without_bf16
 
 SHAPE = [1, 8, 12, 12]
 FEEDS = {"x": np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)}
@@ -74,6 +75,7 @@ def computed(model: openvino.Model | Path) -> dict[str, str]:
 
 @needs_hint
 def test_ops_planned_in_fp32_keep_it_and_the_others_are_lowered(tmp_path: Path) -> None:
+    skip_without_bf16()
     file, planner = planned(convolutions(), "^[cr]1$")
     low = frontend.apply(file, planner.lowest()).model
     frontend.save(low, tmp_path / "low.xml")
@@ -94,6 +96,7 @@ def test_ops_planned_in_fp32_keep_it_and_the_others_are_lowered(tmp_path: Path) 
 
 @needs_hint
 def test_outputs_are_those_of_the_hint_where_nothing_is_kept() -> None:
+    skip_without_bf16()
     model = convolutions()
     file, planner = planned(model)
     low = frontend.apply(file, planner.lowest()).model
@@ -280,6 +283,7 @@ def test_casts_are_not_computed_under_a_hint_that_was_noted_alone() -> None:
 @needs_hint
 def test_devices_are_emulated_beside_fp32() -> None:
     """The reference of a model that was converted by hint is the model without the hint."""
+    skip_without_bf16()
     model = convolutions()
     policy = replace(Policy.parse("all:bf16"), by_hint=True)
     low = finecast.convert(model, policy=policy).model

@@ -14,7 +14,6 @@ from openvino import opset13 as op
 import finecast
 from finecast.data.deviation import expected
 from finecast.engines import get_engine
-from finecast.engines.probe import probe_one
 from finecast.errors import ModelError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.native_model import with_roundings
@@ -31,6 +30,7 @@ from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
 from tests.frontends.openvino_graphs import WIDTH, chain, feeds_of, model_of, random_model, run
 from tests.frontends.test_openvino_bodies import MODELS
+from tests.kernels import skip_without_int8
 
 LOW = "all:bf16"
 
@@ -88,8 +88,7 @@ def test_what_a_random_plan_changed_is_taken_back(seed: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("seed", range(10))
 def test_codes_are_stated_and_taken_back(seed: int, tmp_path: Path) -> None:
     """int8 wherever the rules permit it, fused or not: its numbers are those of arithmetic."""
-    if not probe_one(get_engine("openvino"), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
     policy = Policy.parse("all:int8")
     model = random_model(seed)
     file = frontend.from_model(model)

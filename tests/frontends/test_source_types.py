@@ -22,6 +22,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from tests.frontends.tools import bf16_convolution, parse, tensor
+from tests.kernels import skip_without_int8
 
 TYPES = {"fp64": "double", "fp16": "float16", "bf16": "bfloat16"}
 PROTO = {
@@ -322,6 +323,7 @@ def test_ends_in_fp64_that_engines_do_not_take_are_emulated(tmp_path: Path) -> N
 
 def test_a_model_that_the_observing_engine_cannot_run_is_to_be_taken_to_fp32() -> None:
     """ONNX Runtime has no convolution in bf16."""
+    skip_without_int8()
     data = {"x": np.ones((1, 1, 4, 4), np.float32)}
     with pytest.raises(EngineError, match="product") as caught:
         api.convert(bf16_convolution(), policy="all:int8", data=data)

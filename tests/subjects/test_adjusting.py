@@ -14,7 +14,6 @@ from onnx import numpy_helper, parser
 
 from finecast import api
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built
@@ -22,6 +21,7 @@ from finecast.pipeline.workload import Run, Workload
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.subject import EngineSubject
+from tests.kernels import skip_without_int8
 
 # Weights far from 0 in one channel alone, and values that are never below 0: rounding the
 # weights of the others shifts their means.
@@ -48,10 +48,8 @@ DATA = {"x": X}
 
 @pytest.fixture(scope="module")
 def openvino() -> OpenVinoEngine:
-    engine = OpenVinoEngine()
-    if not probe_one(engine, Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
-    return engine
+    skip_without_int8()
+    return OpenVinoEngine()
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from finecast import api
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.frontends import openvino as frontend
-from finecast.numbers.formats import Format
 from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.subject import EngineSubject
+from tests.kernels import skip_without_int8
 from tests.subjects import test_adjusting as biased
 from tests.subjects import test_rescaled_channels as rescaled
 from tests.subjects.test_rescaled_channels import keeping
@@ -27,8 +26,7 @@ NAME = {"equalise": "equalisation", "smooth": "smoothing", "bias": "bias correct
 
 @pytest.fixture(scope="module", autouse=True)
 def _integers() -> None:
-    if not probe_one(OpenVinoEngine(), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
 
 
 @pytest.fixture(params=["equalise", "smooth", "bias"])

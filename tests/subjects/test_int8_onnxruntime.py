@@ -16,7 +16,6 @@ from onnx import numpy_helper, parser
 from finecast import api
 from finecast.engines.loading import exact_session
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
-from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.encodings import Encodings, Scaled
@@ -28,6 +27,7 @@ from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import make_planner
+from tests.kernels import skip_without_int8
 from tests.subjects.drawn import write_drawn
 
 INT8 = Format.INT8
@@ -62,10 +62,8 @@ CODED = ["head", "join", "one", "stem", "two"]
 
 @pytest.fixture(scope="module")
 def engine() -> OnnxRuntimeEngine:
-    found = OnnxRuntimeEngine()
-    if not probe_one(found, INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
-    return found
+    skip_without_int8("onnxruntime")
+    return OnnxRuntimeEngine()
 
 
 @pytest.fixture
@@ -117,6 +115,7 @@ def test_what_is_planned_runs_on_integers(net: Path, engine: OnnxRuntimeEngine) 
 
 
 def test_openvino_s_kernels_give_floats_as_well(net: Path) -> None:
+    skip_without_int8()
     done = api.convert(net, None, "all:int8", data=DATA, engine="openvino", verify=False)
     assert all(isinstance(e.result, Format) for e in done.plan.encodings.values())
 

@@ -14,7 +14,6 @@ from openvino import opset13 as op
 
 from finecast import api
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.errors import EngineError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.native import OvNative
@@ -27,6 +26,7 @@ from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
 from tests.frontends.openvino_graphs import model_of
 from tests.frontends.openvino_graphs import run as run_model
+from tests.kernels import skip_without_int8
 from tests.subjects.drawn import write_drawn
 from tests.subjects.test_int8 import CODED, DATA, NET, SHAPES
 
@@ -35,10 +35,8 @@ INT8 = Format.INT8
 
 @pytest.fixture(scope="module")
 def engine() -> OpenVinoEngine:
-    found = OpenVinoEngine()
-    if not probe_one(found, INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
-    return found
+    skip_without_int8()
+    return OpenVinoEngine()
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from onnxruntime import quantization
 
 from finecast import api
 from finecast.engines import get_engine
-from finecast.engines.probe import probe_one
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
+from tests.kernels import skip_without_int8
 
 NET = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[n, 3, 8, 8] x) => (float[n, 10] y)
@@ -147,9 +147,7 @@ def test_what_came_quantized_is_counted(quantized: Path) -> None:
 
 
 def test_the_rest_may_run_on_integers_too(quantized: Path, tmp_path: Path) -> None:
-    engine = get_engine("onnxruntime")
-    if not probe_one(engine, Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8("onnxruntime")
     out = tmp_path / "low.onnx"
     done = api.convert(quantized, out, "all:int8", data={"x": X}, engine="onnxruntime")
     coded = {n for n, f in done.plan.formats.items() if f is Format.INT8}
@@ -174,8 +172,7 @@ def qdq(quantized: Path) -> Path:
 
 def int8(path: Path, out: Path, engine: str, **options: object) -> dict[str, Format]:
     """The model planned anew; the formats of its ops."""
-    if not probe_one(get_engine(engine), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8(engine)
     policy = replace(Policy.parse("all:int8"), **options)  # pyright: ignore[reportArgumentType]
     done = api.convert(path, out, policy, data={"x": X}, from_type="int8", engine=engine)
     return dict(done.plan.formats)
@@ -219,6 +216,7 @@ def test_single_ops_are_taken_out_of_int8(qdq: Path) -> None:
 
 
 def test_the_tuner_says_what_the_model_given_does(qdq: Path) -> None:
+    skip_without_int8()
     found = api.tune(
         qdq, None, data={"x": X}, metric="cosine", policy="auto:int8", engine="openvino",
         from_type="int8", tolerance=0.5,
@@ -251,6 +249,7 @@ def test_tune_takes_it_for_the_model_to_keep(quantized: Path) -> None:
 def test_tune_of_a_conversion_says_that_the_model_given_is_no_fp32_model(
     tmp_path: Path,
 ) -> None:
+    skip_without_int8()
     path, low = tmp_path / "net.onnx", tmp_path / "low.onnx"
     made = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>

@@ -12,13 +12,13 @@ from onnx import helper, numpy_helper, parser
 
 from finecast import api
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Adjust
+from tests.kernels import skip_without_int8
 
 # A convolution's channels of very different sizes behind a Relu, as after folded norms.
 CONVS = """<ir_version: 8, opset_import: ["" : 17]>
@@ -63,8 +63,7 @@ DATA = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _integers() -> None:
-    if not probe_one(OpenVinoEngine(), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
 
 
 def constants_of(kind: str) -> dict[str, NDArray[np.float32]]:

@@ -21,6 +21,7 @@ from finecast.pipeline.workload import FunctionWorkload, Run
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
 from tests.engines.stateful import WIDTH, accumulator, decoder, steps
+from tests.kernels import skip_without_int8
 
 openvino = pytest.importorskip("openvino")
 
@@ -177,6 +178,8 @@ def test_tune_carries_a_state_as_the_evaluation_asks(
 def test_convert_verifies_steps_that_read_a_state(
     make: Callable[[], Any], policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    if "int8" in policy:
+        skip_without_int8()
     ran: list[Feeds] = []
     run = OpenVinoSession.run
 
@@ -193,6 +196,8 @@ def test_convert_verifies_steps_that_read_a_state(
 
 
 def test_a_list_of_a_calibration_function_is_a_sequence() -> None:
+    skip_without_int8()
+
     def calib() -> Iterator[Any]:
         yield from [rows(4, seed) for seed in range(2)]
 

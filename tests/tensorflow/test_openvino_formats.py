@@ -11,11 +11,10 @@ import pytest
 
 import finecast
 from finecast.cli import main
-from finecast.engines import get_engine
-from finecast.engines.probe import probe_one
 from finecast.errors import ModelError, UsageError
 from finecast.numbers.formats import Format
 from tests.full_disk import files_of_at_most
+from tests.kernels import skip_without_int8
 
 tf: Any = pytest.importorskip("tensorflow")
 keras: Any = pytest.importorskip("keras")
@@ -124,8 +123,7 @@ def test_profile_runs_code_in_a_keras_file_when_it_is_trusted(
 
 @pytest.mark.parametrize("kind", ["SavedModel", ".keras", ".tflite"])
 def test_they_run_on_integers(net: Any, kind: str, tmp_path: Path) -> None:
-    if not probe_one(get_engine("openvino"), Format.INT8).runs:
-        pytest.skip("this CPU has no integer products that are right")
+    skip_without_int8()
     path, low = saved(net, kind, tmp_path), tmp_path / "low.xml"
     (port,) = finecast.load(path, output=low).reference().inputs
     done = finecast.convert(path, low, "all:int8", data={port.name: X}, engine="openvino")

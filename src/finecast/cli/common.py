@@ -12,6 +12,7 @@ import typer
 
 from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import warn
+from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.files.locks import OutputBusyError
 
@@ -136,7 +137,11 @@ def open_model(
 
     result = written_with(source.model, written.destination)
     files.write("--output", written.output, beside=result.beside, folder=result.folder)
-    check_output_name(source.model, written.output)
+    try:
+        check_output_name(source.model, written.output)
+    except UsageError:
+        files.withdraw(written.output)
+        raise
     options: dict[str, object] = {
         "--engine": engine,
         "--data": data is not None and data.given,

@@ -4,7 +4,7 @@ Law: every row names the release that the fault was seen in, its report (an issu
 engine's project, or a text for one in ``docs/upstream``), and the test that fails once a
 release is right. Then ``mended`` says which release that is, and nothing is worked around
 where that release or a later one is installed: plans may contain the op again, and what
-earlier conversions added because of the fault leaves the model with the next one.
+earlier conversions added because of the fault leaves the model with the next one to another policy.
 """
 
 from __future__ import annotations

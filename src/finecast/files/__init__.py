@@ -104,6 +104,10 @@ class CommandFiles:
         if replaces and state is not None:
             self._before[path] = state
 
+    def withdraw(self, path: Path) -> None:
+        """Say that an output is refused by its name: a file there is no earlier output."""
+        self._before.pop(path, None)
+
     def stale(self) -> tuple[Path, ...]:
         """Outputs that existed before the command and that it did not replace.
 

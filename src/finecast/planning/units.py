@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scipy.cluster.hierarchy import DisjointSet
-
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
@@ -51,6 +49,8 @@ def make_units(
     free = {i: f for i, f in known.items() if not f.isdisjoint(lows)}
     for kernel in kernels:
         free |= {i: known[i] for i in _beside_codes(kernel, known)}
+    from scipy.cluster.hierarchy import DisjointSet  # a second to import
+
     sets = DisjointSet(free)
     for kernel in kernels:
         inside = [i for i in kernel if i in free]
@@ -89,6 +89,8 @@ def pattern_kernels(graph: Graph) -> list[frozenset[int]]:
 
     A pointwise op is fused with the op in front of it if nothing else reads that op's result.
     """
+    from scipy.cluster.hierarchy import DisjointSet
+
     sets = DisjointSet(n.id for n in graph.float_nodes)
     for node in graph.float_nodes:
         if by_name(node.op).kind not in _JOINS:

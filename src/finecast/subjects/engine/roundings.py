@@ -94,6 +94,9 @@ def probe_sensitivity(
     found: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
         rounded = switches(where, planner.permissions, fmt)
+        if not rounded:  # all values are out of the format's range, say
+            found[fmt] = Sensitivity.zero(where)
+            continue
         found[fmt] = measure(
             len(where.points),
             prober(rounded),
