@@ -137,11 +137,21 @@ def test_inspect_and_explain(model: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["inspect", str(model), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 32 * 512 + 512 + 512 * 10 + 10
     assert main(["explain", str(model), "0/linear", "--auto-cast", "all", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["format"] == "bf16"
+    said = capsys.readouterr()
+    assert json.loads(said.out)["format"] == "bf16"
+    assert "kernels were not compared" not in said.err
     rules = model.with_name("rules.py")
     rules.write_text("def rule_all(view):\n    return 'fp32'\n")
     assert main(["explain", str(model), "0/linear", "--rules", str(rules), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "fp32"
+
+
+def test_it_is_said_that_kernels_of_a_program_are_not_told(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--no-memory", "--runs", "2", "--seconds", "0", "--engine", "torch-eager"]
+    assert main(["profile", str(model), "--ops", *quick]) == 0
+    assert "does not tell its kernels: --ops shows nothing" in capsys.readouterr().err
 
 
 def test_options_that_do_not_apply_are_refused(

@@ -137,6 +137,8 @@ def run(
         race = _raced(loaded, rounds)
         peaks = paths if memory else None
         figures = list(_figures(loaded, race, spec, report, peaks=peaks, ops=ops))
+    if ops and not any(f.kernels for f in figures):
+        warn(f"{spec} does not tell its kernels: --ops shows nothing")
     for note in race.notes:
         warn(note)
     if as_json:

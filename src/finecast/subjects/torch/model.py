@@ -16,6 +16,7 @@ from finecast.data.deviation import LIMIT
 from finecast.devices.emulation import Emulation
 from finecast.engines import PROGRAMS, get_engine, reading
 from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.fallen_apart import FallenApart
 from finecast.engines.torch import NAME
 from finecast.engines.torch.session import Arguments, ProgramSignature, examples, runnable
 from finecast.errors import EngineError, UsageError, WrongNumbersError
@@ -229,6 +230,11 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """A copy whose values can be rounded."""
         assert not adjustments
         return TorchRoundable(self.file.captured(policy))
+
+    def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
+        """None: PyTorch does not tell its kernels, so nothing is compiled to compare them."""
+        del plan, engine
+        return ()
 
     def program(self, emulation: Emulation) -> Program:
         """The program in the form that the emulator runs."""
