@@ -41,4 +41,4 @@ def test_notices_are_left_out_and_all_else_is_not() -> None:
 
 
 def test_a_user_may_want_to_see_them() -> None:
-    assert "oneDNN" in said("import finecast.frontends.tensorflow.library", **{LEVEL: "0"})
+    assert "TensorFlow" in said("import finecast.frontends.tensorflow.library", **{LEVEL: "0"})
