@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,3 +152,12 @@ def test_caches_hold_no_model() -> None:
         if argument.annotation is None or ast.unparse(argument.annotation) not in PLAIN
     ]
     assert held == []
+
+
+def test_pages_name_files_that_there_are() -> None:
+    root = SOURCE.parent.parent
+    there = [p.as_posix() for p in (*SOURCE.rglob("*"), *(root / "tests").rglob("*"))]
+    for page in (*(root / "docs").glob("*.md"), root / "README.md", root / "CONTRIBUTING.md"):
+        for name in re.findall(r"`([\w/]+\.(?:py|csv|toml))`", page.read_text("utf-8")):
+            known = "NAME" in name or (root / name).exists()
+            assert known or any(p.endswith(f"/{name}") for p in there), (page.name, name)
