@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-import openvino
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 
 from finecast import api
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
+from tests.subjects.weights_only import coded, engine_for, saved
 
 Array = NDArray[np.float32]
 
@@ -85,29 +83,12 @@ def expected(suffix: str) -> Array:
 
 @pytest.fixture(scope="module")
 def engine() -> OpenVinoEngine:
-    found = OpenVinoEngine()
-    if not probe_one(found, WEIGHTS).runs:
-        pytest.skip("this CPU has no products by 4-bit weights")
-    return found
+    return engine_for(WEIGHTS)
 
 
 @pytest.fixture(params=["onnx", "xml"])
 def net(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "net.onnx"
-    made = parser.parse_model(NET)
-    for name, array in weights().items():
-        made.graph.initializer.append(numpy_helper.from_array(array, name))
-    onnx.save(made, path)
-    if request.param == "xml":
-        model = openvino.Core().read_model(path)
-        path = path.with_suffix(".xml")
-        openvino.save_model(model, path, compress_to_fp16=False)
-    return path
-
-
-def coded(plan: Plan) -> list[str]:
-    found = (name for name, fmt in plan.formats.items() if fmt is WEIGHTS)
-    return sorted(name.partition("/")[0] for name in found)
+    return saved(NET, weights(), tmp_path, request.param)
 
 
 def run(path: Path) -> Array:
@@ -118,7 +99,7 @@ def run(path: Path) -> Array:
 def test_numbers_are_those_of_the_groups(net: Path, engine: OpenVinoEngine) -> None:
     out = net.with_name(f"low{net.suffix}")
     done = api.convert(net, out, "all:int4_weights", engine="openvino")
-    assert coded(done.plan) == CODED[net.suffix]
+    assert coded(done.plan, WEIGHTS) == CODED[net.suffix]
     np.testing.assert_allclose(run(out), expected(net.suffix), atol=1e-5, rtol=1e-5)
     groups = {e.group for d in done.plan.encodings.values() for e in d.constants.values()}
     assert groups == {128, 64}
@@ -148,11 +129,11 @@ def test_a_plan_is_replayed_and_taken_back(net: Path, engine: OpenVinoEngine) ->
     api.apply(plan, net, again, engine="openvino")
     assert np.array_equal(run(again), run(out))
     same = api.convert(out, None, "all:int4_weights", engine="openvino")
-    assert coded(same.plan) == CODED[net.suffix]
+    assert coded(same.plan, WEIGHTS) == CODED[net.suffix]
     nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
     other = api.convert(out, back, nothing, engine="openvino", verify=False)
     assert any("conversion to all:int4_weights was taken back" in w for w in other.warnings)
-    assert not coded(other.plan)
+    assert not coded(other.plan, WEIGHTS)
     np.testing.assert_allclose(run(back), expected(net.suffix), atol=1e-5, rtol=1e-5)
 
 

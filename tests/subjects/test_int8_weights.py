@@ -16,7 +16,6 @@ from finecast.engines import get_engine
 from finecast.engines.base import KernelTime
 from finecast.engines.integers import not_as_planned
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.engines.probe import probe_one
 from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends import openvino as ov_frontend
@@ -27,6 +26,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
 from finecast.subjects.engine.planning import make_planner
+from tests.subjects.weights_only import coded, engine_for, saved
 
 WEIGHTS = Format.INT8_WEIGHTS
 # A table of rows, products by matrices, and what OpenVINO computes from fp32 weights alone.
@@ -58,32 +58,14 @@ CODED = ["inner", "last", "rows"]
 
 @pytest.fixture(scope="module")
 def engine() -> OpenVinoEngine:
-    found = OpenVinoEngine()
-    if not probe_one(found, WEIGHTS).runs:
-        pytest.skip("this CPU has no products by 8-bit weights")
-    return found
+    return engine_for(WEIGHTS)
 
 
 @pytest.fixture(params=["onnx", "xml"])
 def net(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "net.onnx"
-    made = parser.parse_model(NET)
     draw = np.random.default_rng(1)
-    for name, shape in SHAPES.items():
-        array = draw.standard_normal(shape) / np.sqrt(shape[-1])
-        made.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-    onnx.save(made, path)
-    if request.param == "xml":
-        model = openvino.Core().read_model(path)
-        path = path.with_suffix(".xml")
-        openvino.save_model(model, path, compress_to_fp16=False)
-    return path
-
-
-def coded(plan: Plan) -> list[str]:
-    """Ops by the names that they have in ONNX."""
-    found = (name for name, fmt in plan.formats.items() if fmt is WEIGHTS)
-    return sorted(name.partition("/")[0] for name in found)
+    arrays = {n: draw.standard_normal(s) / np.sqrt(s[-1]) for n, s in SHAPES.items()}
+    return saved(NET, arrays, tmp_path, request.param)
 
 
 def run(path: Path) -> NDArray[np.float32]:
@@ -107,7 +89,7 @@ def test_weights_rest_as_codes_where_kernels_read_them_so(
     """Without data: weights have their ranges by themselves."""
     out = net.with_name(f"low{net.suffix}")
     done = api.convert(net, out, "all:int8_weights", engine="openvino")
-    assert coded(done.plan) == CODED
+    assert coded(done.plan, WEIGHTS) == CODED
     stored, own = constants(out), constants(net)
     for name, axis in (("table", 0), ("w0", 1), ("w3", 0)):
         (given,) = (a for n, a in own.items() if n == name)
@@ -169,7 +151,7 @@ def test_a_plan_is_replayed_and_taken_back(net: Path, engine: OpenVinoEngine) ->
     assert np.array_equal(run(again), run(out))
     assert api.inspect(out).classes
     same = api.convert(out, None, "all:int8_weights", engine="openvino")
-    assert coded(same.plan) == CODED
+    assert coded(same.plan, WEIGHTS) == CODED
     assert Plan.from_json(same.plan.to_json()) == same.plan
     library = frontend if net.suffix == ".onnx" else ov_frontend
     assert library.apply(library.load(out), same.plan).edits == ()  # pyright: ignore[reportArgumentType]
@@ -192,7 +174,7 @@ def test_weights_that_the_engine_would_widen_are_refused(
     file = library.load(net)
     planner = make_planner(library.prepare(file, policy), policy, engine)  # pyright: ignore[reportArgumentType]
     plan = planner.lowest()
-    assert coded(plan) == sorted([*CODED, "vector"])
+    assert coded(plan, WEIGHTS) == sorted([*CODED, "vector"])
     applied = library.apply(file, plan)  # pyright: ignore[reportArgumentType]
     assert unfused(engine, plan, applied, {"ids": IDS}) == {"vector": "fp32"}
     with pytest.raises(EngineError, match="'vector' is planned in int8_weights and runs in"):
@@ -201,7 +183,7 @@ def test_weights_that_the_engine_would_widen_are_refused(
 
 def test_the_rest_may_be_low(net: Path, engine: OpenVinoEngine) -> None:
     done = api.convert(net, None, "all:int8_weights,bf16", engine="openvino")
-    assert coded(done.plan) == CODED
+    assert coded(done.plan, WEIGHTS) == CODED
     assert done.plan.formats["act"] is Format.BF16
 
 
@@ -211,7 +193,7 @@ def test_it_is_mixed_in_by_auto(net: Path, engine: OpenVinoEngine) -> None:
         engine="openvino", objective="size", tolerance=0.5, batch=1,
     )  # fmt: skip
     assert found.improved
-    assert coded(found.plan)
+    assert coded(found.plan, WEIGHTS)
     assert found.measured_error < 0.05
 
 
