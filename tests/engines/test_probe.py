@@ -57,6 +57,7 @@ def test_what_is_computed_in_fp32_gains_nothing() -> None:
     assert found[Format.BF16].reason == ""
     assert found[Format.FP16].runs
     assert found[Format.FP16].reason == "computed in fp32"
+    assert found[Format.FP16].in_fp32
     assert not found[Format.FP16].worthwhile
 
 

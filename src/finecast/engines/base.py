@@ -81,11 +81,15 @@ _GAINS = 1.05  # short probes cannot tell smaller speedups from noise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """Whether a format runs on a device, and how fast against fp32, by probing."""
+    """Whether a format runs on a device, and how fast against fp32, by probing.
+
+    ``in_fp32`` says that its ops run, and that their kernels compute in fp32.
+    """
 
     runs: bool
     speed: float | None = None
     reason: str = ""
+    in_fp32: bool = False
 
     @property
     def worthwhile(self) -> bool:

@@ -126,7 +126,8 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
     if reasons or not speeds:
         return Capability(runs=False, reason="; ".join(dict.fromkeys(reasons)))
     if emulated:
-        return Capability(runs=True, speed=min(1.0, *speeds), reason="computed in fp32")
+        speed = min(1.0, *speeds)
+        return Capability(runs=True, speed=speed, reason="computed in fp32", in_fp32=True)
     return Capability(runs=True, speed=max(speeds))
 
 

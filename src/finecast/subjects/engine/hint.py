@@ -168,13 +168,13 @@ def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> No
 def by_hint(engine: Engine, prepared: PreparedModel, plan: Plan) -> Plan | None:
     """``plan`` stated by a hint and marks; None if it cannot be, or is so already.
 
-    Nor is it where the engine is no faster in the format: under a hint for bf16 OpenVINO
-    computes all in fp32 on CPUs without such kernels, and such a plan would lower nothing.
+    Nor is it where the engine computes in fp32 under the hint, as OpenVINO does on CPUs
+    without bf16 kernels: such a plan would lower nothing.
     """
     if plan.by_hint or plan.io or plan.adjustments or len(plan.low_formats) != 1:
         return None
     (low,) = plan.low_formats
-    if low not in hint_formats(engine, prepared) or not engine.capability(low).worthwhile:
+    if low not in hint_formats(engine, prepared) or engine.capability(low).in_fp32:
         return None
     return replace(plan, by_hint=True)
 
