@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from finecast import api
-from finecast.engines.base import Feeds, KernelTime
+from finecast.engines.base import Feeds, KernelFormats, KernelTime
 from finecast.engines.integers import not_as_planned
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError, UsageError
@@ -282,6 +282,9 @@ class FusesSome:
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         fused = self.fused - (set[str]() if self.codes_for_one else {"two"})
         return [kernel("uint8" if name in fused else "fp32", name) for name in CODED]
+
+    def kernel_formats(self) -> Sequence[KernelFormats]:
+        return ()
 
 
 def planner(net: Path) -> Planner:

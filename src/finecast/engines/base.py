@@ -99,11 +99,15 @@ class Capability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFormats:
-    """The nodes in one kernel, and labels of the formats of its arithmetic and result."""
+    """The nodes in one kernel, and labels of the formats of its arithmetic and result.
+
+    ``constants`` are as in ``KernelTime``.
+    """
 
     ops: tuple[str, ...]
     computed: str
     stored: str
+    constants: frozenset[str] = frozenset()
 
 
 class Session(ABC):

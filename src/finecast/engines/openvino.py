@@ -199,12 +199,14 @@ class OpenVinoSession(Session):
         if self._names is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         ops, formats = self._attributed(self._names)
-        stored = stored_in(self._model.kernels())
+        facts = self._model.kernels()
+        stored, constants = stored_in(facts), constants_of(facts)
         return [
             KernelFormats(
                 ops=nodes,
                 computed=_label(formats.get(kernel, "")),
                 stored=_label(stored.get(kernel, "")),
+                constants=frozenset(map(_label, constants.get(kernel, ()))),
             )
             for kernel, nodes in ops.items()
             if nodes
