@@ -5,6 +5,7 @@ Laws of a page: blocks run from top to bottom in one folder and one namespace.
 - ``python`` blocks are executed; those with ``title="FILE"`` are written to that file.
 - Lines of ``console`` blocks that begin with ``$`` are commands. finecast's run here, in this
   process; what installs, and what this table does not know, must be named in ``NOT_RUN``.
+- A block after ``<!-- needs: MODULE -->`` runs where the module is installed.
 - A block after ``<!-- not run: REASON -->`` is shown only.
 - ``<!-- setup: NAME -->`` at the top of a page names the files that it starts from.
 
@@ -35,7 +36,8 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?P<rest>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
-NOT_SHOWN_BY = re.compile(r"<!-- not run: [^>]+ -->\s*$")
+SHOWN_ONLY = re.compile(r"<!-- not run: [^>]+ -->\s*$")
+NEEDS = re.compile(r"<!-- needs: (\w+) -->\s*$")
 NOT_RUN = ("pip ", "make ", "docker ", "trtexec ", "python ", "curl ", "git ", "neuronx-cc ")
 WITH_CODE = ("python", "console")
 
@@ -61,9 +63,16 @@ def blocks_of(page: Path) -> list[Block]:
             line=text[: found.start()].count("\n") + 1,
         )
         for found in FENCE.finditer(text)
-        if found["language"] in WITH_CODE
-        and not NOT_SHOWN_BY.search(text[: found.start()].rstrip() + " ")
+        if found["language"] in WITH_CODE and _runs(text[: found.start()])
     ]
+
+
+def _runs(before: str) -> bool:
+    """Whether the block after this text runs here."""
+    needed = NEEDS.search(before)
+    if needed is not None:
+        return importlib.util.find_spec(needed[1]) is not None
+    return SHOWN_ONLY.search(before) is None
 
 
 def commands_of(block: Block) -> list[list[str]]:
@@ -111,21 +120,16 @@ def nothing(folder: Path) -> None:
 SETUPS: dict[str, Callable[[Path], None]] = {
     f.__name__: f for f in (digits, ir, module, keras, nothing)
 }
-PAGES = [
-    page
-    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-    if blocks_of(page)
-]
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if blocks_of(page)]
 
 
 @pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 # A CPU that gains nothing by a format is told so by a warning.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_blocks_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     named = re.search(r"<!-- setup: (\w+) -->", page.read_text())
     SETUPS[named[1] if named else "nothing"](tmp_path)
     names: dict[str, object] = {"__name__": page.stem}
@@ -154,9 +158,7 @@ def run(words: list[str], at: str) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     upstream = DOCS / "upstream"
-    pages = {
-        str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md") if upstream not in p.parents
-    }
+    pages = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md") if upstream not in p.parents}
     assert pages == listed
 
 
