@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from finecast.data.deviation import NOTICED, deviation
-from finecast.data.feeds import last_indices
+from finecast.data.input_ranges import Range, input_ranges
 from finecast.data.lengths import affordable, length_limits
 from finecast.data.response import change, resampled
 from finecast.engines import crashes, what_loads_it
@@ -277,9 +277,9 @@ def reference_run(
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
     careful = None if feeds.batches else first
-    for lengths, last in _extremes(graph, feeds):
+    for lengths, ranges in _extremes(graph, feeds):
         try:
-            given = feeds.draw(reference, last, lengths)
+            given = feeds.draw(reference, ranges, lengths)
         except UsageError as error:
             if feeds.dims:
                 raise
@@ -337,8 +337,8 @@ def _remedy(reference: Session) -> str:
 
 def _extremes(
     graph: Graph, feeds: FeedMaker
-) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Lengths and largest indices of random feeds, to be tried until the fp32 model runs.
+) -> Iterator[tuple[dict[str, int], Mapping[str, Range]]]:
+    """Lengths and ranges of random feeds, to be tried until the fp32 model runs.
 
     First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
     in RoBERTa; then small ones, which a model may need for a reason that the graph hides; then
@@ -347,18 +347,18 @@ def _extremes(
     if feeds.batches:  # data is taken as it is
         yield {}, {}
         return
-    last = last_indices(graph)
+    ranges = input_ranges(graph)
     limits = length_limits(graph)
     for spare in (0, 2):
         lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
         if lengths:
-            yield affordable(lengths, graph), last
-    if last:
-        yield {}, last
+            yield affordable(lengths, graph), ranges
+    if ranges:
+        yield {}, ranges
     yield {}, {}
     inputs = input_specs(graph)
     for size in OPEN_SIZES[1:]:
         larger = guessed_dims(inputs, size)
         open_axes = [sum(not isinstance(d, int) for d in (s.shape or ())[1:]) for s in inputs]
         if larger and size ** max(open_axes) <= _MOST_POSITIONS:
-            yield larger, last
+            yield larger, ranges
