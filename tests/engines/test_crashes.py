@@ -14,10 +14,11 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 import finecast
+from finecast.cli import main
 from finecast.engines import crashes, first_that_loads, get_engine, installed, loading
 from finecast.engines.loading import exact_engine, load_model
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.errors import EngineError
+from finecast.errors import EngineError, ExitCode
 from finecast.frontends import dry_run, dry_run_worker
 from finecast.frontends import onnx as frontend
 from finecast.frontends.dry_run import CrashedError, _Library
@@ -307,6 +308,22 @@ def test_what_crashes_openvino_is_one_line(
         assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
     else:
         assert make is neural_ode
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+@pytest.mark.parametrize("engine", [[], ["--engine", "openvino"]])
+@pytest.mark.parametrize("verb", ["tune", "profile"])
+def test_an_invalid_model_is_named_as_such_where_no_engine_runs_it(
+    verb: str, engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by the words of engines, one of which crashes at it."""
+    model = bare_convolution(tmp_path / "m.onnx")
+    data = tmp_path / "x.npz"
+    np.savez(data, x=np.zeros((2, 3, 8, 8), np.float32))
+    tuning = ["-o", str(tmp_path / "t.onnx"), "--metric", "cosine"]
+    options = ["--data", str(data), *(tuning if verb == "tune" else [])]
+    assert main([verb, str(model), *options, *engine]) == ExitCode.FAILED
+    assert "error: Conv has 1 inputs and 1 outputs" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two engines")
