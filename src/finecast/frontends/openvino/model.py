@@ -214,22 +214,25 @@ def save(model: openvino.Model, path: Path) -> int:
     return sum(p.stat().st_size for p in _parts(path))
 
 
-def serialized(model: openvino.Model) -> tuple[bytes, int] | None:
-    """IR in memory, and how many of the bytes are its description: behind it are weights.
+@contextmanager
+def sent(model: openvino.Model) -> Generator[tuple[Path | bytes | None, int]]:
+    """The model as IR for another process, and how many bytes are not its weights.
 
-    None for a model that is too large to be written for a dry run, or where the disk is full.
+    IR of more than ``MOST_BYTES`` is a file inside the block; if less, its description with
+    the weights behind it. None where the disk is full.
     """
-    ops = [op for op in model.get_ops() if op.get_type_name() == "Constant"]
-    if sum(op.get_byte_size() for op in ops) > MOST_BYTES:
-        return None
     with staging() as folder:
         path = folder / f"model{IR_SUFFIX}"
         try:
-            save(model, path)
+            size = save(model, path)
         except UsageError:
-            return None
+            yield None, 0
+            return
+        if size > MOST_BYTES:
+            yield path, path.stat().st_size
+            return
         described, weights = path.read_bytes(), path.with_suffix(WEIGHTS_SUFFIX).read_bytes()
-    return described + weights, len(described)
+    yield described + weights, len(described)
 
 
 def size_bytes(model: openvino.Model) -> int:
