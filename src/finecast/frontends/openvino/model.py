@@ -21,10 +21,12 @@ from finecast.frontends.keras_models import (
 )
 from finecast.frontends.onnx import model as onnx_model
 from finecast.frontends.onnx.model import without_links
+from finecast.frontends.onnx.tied_weights import confused_weights
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
+from finecast.frontends.openvino.tied_weights import tie_again, untie
 from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
 
 if TYPE_CHECKING:
@@ -152,6 +154,8 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if not own:  # IR has the names in the file
         renumber_ops(model)
     name_ops(model)
+    tie_again(model)
+    told += (confused_weights(untie(model)),)
     return OvFile(
         path=path,
         model=model,
@@ -171,7 +175,15 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    return OvFile(path=_IN_MEMORY, model=copy, digest=found, _size_bytes=size)
+    tie_again(copy)
+    told = confused_weights(untie(copy))
+    return OvFile(
+        path=_IN_MEMORY,
+        model=copy,
+        digest=found,
+        told=tuple(filter(None, [told])),
+        _size_bytes=size,
+    )
 
 
 def from_keras(model: Any) -> OvFile:
