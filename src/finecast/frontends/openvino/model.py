@@ -20,6 +20,7 @@ from finecast.frontends.keras_models import (
     load_keras,
 )
 from finecast.frontends.onnx import model as onnx_model
+from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.onnx.tied_weights import confused_weights
 from finecast.frontends.openvino.changes import converted_to
@@ -276,12 +277,17 @@ def _parts(path: Path) -> list[Path]:
     """The files of a model: itself and its weights, or all in its folder, sorted.
 
     Raises:
-        ModelError: If an ONNX model is malformed, or its weights are outside of its folder.
+        ModelError: If an ONNX model is malformed, or its weights are outside of its folder; or
+            if OpenVINO computes an op of it wrongly.
     """
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
     if _suffix(path) == ONNX_SUFFIX:
-        return [path, *onnx_model.load(path).external]
+        file = onnx_model.load(path)
+        if wrong := miscomputed(file.model.graph):
+            fix = _KINDS[ONNX_SUFFIX][1]
+            raise ModelError(f"not given to OpenVINO: {wrong}", where=str(path), fix=fix)
+        return [path, *file.external]
     beside = _BESIDE.get(_suffix(path))
     weights = None if beside is None else path.with_suffix(beside)
     return [path] if weights is None or not weights.is_file() else [path, weights]
