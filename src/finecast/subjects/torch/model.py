@@ -24,7 +24,6 @@ from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import (
-    CASTS,
     RunnableModule,
     TorchApplied,
     TorchFile,
@@ -43,7 +42,7 @@ from finecast.pipeline.subject import Subject
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.emulated import EmulatedSubject
+from finecast.subjects.engine.emulated import EmulatedSubject
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt
 from finecast.subjects.engine.subject import EngineSubject
@@ -52,7 +51,7 @@ from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.lengths import longest
 from finecast.subjects.torch.planning import RuleSet
-from finecast.subjects.torch.program import TorchProgram
+from finecast.subjects.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
 
@@ -244,13 +243,15 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The program compiled, if there is a compiler, else as it is; or on ``device``."""
         found = EngineModel.subject(self, engine, device)
-        if isinstance(found, EmulatedSubject):
-            found.states = CASTS.states
-        if not isinstance(found, EngineSubject):
+        if not isinstance(found, EngineSubject) or isinstance(found, EmulatedSubject):
             return found
         return TorchSubject(
             model=self, engine=found.engine, reference=found.reference, told=found.told
         )
+
+    def emulated(self, **parts: Any) -> TorchEmulatedSubject:
+        """The program on a device, of these parts."""
+        return TorchEmulatedSubject(model=self, **parts)
 
     def tuned_as(self, options: TuneOptions) -> TorchSubject:
         """The module to tune, with options of Python's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch.export import ExportedProgram
 
 from finecast.devices.emulation import Emulation, Setting, setting_of_formats
 from finecast.engines.base import Feeds
-from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.torch_program import (
     PreparedProgram,
     observe_program,
@@ -18,22 +17,18 @@ from finecast.engines.emulator.torch_program import (
 )
 from finecast.engines.emulator.torch_session import TorchEmulatorSession
 from finecast.engines.torch.session import ProgramSignature
-from finecast.frontends import torch as frontend
+from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.pipeline.device import PlanRequest, Program
-from finecast.pipeline.subject import Examined
+from finecast.pipeline.device import Program
 from finecast.planning.cost import RooflineCost
-from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.rules.facts import ValueFacts, facts_in
-from finecast.rules.policy import Scope
-from finecast.rules.user_rules import check_names
-from finecast.subjects.engine.planning import make_planner
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Policy
+from finecast.subjects.engine.emulated import EmulatedSubject, OnDevice
 from finecast.subjects.torch.planning import analysis_of, points_of, sensitivities
 
 
@@ -82,59 +77,42 @@ class TorchProgram(Program):
         )
         return TorchEmulatorSession(self.prepared, emulation, setting, formats=low)
 
-    def examine(self, request: PlanRequest) -> TorchOnDevice:
-        """Let the rules judge the captured graph.
 
-        Raises:
-            UsageError: If the policy names a format that PyTorch's ops do not compute in, or
-                an op that the program does not have.
-        """
-        captured = self.captured
-        check_names(request.policy, captured.graph)
-        facts = facts_in(captured.graph, request.facts, self.graph)
-        planner = make_planner(
-            TorchPrepared(graph=captured.graph, captured=captured, of=CASTS),
-            request.policy,
-            # The casts are the plan's: the device's compiler adds none.
-            EmulatorEngine(emulation=replace(request.emulation, scope=Scope.NONE)),
-            facts=facts,
-            user_rules=tuple(request.user_rules),
-            measured=request.measured,
-        )
-        return TorchOnDevice(
-            planner=planner,
-            captured=captured,
-            facts=facts,
-            leaves=self.prepared.signature.leaves(request.feeds[0]),
-            request=request,
-        )
+@dataclass(slots=True, kw_only=True)
+class TorchEmulatedSubject(EmulatedSubject):
+    """A program on a device."""
 
-    def casts(self, plan: Plan) -> int:
-        """Number of casts in the plan's module."""
-        edits = frontend.planned_edits(self.captured, plan)
-        return cast_count(self.captured.graph, edits)
+    def prepared(self, policy: Policy) -> PreparedModel:
+        """The program prepared for ``policy``: codes are not emulated."""
+        return replace(self.model.prepare(policy), of=CASTS)
+
+    def judged(self, **parts: Any) -> TorchOnDevice:
+        """The program as the rules judged it for the device."""
+        return TorchOnDevice(subject=self, **parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchOnDevice(Examined):
-    """A program judged for a device; ``leaves`` are the inputs that errors are measured on."""
+class TorchOnDevice(OnDevice):
+    """A program judged for a device."""
 
-    planner: Planner
-    captured: Captured
-    facts: Mapping[int, ValueFacts]
-    leaves: Sequence[Any]
-    request: PlanRequest
+    prepared: TorchPrepared
 
     def analysis(self) -> Analysis:
         """Times by the roofline, errors by one backward pass."""
+        captured, device = self.prepared.captured, self.device
+        assert captured is not None
+        assert isinstance(device.program, TorchProgram)
         points = points_of(self.planner)
-        formats = self.planner.policy.formats
         errors = sensitivities(
-            self.captured, points, formats, self.leaves, counted=self.request.counted
+            captured,
+            points,
+            self.planner.policy.formats,
+            device.program.prepared.signature.leaves(device.feeds[0]),
+            counted=device.exact.counted,
         )
         shapes = {
-            **hinted_shapes(self.captured.binding),
+            **hinted_shapes(captured.binding),
             **{i: f.shape for i, f in self.facts.items()},
         }
-        cost = RooflineCost(target=self.request.emulation.target, shapes=shapes)
+        cost = RooflineCost(target=self.subject.emulation.target, shapes=shapes)
         return analysis_of(self.planner, cost, points, errors)
