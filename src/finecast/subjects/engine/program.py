@@ -15,7 +15,7 @@ from finecast.engines.emulator.native_session import (
     check_emulation,
     plan_session,
 )
-from finecast.frontends.prepared import PreparedModel
+from finecast.frontends.prepared import PreparedAsIs, PreparedModel
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
@@ -40,6 +40,7 @@ from finecast.subjects.engine.roundings import (
 
 SourceT = TypeVar("SourceT", bound=Source)
 PreparedT = TypeVar("PreparedT", bound=PreparedModel)
+AsIsT = TypeVar("AsIsT", bound=PreparedAsIs)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class EngineProgram(Program, Generic[SourceT, PreparedT]):
 
 
 @dataclass(slots=True, kw_only=True)
-class NativeProgram(EngineProgram[Source, PreparedModel]):
+class NativeProgram(EngineProgram[SourceT, AsIsT]):
     """A ``Program`` of a model that is emulated as it is."""
 
     def __post_init__(self) -> None:
@@ -82,11 +83,8 @@ class NativeProgram(EngineProgram[Source, PreparedModel]):
     ) -> NativeEmulatorSession:
         """A session for the setting; it is built anew where another one is applied."""
         del switched
-        return NativeEmulatorSession(
-            copy=partial(self.source.roundable, AS_IT_IS.label),
-            emulation=emulation,
-            setting=setting,
-        )
+        copy = self.prepared.roundable
+        return NativeEmulatorSession(copy=copy, emulation=emulation, setting=setting)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by node id."""
