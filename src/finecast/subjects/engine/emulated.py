@@ -21,7 +21,7 @@ from finecast.engines.emulator.native_session import (
     plan_session,
 )
 from finecast.engines.probe import Speed
-from finecast.frontends.prepared import PreparedModel
+from finecast.frontends.prepared import PreparedAsIs, PreparedModel
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
@@ -212,11 +212,9 @@ class NativeProgram(Program):
     ) -> EmulatedSession:
         """A session for the setting; it is built anew where another one is applied."""
         del switched
-        return NativeEmulatorSession(
-            copy=partial(self.source.roundable, AS_IT_IS.label),
-            emulation=emulation,
-            setting=setting,
-        )
+        assert isinstance(self.prepared, PreparedAsIs)
+        copy = self.prepared.roundable
+        return NativeEmulatorSession(copy=copy, emulation=emulation, setting=setting)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by node id."""

@@ -15,8 +15,8 @@ from torch.export import ExportedProgram
 from finecast.data.deviation import LIMIT
 from finecast.devices.emulation import Emulation
 from finecast.engines import PROGRAMS, get_engine, reading
-from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.fallen_apart import FallenApart
+from finecast.engines.base import Engine, Feeds, Loadable, Session
+from finecast.engines.fallen_apart import FallenApart, Kernels
 from finecast.engines.torch import NAME
 from finecast.engines.torch.session import Arguments, ProgramSignature, examples, runnable
 from finecast.errors import EngineError, UsageError, WrongNumbersError
@@ -32,9 +32,9 @@ from finecast.frontends.torch import (
 from finecast.frontends.torch.aten import BODIES
 from finecast.frontends.torch.capture import exported
 from finecast.frontends.torch.input_check import check_examples
-from finecast.frontends.torch.instrument import TorchRoundable
+from finecast.frontends.torch.native import TorchNative
 from finecast.graph import Dim, Graph
-from finecast.pipeline.artefact import Destination, Verified, compare_finite
+from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.device import Program
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.sources import FeedMaker
@@ -225,10 +225,10 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """The module as it was given."""
         return self.runners(None)[0].load(self.loadable)
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchRoundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchNative:
         """A copy whose values can be rounded."""
         assert not adjustments
-        return TorchRoundable(self.file.captured(policy))
+        return TorchNative.of(self.file.captured(policy))
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """None: PyTorch does not tell its kernels, so nothing is compiled to compare them."""
@@ -237,8 +237,16 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def program(self, emulation: Emulation) -> Program:
         """The program in the form that the emulator runs."""
-        captured = self.file.captured(Policy().label)
-        return TorchProgram(program=self.file.program, captured=captured, emulation=emulation)
+        return TorchProgram(source=self, emulation=emulation)
+
+    def load_written(
+        self, built: EngineBuilt, written: Loadable, engine: Engine
+    ) -> tuple[Session, Kernels]:
+        """The plan's model as it was written; a device's emulator takes the program."""
+        device = engine.emulates
+        if device is None:
+            return EngineModel.load_written(self, built, written, engine)
+        return self.program(device).plan_session(built.plan, device), ()
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The program compiled, if there is a compiler, else as it is; or on ``device``."""
@@ -370,15 +378,9 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         Raises:
             WrongNumbersError: If its formats do not explain its outputs.
         """
-        device = engines[0].emulates if engines else None
-        if device is not None:
-            given = feeds.draw(self.reference())
-            emulated = self.program(device).plan_session(built.plan, device).run(given)
-            wanted = self.reference().run(given)
-            name = f"{engines[0].name}:{device.target.name}"
-            return compare_finite(name, [*emulated.values()], [*wanted.values()])
         found = verify(self, built, written, engines, feeds)
-        if not isinstance(feeds, ExampleMaker) or feeds.batches or not engines:
+        measured = engines and engines[0].emulates is None
+        if not isinstance(feeds, ExampleMaker) or feeds.batches or not measured:
             return found
         long = longest(self.file.program, self.arguments)
         if long is None:
