@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.exact import Exact
@@ -106,18 +106,18 @@ class EngineSubject(Subject):
     @property
     def _plain(self) -> PreparedModel:
         """The model prepared without a change."""
-        return self.model.prepare(AS_IT_IS)
+        return self.prepared(AS_IT_IS)
+
+    def prepared(self, policy: Policy) -> PreparedModel:
+        """The model prepared for ``policy``."""
+        return self.model.prepare(policy)
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> EngineExamined:
         """Observe values on calibration data, then let the rules judge."""
-        prepared = self.model.prepare(policy)
-        facts = observe(
-            prepared,
-            workload.calibration,
-            on_step=lambda done, total: progress("calibration", done, total),
-        )
+        prepared = self.prepared(policy)
+        facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_engines(prepared, workload.timing()[0])
         planner = make_planner(
@@ -130,8 +130,7 @@ class EngineSubject(Subject):
         )
         with suppress(EngineError):  # the analysis runs the same plan and reports the error
             planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
-        return EngineExamined(
-            subject=self,
+        return self.judged(
             prepared=prepared,
             facts=facts,
             planner=planner,
@@ -140,6 +139,20 @@ class EngineSubject(Subject):
             adjuster=Adjuster(
                 model=prepared, facts=facts, planner=planner, batches=workload.calibration
             ),
+        )
+
+    def judged(self, **parts: Any) -> EngineExamined:
+        """The model as the rules judged it, of these parts."""
+        return EngineExamined(subject=self, **parts)
+
+    def observed(
+        self, prepared: PreparedModel, workload: Workload, progress: Progress
+    ) -> Mapping[int, ValueFacts]:
+        """Facts of the model's values on calibration data."""
+        return observe(
+            prepared,
+            workload.calibration,
+            on_step=lambda done, total: progress("calibration", done, total),
         )
 
     def _compare_engines(self, prepared: PreparedModel, feeds: Feeds) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -45,10 +45,8 @@ from finecast.engines.emulator import (
 )
 from finecast.engines.loading import load_model
 from finecast.numbers.formats import Format
-from finecast.pipeline.device import PlanRequest
-from finecast.rules.facts import facts_in
 from finecast.rules.policy import Scope
-from finecast.subjects.engine.program import EngineProgram, OnDevice
+from finecast.subjects.engine.emulated import NativeProgram
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
@@ -223,8 +221,11 @@ def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
+class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
+
+    source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
+    prepared: Prepared = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         """Write out ops that the device computes in steps."""
@@ -263,12 +264,6 @@ class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
         session = load_model(engine, frontend.apply(self.source.file, plan).model)
         assert isinstance(session, EmulatorSession)
         return session
-
-    def examine(self, request: PlanRequest) -> OnDevice:
-        """Let the rules judge the model that the device's compiler is given."""
-        prepared = self.source.prepare(request.policy)
-        facts = facts_in(prepared.graph, request.facts, self.graph)
-        return OnDevice.of(prepared, request, facts)
 
 
 def _op_of(step: str) -> str:
