@@ -21,6 +21,7 @@ from finecast.graph import Graph
 from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
 from finecast.subjects.engine.acceptance import Case, Outputs, Pair, accept, feeds_for
+from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, Source
@@ -49,6 +50,9 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         careful = None if emulated else pair.source.careful_session(applied.graph)
         ran = reference_run(reference, feeds, applied.graph, careful)
     followed = _followed(reference, ran)
+    doubt = ""
+    if ran.feeds is not None:
+        doubt = differing(pair.source, engine, applied.graph, ran.feeds, ran.outputs)
     del reference, careful  # one large model at a time
     session, after = pair.converted()
     check_marks(plan, applied.graph, session)
@@ -67,7 +71,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     if not emulated:
         check_on_integers(engine, plan, applied, given)
     case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
-    warnings = accept(case, got, wanted)
+    warnings = (*filter(None, [doubt]), *accept(case, got, wanted))
     alone = engine.on_one_thread()
     if alone is not None:
         _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
