@@ -300,7 +300,7 @@ FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 CODED: Final = tuple(f for f in Format if f.has_scales)
 """Formats of integer codes: how each rounds depends on the parameters of an encoding."""
 _BY_LABEL = {f.label: f for f in Format}
-# What PyTorch, numpy, ONNX, RAF and tools that compress weights call them.
+# What PyTorch, numpy, ONNX and tools that compress weights call them.
 _BY_ALIAS = {
     "float32": Format.FP32,
     "float": Format.FP32,
