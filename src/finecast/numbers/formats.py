@@ -2,7 +2,7 @@
 
 Sources: IEEE 754-2019 (fp16, fp32); Google's bfloat16; NVIDIA's TF32; OCP 8-bit Floating
 Point Specification 1.0 (e4m3 "fn", e5m2); the IEEE-like e4m3 and e3m4 are ml_dtypes' and
-Neuron's.
+AWS Trainium's.
 
 Code outside this package asks a format what it does (``encodes_values``, ``needs_ranges``,
 ``bytes_for``) and never what kind of format it is, so that a new format is one row here.

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from finecast.devices.emulation import Emulation, Setting
-from finecast.devices.neuron import check_formats
+from finecast.devices.emulation import Emulation, Setting, check_formats
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race

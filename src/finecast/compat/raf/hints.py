@@ -182,7 +182,7 @@ def ops_named(name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Casting:
+class HintRule:
     """A rule in RAF's form as one of finecast's, by its answers for fp32 and low inputs.
 
     A rule that gives the same answer for both permits one format; a rule that follows its
@@ -206,7 +206,7 @@ def read_override(name: str, rule: Callable[..., Any]) -> Override | None:
     count = parameters(rule)
     if count not in (1, _PARAMETERS) or (count == 1 and not name.startswith(_RAF)):
         return None
-    own: UserRule = Casting(rule) if count == _PARAMETERS else rule
+    own: UserRule = HintRule(rule) if count == _PARAMETERS else rule
     return Override(ops=ops_named(name), rule=own)
 
 

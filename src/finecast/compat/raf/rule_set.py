@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from finecast.compat.raf.hints import Casting, CastingRule, Hint, ask, is_low
+from finecast.compat.raf.hints import CastingRule, Hint, HintRule, ask, is_low
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
@@ -109,7 +109,7 @@ def rule_of(
     name = innermost(graph, node, held)
     if name is not None:
         override = held[name].rule
-        if isinstance(override, Casting):
+        if isinstance(override, HintRule):
             return override.rule
         raise UsageError(
             "RAF's rule set takes rules of (args, ret_type, amp_dtype)", where=name

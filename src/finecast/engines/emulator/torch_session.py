@@ -255,7 +255,7 @@ _ROUNDINGS_BITS = 16
 
 
 # Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 types are
-# not Neuron's, and whether they saturate depends on the processor.
+# not those of accelerators, and whether they saturate depends on the processor.
 _CASTS: Final = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
 
 
