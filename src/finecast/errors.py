@@ -46,6 +46,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--min-speedup": "min_speedup",
     "--no-verify": "verify=False",
     "--objective": "objective",
+    "--of": "of",
     "--op": "Policy.op_formats",
     "--resume": "resume=True",
     "--sample-axis": "DataOptions.sample_axes",
