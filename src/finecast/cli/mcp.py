@@ -280,6 +280,7 @@ async def _followed(process: anyio.abc.Process, session: Any) -> str:
 
     assert process.stdout is not None
     assert process.stderr is not None
+    printed: list[str] = []
 
     async def follow() -> None:
         assert process.stderr is not None
@@ -291,7 +292,7 @@ async def _followed(process: anyio.abc.Process, session: Any) -> str:
 
     async with anyio.create_task_group() as group:
         group.start_soon(follow)
-        printed = [t async for t in TextReceiveStream(process.stdout, errors="replace")]
+        printed += [t async for t in TextReceiveStream(process.stdout, errors="replace")]
     await process.wait()
     return "".join(printed)
 
