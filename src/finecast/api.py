@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from finecast.data.criterion import Criterion, CriterionKind
-from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import check_formats, explicit_casts
+from finecast.devices.emulation import Emulation, check_formats, explicit_casts
 from finecast.engines.base import Feeds
 from finecast.engines.usage import in_memory_notes
 from finecast.errors import UsageError

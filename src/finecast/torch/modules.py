@@ -25,10 +25,10 @@ from finecast.pipeline.outcome import Outcome
 from finecast.pipeline.workload import Workload, check_finite, metric_value
 from finecast.progress import Progress, reporting, silent
 from finecast.rules import UserRule
+from finecast.rules.guests import rule_set_of
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.planning import RuleSet
 from finecast.subjects.torch.subject import TuneOptions
 from finecast.usercode import guarded
 
@@ -206,20 +206,20 @@ def convert(
         dynamic_shapes: As ``torch.export.export`` takes them.
         example_kwargs: Keyword inputs.
         user_rules: Rules by name, as ``--rules`` of the command line takes them.
-        rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        rule_set: ``finecast``, or a guest's (``rules/guests.py``), as ``raf``.
         calibration: Positional and keyword inputs of further calls, each as a pair: int8 has
             scales by the ranges of values on these. By default by those on the example inputs.
         progress: Told of each step: for int8 the module is compiled, which takes a while.
 
     Raises:
-        ModelError: If the module cannot be captured, or RAF's lists lack an op.
+        ModelError: If the module cannot be captured, or a guest's rules lack an op.
         UsageError: If the policy cannot be read, a module comes without inputs, or an
             override names no op of the module.
     """
     arguments = arguments_of(module, example_inputs, example_kwargs)
     wanted = Policy.of(policy)
     model = of_module(module, arguments, dynamic_shapes=dynamic_shapes, policy=wanted)
-    model.rule_set = RuleSet.parse(rule_set)
+    model.rule_set = rule_set_of(rule_set)
     model.calibration = [model.signature.feeds(*one) for one in calibration]
     model.check_policy(wanted)
     options = RunOptions(user_rules=user_rules or {}, verify=False, progress=progress)
