@@ -71,7 +71,12 @@ class EngineModel(NativeSource[FileT, PreparedT]):
                 fix="give --target: its times are modelled",
             )
         crashes: list[str] = []
-        chosen, session = first_that_loads(self.runners(engine), self.loadable, crashes)
+        chosen, session = first_that_loads(
+            self.runners(engine),
+            self.loadable,
+            crashes,
+            check=lambda: self.prepare(AS_IT_IS).states,
+        )
         told = (*notes, *crashes)
         return EngineSubject(
             model=self, engine=chosen, reference=session, truth=truth, told=told

@@ -38,6 +38,7 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.adjusting import Adjuster
+from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
     check_on_integers,
@@ -113,7 +114,7 @@ class EngineSubject(Subject):
         prepared = self.prepared(policy)
         facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
-        self._compare_quantized(prepared, workload.timing()[0])
+        self._compare_engines(prepared, workload.timing()[0])
         planner = make_planner(
             prepared,
             policy,
@@ -149,14 +150,14 @@ class EngineSubject(Subject):
             on_step=lambda done, total: progress("calibration", done, total),
         )
 
-    def _compare_quantized(self, prepared: PreparedModel, feeds: Feeds) -> None:
-        """Note it if the engine computes a model that came quantized wrongly."""
+    def _compare_engines(self, prepared: PreparedModel, feeds: Feeds) -> None:
+        """Note it if the engine computes the model wrongly as it came: the baseline."""
         got = self.reference.run(feeds)
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        if note:
-            self.tell(note)
+        differs = differing(self.model, self.engine, prepared.graph, feeds, got)
+        self.tell(*filter(None, (note, differs)))
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The fp32 model under each precision hint of the engine, if it has any."""

@@ -21,7 +21,7 @@ from finecast.engines.emulator import (
 )
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
-from finecast.engines.loading import from_memory
+from finecast.engines.loading import exact_engine, from_memory
 from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
@@ -113,6 +113,12 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
     def reference(self) -> Session:
         """The model by the definitions of its ops, in an engine used for numbers alone."""
         return exact_session(self.file.path)
+
+    def second_engine(self, engine: Engine) -> Engine | None:
+        """ONNX Runtime beside other engines of this machine; none for large models."""
+        other = exact_engine()
+        apart = engine.emulates is None and engine.name != other.name
+        return other if apart and self.explains else None
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if it runs; and notes."""

@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from finecast.data.deviation import LIMIT
+from finecast.data.input_ranges import Range
 from finecast.devices.emulation import Emulation
 from finecast.engines import PROGRAMS, get_engine, reading
 from finecast.engines.base import Engine, Feeds, Loadable, Session
@@ -151,12 +152,12 @@ class ExampleMaker(FeedMaker):
     def draw(
         self,
         session: Session,
-        last: Mapping[str, int] | None = None,
+        ranges: Mapping[str, Range] | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> Feeds:
         """The first batch, else random feeds of the sizes given, else the examples."""
         if self.batches or self.dims or self.batch != 1:
-            return FeedMaker.draw(self, session, last, lengths)
+            return FeedMaker.draw(self, session, ranges, lengths)
         return self.examples
 
 
