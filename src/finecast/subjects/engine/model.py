@@ -32,6 +32,7 @@ from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.emulated import EmulatedSubject, NativeProgram
 from finecast.subjects.engine.judging import batches_of, counted, judged
 from finecast.subjects.engine.native import (
+    AS_IT_IS,
     EngineBuilt,
     FileT,
     NativeSource,

@@ -222,7 +222,9 @@ class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
-    prepared: Prepared = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    prepared: Prepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        init=False
+    )
 
     def __post_init__(self) -> None:
         """Write out ops that the device computes in steps."""

@@ -45,7 +45,9 @@ class TorchProgram(NativeProgram):
         fp32_parameters: Nodes whose scale and shift PyTorch keeps in fp32 beside low values.
     """
 
-    prepared: TorchPrepared = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    prepared: TorchPrepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        init=False
+    )
     steps: Mapping[str, tuple[int, ...]] = field(init=False)
     fp32_parameters: frozenset[int] = field(init=False)
 
