@@ -449,6 +449,12 @@ class OpenVinoEngine(Engine):
         if _is_onnx(model):
             source = read_source(model)
             _check_depth(source, where)
+            if source.miscomputed:
+                raise EngineError(
+                    f"the model is not given to OpenVINO: {source.miscomputed}",
+                    where=where,
+                    fix=other_engines(self.name),
+                )
             with without_links(model) as place:
                 tried = attempt(self._dry_run(place, where, settings))
                 read = self._core.read_model(place)

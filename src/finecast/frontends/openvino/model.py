@@ -20,11 +20,14 @@ from finecast.frontends.keras_models import (
     load_keras,
 )
 from finecast.frontends.onnx import model as onnx_model
+from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import without_links
+from finecast.frontends.onnx.tied_weights import confused_weights
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
+from finecast.frontends.openvino.tied_weights import tie_again, untie
 from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
 
 if TYPE_CHECKING:
@@ -152,6 +155,8 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if not own:  # IR has the names in the file
         renumber_ops(model)
     name_ops(model)
+    tie_again(model)
+    told += (confused_weights(untie(model)),)
     return OvFile(
         path=path,
         model=model,
@@ -171,7 +176,15 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    return OvFile(path=_IN_MEMORY, model=copy, digest=found, _size_bytes=size)
+    tie_again(copy)
+    told = confused_weights(untie(copy))
+    return OvFile(
+        path=_IN_MEMORY,
+        model=copy,
+        digest=found,
+        told=tuple(filter(None, [told])),
+        _size_bytes=size,
+    )
 
 
 def from_keras(model: Any) -> OvFile:
@@ -267,12 +280,17 @@ def _parts(path: Path) -> list[Path]:
     """The files of a model: itself and its weights, or all in its folder, sorted.
 
     Raises:
-        ModelError: If an ONNX model is malformed, or its weights are outside of its folder.
+        ModelError: If an ONNX model is malformed, or its weights are outside of its folder; or
+            if OpenVINO computes an op of it wrongly.
     """
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
     if _suffix(path) == ONNX_SUFFIX:
-        return [path, *onnx_model.load(path).external]
+        file = onnx_model.load(path)
+        if wrong := miscomputed(file.model.graph):
+            fix = _KINDS[ONNX_SUFFIX][1]
+            raise ModelError(f"not given to OpenVINO: {wrong}", where=str(path), fix=fix)
+        return [path, *file.external]
     beside = _BESIDE.get(_suffix(path))
     weights = None if beside is None else path.with_suffix(beside)
     return [path] if weights is None or not weights.is_file() else [path, weights]
