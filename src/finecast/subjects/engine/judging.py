@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from finecast.data.feeds import synthetic_feeds
+from finecast.data.feeds import free_dims, synthetic_feeds
 from finecast.engines import first_that_loads
 from finecast.engines.base import Engine, Feeds, TensorSpec
 from finecast.engines.probe import speed_of
@@ -86,6 +86,9 @@ def counted(
     )
     if source.told:
         found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
+    if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
+        named = [f"{n} ({', '.join(axes)})" if axes else n for n, axes in free.items()]
+        found = replace(found, notes=found.notes | {"free sizes": ", ".join(named)})
     if told:
         found = replace(found, notes=found.notes | {"sizes": told})
     if options.data is None:
