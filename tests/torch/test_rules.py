@@ -27,7 +27,7 @@ from finecast.rules import NodeView
 from finecast.rules.override import Overrides, active
 from finecast.rules.policy import Policy
 from finecast.rules.raf import never, propagate
-from finecast.subjects.torch.planning import Judging, RuleSet, planner_of
+from finecast.subjects.torch.planning import RuleSet, planner_of
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -285,9 +285,9 @@ def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
     policy = Policy.parse("all:bf16")
     with rules.override(held):
         captured = frontend.capture(body, (x,))
-        prepared = TorchPrepared(graph=captured.graph, captured=captured)
+        prepared = TorchPrepared(graph=captured.graph, source=captured)
         chosen = RuleSet.parse(rule_set)
-        planner = planner_of(prepared, policy, TorchEngine(), Judging(rule_set=chosen))
+        planner = planner_of(prepared, policy, TorchEngine(), chosen)
     decisions = planner.lowest().decisions
     return {name: d.format.label for d in decisions for name in (d.op, d.node)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.base import Feeds
@@ -30,7 +30,7 @@ from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Scope
 from finecast.subjects.engine.native import AS_IT_IS, Source
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 from finecast.subjects.engine.roundings import (
     analysis_of,
     points_of,
@@ -115,17 +115,11 @@ class OnDevice(Examined):
     @classmethod
     def of(
         cls, prepared: PreparedModel, request: PlanRequest, facts: Mapping[int, ValueFacts]
-    ) -> OnDevice:
+    ) -> Self:
         """Let the rules judge the model that the device's compiler is given."""
         engine = EmulatorEngine(emulation=replace(request.emulation, scope=Scope.NONE))
-        planner = make_planner(
-            prepared,
-            request.policy,
-            engine,
-            facts=facts,
-            user_rules=request.user_rules,
-            measured=request.measured,
-        )
+        how = Judging(facts=facts, user_rules=request.user_rules, measured=request.measured)
+        planner = make_planner(prepared, request.policy, engine, how)
         return cls(planner=planner, prepared=prepared, facts=facts, request=request)
 
     def analysis(self) -> Analysis:

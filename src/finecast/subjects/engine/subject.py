@@ -48,6 +48,7 @@ from finecast.subjects.engine.integers import (
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
+    Judging,
     check_stated,
     make_planner,
 )
@@ -119,14 +120,8 @@ class EngineSubject(Subject):
         )
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_quantized(prepared, workload.timing()[0])
-        planner = make_planner(
-            prepared,
-            policy,
-            self.engine,
-            facts=facts,
-            user_rules=tuple(user_rules),
-            measured=True,
-        )
+        how = Judging(facts=facts, user_rules=user_rules, measured=True)
+        planner = make_planner(prepared, policy, self.engine, how)
         with suppress(EngineError):  # the analysis runs the same plan and reports the error
             planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
         return EngineExamined(
@@ -136,9 +131,6 @@ class EngineSubject(Subject):
             planner=planner,
             workload=workload,
             progress=progress,
-            adjuster=Adjuster(
-                model=prepared, facts=facts, planner=planner, batches=workload.calibration
-            ),
         )
 
     def _compare_quantized(self, prepared: PreparedModel, feeds: Feeds) -> None:
@@ -238,7 +230,6 @@ class EngineExamined(Examined):
     planner: Planner
     workload: Workload
     progress: Progress
-    adjuster: Adjuster
 
     @property
     def adjusts(self) -> bool:
@@ -250,8 +241,14 @@ class EngineExamined(Examined):
 
         If such a run fails, that is noted, and the plan stays as it is.
         """
+        adjuster = Adjuster(
+            model=self.prepared,
+            facts=self.facts,
+            planner=self.planner,
+            batches=self.workload.calibration,
+        )
         try:
-            return self.adjuster.adjusted(plan, kinds)
+            return adjuster.adjusted(plan, kinds)
         except EngineError as error:
             self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan

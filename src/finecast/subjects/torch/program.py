@@ -11,14 +11,13 @@ from torch.fx import GraphModule
 
 from finecast.devices.emulation import Emulation, is_parameter, setting_of_formats
 from finecast.engines.emulator.native_session import NativeEmulatorSession
-from finecast.engines.torch.session import ProgramSignature
 from finecast.errors import ModelError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.capture import port_names, shared_copy
 from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand
-from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.reader import hinted_shapes, read
+from finecast.frontends.torch.restating import free_of_strides
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.pipeline.device import PlanRequest
@@ -29,7 +28,8 @@ from finecast.planning.problem import Analysis
 from finecast.rules.facts import facts_in
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.program import NativeProgram, OnDevice
-from finecast.subjects.torch.planning import analysis_of, points_of, sensitivities
+from finecast.subjects.engine.roundings import analysis_of
+from finecast.subjects.torch.planning import measured_errors, units_and_points
 
 if TYPE_CHECKING:
     pass
@@ -81,7 +81,7 @@ class TorchProgram(NativeProgram["TorchModel", TorchPrepared]):
         nodes = (replace(n, follows_in=kept.get(n.id, n.follows_in)) for n in graph.nodes)
         low = replace(graph, nodes=tuple(nodes))
         emulated = replace(captured, module=module, graph=low, binding=binding)
-        self.prepared = TorchPrepared(graph=low, captured=emulated)
+        self.prepared = TorchPrepared(graph=low, source=emulated)
 
     @property
     def _captured(self) -> Captured:
@@ -159,14 +159,13 @@ class TorchOnDevice(OnDevice):
     def analysis(self) -> Analysis:
         """Times by the roofline, errors by one backward pass."""
         captured, request = self.prepared.captured, self.request
-        assert captured is not None
-        points = points_of(self.planner)
-        leaves = ProgramSignature.of(captured.program).leaves(request.feeds[0])
-        formats = self.planner.policy.formats
-        errors = sensitivities(captured, points, formats, leaves, counted=request.counted)
+        units, points = units_and_points(self.planner)
+        errors = measured_errors(
+            self.prepared, self.planner, points, request.feeds[0], request.counted
+        )
         shapes = {
             **hinted_shapes(captured.binding),
             **{i: f.shape for i, f in self.facts.items()},
         }
         cost = RooflineCost(target=request.emulation.target, shapes=shapes)
-        return analysis_of(self.planner, cost, points, errors)
+        return analysis_of(self.prepared, self.planner, units, points, errors, cost)
