@@ -15,6 +15,7 @@ import torch
 
 import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine, rates
 from finecast.engines.torch.costs import KernelTimes
 from finecast.engines.torch.integers import Prepare
@@ -27,7 +28,7 @@ from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import Judging, make_planner
 from finecast.subjects.torch import integers, subject
 from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.planning import measured_errors, units_and_points
+from finecast.subjects.torch.planning import compiled_times, measured_errors
 from tests.torch.planned import plan_of
 from tests.torch.test_tuning import Branches, Clock, Device, X
 
@@ -190,9 +191,10 @@ def test_single_errors_are_those_of_the_codes_that_a_plan_states() -> None:
     facts = observe(prepared, lambda: [model.examples])
     how = Judging(facts=facts, measured=True)
     planner = make_planner(prepared, policy, TorchEngine(), how)
-    _, points = units_and_points(planner)
-    found = measured_errors(prepared, planner, points, model.examples, None)
-    where, sensitivity = points[Format.INT8], found[Format.INT8]
+    times = compiled_times(planner, "cpu", prepared)
+    exact = Exact.of(model.reference(), [model.examples])
+    found = measured_errors(prepared, planner, times, exact)
+    where, sensitivity = times.points[Format.INT8], found[Format.INT8]
     assert len(where.points) == len(where.weights) == 2
     with torch.no_grad():
         got = frontend.apply(captured, frontend.planned_edits(captured, planner.lowest()))(X)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from finecast.cli.common import (
     EngineName,
@@ -18,7 +20,7 @@ from finecast.cli.common import (
     telling_stale,
 )
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import add_row, new_table, warn, write_json, write_table
+from finecast.cli.output import Verbatim, add_row, new_table, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.files import write_text
 from finecast.progress import shown
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
     from finecast.pipeline.artefact import Verified
     from finecast.pipeline.conversion import Conversion
 
+Clean = Annotated[
+    bool,
+    typer.Option(
+        "--clean",
+        help="Leave out what no output needs and came so: nodes, initializers, functions.",
+    ),
+]
 _MOST_LINES: Final = 8
 
 
@@ -42,6 +51,7 @@ def run(
     engine: EngineName = None,
     plan_out: PlanOut = None,
     no_verify: NoVerify = False,
+    clean: Clean = False,
     as_json: Json = False,
 ) -> None:
     """Cast a model by a policy, verify and save it.
@@ -88,6 +98,7 @@ def run(
             verify=not no_verify,
             force=written.force,
             external_data=written.external_data,
+            clean=clean,
             from_type=source.from_type,
             progress=told,
         )
@@ -134,7 +145,7 @@ def _run_by_hint(result: Conversion, output: Path) -> list[str]:
     plan = result.plan
     if not (plan.by_hint and plan.lowers):
         return []
-    return [how_to_run(output, plan.engine, result.ops, by_hint=True)]
+    return [Verbatim(how_to_run(output, plan.engine, result.ops, by_hint=True))]
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:

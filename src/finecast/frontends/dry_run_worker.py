@@ -23,7 +23,16 @@ from typing import Any, Final, Protocol, TypeAlias, TypedDict
 import numpy as np
 
 _MOST_HELD_BYTES: Final = 256 << 20
-"""Models of more are let go as soon as they are loaded, and never run."""
+"""Of the models together that are held; a larger one is held alone."""
+_MEMORY_BYTES: Final = (
+    os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+)
+_LARGEST_HELD_BYTES: Final = max(_MOST_HELD_BYTES, _MEMORY_BYTES // 8)
+"""A larger model is let go as soon as it is loaded, and never run: it is in memory here and in
+the process that asks, and each time compiled, which may take twice its size."""
+
+_MOST_RESIDENT_BYTES: Final = 2 << 30
+"""Models are let go after a run that leaves the process larger: their buffers are large."""
 
 _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 """Names, arrays, and their types in the library."""
@@ -275,6 +284,15 @@ _LIBRARIES: Final[Mapping[str, Callable[[_Stage], _Load]]] = {
 }
 
 
+def resident_bytes() -> int:
+    """The memory that this process takes; 0 where the system does not tell."""
+    statm = "/proc/self/statm"
+    if not os.path.exists(statm):
+        return 0
+    with open(statm) as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array; of a type that numpy lacks, its bytes as unsigned integers."""
     if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
@@ -340,6 +358,8 @@ class _Served:
         key = request["key"]
         if key not in self.kept and key not in self.held:
             return {"status": "absent"}, b""
+        if key in self.held:
+            self.held.move_to_end(key)
         loaded, _ = self.kept.get(key) or self.held[key]
         stated = [(dtype, shape) for _, dtype, shape, _ in request["feeds"]]
         arrays = arrays_of(stated, payload)
@@ -350,6 +370,8 @@ class _Served:
         self.stages[-1]("run")
         tensors = loaded.run(feeds, fresh=request["fresh"])
         if key not in self.kept:
+            if resident_bytes() > _MOST_RESIDENT_BYTES:
+                self.held.clear()  # the process that asks needs as much to run them itself
             return {"status": "done"}, b""
         outputs = [plain(np.array(tensor.data)) for tensor in tensors]
         given = [(array.dtype.str, array.shape) for array in outputs]
@@ -360,10 +382,13 @@ class _Served:
         return self.load_model(request["settings"], payload if path is None else path)
 
     def _hold(self, key: str, loaded: _Loaded, size: int) -> None:
-        if size > _MOST_HELD_BYTES:
+        if size > _LARGEST_HELD_BYTES:
             return
         self.held[key] = loaded, size
-        while sum(size for _, size in self.held.values()) > _MOST_HELD_BYTES:
+        while (
+            len(self.held) > 1
+            and sum(size for _, size in self.held.values()) > _MOST_HELD_BYTES
+        ):
             self.held.popitem(last=False)
 
 

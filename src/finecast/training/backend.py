@@ -25,17 +25,16 @@ from finecast.pipeline.measuring import drop_slow_formats
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
-from finecast.rules.override import Overrides, current, unmatched
+from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, rule_set_of
+from finecast.rules.override import current, unmatched
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
 from finecast.subjects.engine.planning import Judging
-from finecast.subjects.engine.roundings import analysis_of, zero_sensitivities
+from finecast.subjects.engine.roundings import Times
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.planning import (
-    RuleSet,
     as_autocast,
     planner_of,
-    units_and_points,
 )
 from finecast.training.coverage import Coverage, watched
 from finecast.training.weights import WeightCache
@@ -109,7 +108,7 @@ def compile(  # noqa: A001 - named after torch.compile
             (FSDP's, a moving average that is swapped in so) do not raise: leave the option
             off there.
         user_rules: Rules by name.
-        rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        rule_set: ``finecast``, or a guest's (``rules/guests.py``), as ``raf``.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
     """
     if not callable(function):
@@ -156,11 +155,11 @@ class Backend:
         self.memory = look_up(memory, choices, what="choice of memory", where="memory")
         self.cache = WeightCache() if accumulation else None
         self.user_rules = tuple((user_rules or {}).items())
-        chosen = RuleSet.parse(rule_set)
-        self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
+        chosen = rule_set_of(rule_set)
+        self.rule_set = TRAINING if chosen == FINECAST else chosen
         self.plans: list[Plan] = []
         self.overrides = current() if overrides is None else overrides
-        self.unmatched = list(self.overrides)
+        self.unmatched = self.overrides
         self.ops: dict[str, None] = {}
         self.followed: dict[str, Policy] = {}
         self.told: set[str] = set()
@@ -198,14 +197,12 @@ class Backend:
         prepared = TorchPrepared(graph=graph, of=CASTS)
         how = Judging(user_rules=self.user_rules, overrides=self.overrides_held())
         planner = planner_of(prepared, policy, engine, self.rule_set, how)
-        if self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
+        if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
             plan = planner.lowest()
         else:
             planner = as_autocast(planner)
             cost = CompiledCost.of(graph, policy.formats, device, shapes)
-            units, points = units_and_points(planner)
-            free = zero_sensitivities(points)
-            analysis = analysis_of(prepared, planner, units, points, free, cost)
+            analysis = Times.modelled(planner, cost, ()).analysis(prepared, planner)
             plan = proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
         self._tell(slow_formats(plan, engine))
         self.plans.append(plan)
@@ -243,8 +240,8 @@ class Backend:
 
     @property
     def key(self) -> str | None:
-        """Backends of equal keys compile alike; None with users' functions or RAF's rules."""
-        if self.user_rules or self.overrides_held() or self.rule_set is RuleSet.RAF:
+        """Backends of equal keys compile alike; None with functions of users or guests."""
+        if self.user_rules or self.overrides_held() or self.rule_set in GUESTS:
             return None
         return repr(self.policy)
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 torch: Any = pytest.importorskip("torch")
 
+from finecast.compat.neuron.flags import Given  # noqa: E402
+from finecast.compat.neuron.ladders import ladder  # noqa: E402
 from finecast.devices.emulation import Emulation, Setting  # noqa: E402
-from finecast.devices.neuron import Given, ladder  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
-from finecast.engines.base import Array  # noqa: E402
+from finecast.engines.base import Array, EmulatedSession  # noqa: E402
 from finecast.engines.emulator import (  # noqa: E402
     EmulatorEngine,
     prepare,
     setting_of,
     setting_of_plan,
 )
-from finecast.engines.emulator.native_session import NativeEmulatorSession  # noqa: E402
 from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
@@ -57,7 +57,7 @@ def program_of(captured: Captured, how: Emulation) -> TorchProgram:
 
 def session_of(
     captured: Captured, how: Emulation, setting: Setting | None = None
-) -> NativeEmulatorSession:
+) -> EmulatedSession:
     program = program_of(captured, how)
     return program.session(how, setting or setting_of(program.graph, how))
 
@@ -148,7 +148,7 @@ def test_all_rungs_of_a_ladder_agree(
     name, captured = pair
     x = pairs.inputs(name)
     for rung in ladder(target, base):
-        how = rung.options.emulation()
+        how = rung.emulation
         got, expected = torch_y(captured, how, x), onnx_y(name, how, x)
         # inf1's fp32 products run in bf16; what nothing casts is fp32 elsewhere.
         fmt = Format.BF16 if target == "inf1" else how.format

@@ -15,7 +15,7 @@ from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
-from finecast.frontends.onnx.editor import name_nodes
+from finecast.frontends.onnx.editor import drop_dead, name_nodes
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.instrument import (
     observable,
@@ -40,6 +40,7 @@ from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32, widen
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
+from finecast.frontends.onnx.tied_weights import tie_again
 from finecast.frontends.onnx.types import (
     check_inferable,
     correct_outputs,
@@ -74,6 +75,7 @@ __all__ = [
     "came_external",
     "check",
     "correct_outputs",
+    "drop_dead",
     "fits_one_message",
     "from_model",
     "load",
@@ -252,6 +254,7 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     """
     model = file.model if own else file.model.clone()
     name_nodes(model)
+    tie_again(model)
     undo(model, policy)
     if policy.partition(":")[0] != Scope.NONE.value:
         model = inline_functions(model)

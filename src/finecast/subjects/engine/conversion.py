@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -30,12 +31,14 @@ from finecast.pipeline.conversion import (
     nothing_converted,
 )
 from finecast.pipeline.measuring import drop_slow_formats
-from finecast.pipeline.modelled import fastest_plan, plan_time_s
+from finecast.pipeline.modelled import plan_time_s
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.units import make_units, pattern_kernels
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import lowest, propose
+from finecast.planning.units import pattern_kernels
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
@@ -51,13 +54,8 @@ from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
 )
-from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
-from finecast.subjects.engine.roundings import (
-    analysis_of,
-    find_units,
-    points_of,
-    zero_sensitivities,
-)
+from finecast.subjects.engine.profiles import profile_ends
+from finecast.subjects.engine.roundings import Times
 
 _OTHER_READER: Final = "onnxruntime"
 """The engine that users of an ONNX file may run it in, whichever one it was made for."""
@@ -276,12 +274,8 @@ def _auto_plan(
         return _modelled_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
         )
-    units, points = find_units(planner, profiles)
-    cost = measured_cost(planner.graph, profiles, partial(measure_casts, engine), {})
-    return fastest_plan(
-        planner,
-        analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost),
-    )
+    times = Times.measured(planner, profiles, engine, {})
+    return fastest_plan(planner, replace(times, lowest_s=math.inf).analysis(prepared, planner))
 
 
 def _modelled_plan(
@@ -295,9 +289,8 @@ def _modelled_plan(
     Among several formats on a device, plans are compared by the modelled time of the whole.
     """
     graph, formats = planner.graph, planner.policy.formats
-    units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
-    points = points_of(planner, units, dict.fromkeys(formats, ()))
-    analysis = analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost)
+    times = Times.modelled(planner, cost, pattern_kernels(graph))
+    analysis = times.analysis(prepared, planner)
     if device is None or len(formats) == 1:
         return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}
@@ -306,6 +299,25 @@ def _modelled_plan(
         return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
 
     return fastest_plan(planner, analysis, time_s)
+
+
+def fastest_plan(
+    planner: Planner, analysis: Analysis, time_s: Callable[[Plan], float] | None = None
+) -> Plan:
+    """The fastest plan that the rules allow, by modelled times.
+
+    Args:
+        planner: Makes plans.
+        analysis: The costs of ops and casts.
+        time_s: Time of a whole plan, by which the steps of the frontier and the plans of
+            everything in one format are compared. Without it the result is the last step of
+            the frontier, which by the analysis is the fastest plan of a single format.
+    """
+    proposed = propose(planner, analysis)
+    if time_s is None:
+        return proposed[-1].plan
+    candidates = (*reversed(proposed), *lowest(planner, analysis))
+    return min((p.plan for p in candidates), key=time_s)
 
 
 def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
-from finecast.engines.emulator.native_session import plan_session
+from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
@@ -187,6 +187,11 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
     def reference(self) -> Session:
         """The model in the types that it states, used for its numbers and never timed."""
         return exact_session(self.loadable)
+
+    def second_engine(self, engine: Engine) -> Engine | None:
+        """Another engine that computes the fp32 model, to compare ``engine`` with, if any."""
+        del engine
+        return None
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if any, and notes for the user."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.exact import Exact
@@ -32,12 +32,13 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import Switch
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Probe
+from finecast.planning.sensitivity import Probe, Sensitivity
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.adjusting import Adjuster
+from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
     check_on_integers,
@@ -52,13 +53,8 @@ from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
 )
-from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
-from finecast.subjects.engine.roundings import (
-    analysis_of,
-    find_units,
-    probe_sensitivity,
-    switched_probe,
-)
+from finecast.subjects.engine.profiles import profile_ends
+from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
 
 # Requests that are timed together, for each that is in flight: so many that starting the first
 # and waiting for the last take a small part of the time.
@@ -106,26 +102,25 @@ class EngineSubject(Subject):
     @property
     def _plain(self) -> PreparedModel:
         """The model prepared without a change."""
-        return self.model.prepare(AS_IT_IS)
+        return self.prepared(AS_IT_IS)
+
+    def prepared(self, policy: Policy) -> PreparedModel:
+        """The model prepared for ``policy``."""
+        return self.model.prepare(policy)
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> EngineExamined:
         """Observe values on calibration data, then let the rules judge."""
-        prepared = self.model.prepare(policy)
-        facts = observe(
-            prepared,
-            workload.calibration,
-            on_step=lambda done, total: progress("calibration", done, total),
-        )
+        prepared = self.prepared(policy)
+        facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
-        self._compare_quantized(prepared, workload.timing()[0])
+        self._compare_engines(prepared, workload.timing()[0])
         how = Judging(facts=facts, user_rules=user_rules, measured=True)
         planner = make_planner(prepared, policy, self.engine, how)
         with suppress(EngineError):  # the analysis runs the same plan and reports the error
             planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
-        return EngineExamined(
-            subject=self,
+        return self.judged(
             prepared=prepared,
             facts=facts,
             planner=planner,
@@ -133,14 +128,28 @@ class EngineSubject(Subject):
             progress=progress,
         )
 
-    def _compare_quantized(self, prepared: PreparedModel, feeds: Feeds) -> None:
-        """Note it if the engine computes a model that came quantized wrongly."""
+    def judged(self, **parts: Any) -> EngineExamined:
+        """The model as the rules judged it, of these parts."""
+        return EngineExamined(subject=self, **parts)
+
+    def observed(
+        self, prepared: PreparedModel, workload: Workload, progress: Progress
+    ) -> Mapping[int, ValueFacts]:
+        """Facts of the model's values on calibration data."""
+        return observe(
+            prepared,
+            workload.calibration,
+            on_step=lambda done, total: progress("calibration", done, total),
+        )
+
+    def _compare_engines(self, prepared: PreparedModel, feeds: Feeds) -> None:
+        """Note it if the engine computes the model wrongly as it came: the baseline."""
         got = self.reference.run(feeds)
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        if note:
-            self.tell(note)
+        differs = differing(self.model, self.engine, prepared.graph, feeds, got)
+        self.tell(*filter(None, (note, differs)))
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The fp32 model under each precision hint of the engine, if it has any."""
@@ -254,40 +263,49 @@ class EngineExamined(Examined):
             return plan
 
     def analysis(self) -> Analysis:
-        """Times by profiles of the fp32 model and of the lowest plans; errors by probing."""
-        subject, planner = self.subject, self.planner
-        self.progress("profile", 0, 1)
-        feeds, inputs = self.workload.timing()[0], subject.reference.inputs
-        calls = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
-        exact = Exact.of(subject.reference, calls, self.workload.of)
-        profiles = profile_ends(
-            subject.model,
-            planner,
-            subject.engine,
-            feeds,
-            output_error=lambda session: exact.error(session) ** 2,
-            progress=self.progress,
-        )
-        profiles, slow = profiles.without_slow_formats()
-        for fmt in slow:
-            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
-        cost = measured_cost(
-            planner.graph, profiles, partial(measure_casts, subject.engine), self.facts
-        )
-        units, points = find_units(planner, profiles)
+        """Times as ``times`` tells them, errors as ``errors`` does."""
+        calls = self.calls()
+        exact = Exact.of(self.subject.reference, calls, self.workload.of)
+        times = self.times(exact)
+        return times.analysis(self.prepared, self.planner, self.errors(times, exact))
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by probing each rounding alone."""
 
         def prober(switches: Sequence[Switch]) -> Probe:
-            feeds = probed(calls, inputs, probed_rows(len(switches)))
+            feeds = self.probed(exact.calls, len(switches))
             return switched_probe(self.prepared, switches, feeds)
 
-        errors = probe_sensitivity(
-            planner,
-            points,
+        return probe_sensitivity(
+            self.planner,
+            times.points,
             prober,
             counted=exact.counted,
             progress=self.progress,
-            totals=profiles.errors,
+            totals=times.errors,
         )
-        return analysis_of(
-            self.prepared, planner, units, points, errors, cost, lowest_s=profiles.low_s
-        )
+
+    def calls(self) -> Sequence[Feeds]:
+        """The calls on which errors are measured."""
+        inputs = self.subject.reference.inputs
+        return probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
+
+    def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
+        """Those calls, or as much of them as is enough for ``count`` roundings."""
+        return probed(calls, self.subject.reference.inputs, probed_rows(count))
+
+    def times(self, exact: Exact) -> Times:
+        """Times by profiles of the fp32 model and of the lowest plans."""
+        subject = self.subject
+        self.progress("profile", 0, 1)
+        profiles, slow = profile_ends(
+            subject.model,
+            self.planner,
+            subject.engine,
+            self.workload.timing()[0],
+            output_error=lambda session: exact.error(session) ** 2,
+            progress=self.progress,
+        ).without_slow_formats()
+        for fmt in slow:
+            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
+        return Times.measured(self.planner, profiles, subject.engine, self.facts)

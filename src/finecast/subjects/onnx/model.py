@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines import candidates
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
-from finecast.engines.emulator import exact_session
+from finecast.engines.emulator import (
+    EmulatorEngine,
+    EmulatorSession,
+    emulated_copy,
+    exact_session,
+    prepare,
+    stored_low,
+)
+from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
-from finecast.engines.loading import from_memory
+from finecast.engines.loading import exact_engine, from_memory
 from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
 from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
+from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.device import Program
@@ -27,6 +36,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.acceptance import feeds_for
+from finecast.subjects.engine.emulated import NativeProgram
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, check_trust
 from finecast.subjects.onnx.artefact import check_output, input_shapes, truth_session, write
@@ -34,21 +44,6 @@ from finecast.subjects.onnx.artefact import check_output, input_shapes, truth_se
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-from dataclasses import replace
-
-from finecast.devices.emulation import Setting
-from finecast.engines.emulator import (
-    EmulatorEngine,
-    EmulatorSession,
-    prepare,
-    setting_of_plan,
-)
-from finecast.engines.loading import load_model
-from finecast.numbers.formats import Format
-from finecast.pipeline.device import PlanRequest
-from finecast.rules.facts import facts_in
-from finecast.rules.policy import Scope
-from finecast.subjects.engine.program import EngineProgram, OnDevice
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
@@ -118,6 +113,12 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
     def reference(self) -> Session:
         """The model by the definitions of its ops, in an engine used for numbers alone."""
         return exact_session(self.file.path)
+
+    def second_engine(self, engine: Engine) -> Engine | None:
+        """ONNX Runtime beside other engines of this machine; none for large models."""
+        other = exact_engine()
+        apart = engine.emulates is None and engine.name != other.name
+        return other if apart and self.explains else None
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if it runs; and notes."""
@@ -217,8 +218,13 @@ def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
+class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
+
+    source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
+    prepared: Prepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        init=False
+    )
 
     def __post_init__(self) -> None:
         """Write out ops that the device computes in steps."""
@@ -239,30 +245,14 @@ class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
         return {i: f for i, f in found.items() if f is not None}
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
-        """A session under the plan's setting if it has one low format, else of its own model.
-
-        The low format may be another than that of ``emulation``.
-        """
-        formats = self.formats(plan)
-        low = set(formats.values()) - {Format.FP32}
-        if len(low) <= 1:
-            coded = plan.encodings
-            emulation = replace(
-                emulation,
-                format=next(iter(low), emulation.format),
-                encodings={n.id: coded[n.name] for n in self.graph.nodes if n.name in coded},
-            )
-            return self.session(emulation, setting_of_plan(formats, emulation))
-        engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
-        session = load_model(engine, frontend.apply(self.source.file, plan).model)
-        assert isinstance(session, EmulatorSession)
-        return session
-
-    def examine(self, request: PlanRequest) -> OnDevice:
-        """Let the rules judge the model that the device's compiler is given."""
-        prepared = self.source.prepare(request.policy)
-        facts = facts_in(prepared.graph, request.facts, self.graph)
-        return OnDevice.of(prepared, request, facts)
+        """A session of the model with the plan's formats."""
+        return plan_session(
+            partial(emulated_copy, self.prepared),
+            plan,
+            emulation,
+            formats=self.formats(plan),
+            low=stored_low(self.prepared),
+        )
 
 
 def _op_of(step: str) -> str:

@@ -13,11 +13,9 @@ from finecast.engines.exact import Exact
 from finecast.engines.probe import speed_of
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.autocast import autocast_formats
-from finecast.engines.torch.costs import CompiledCost
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import TorchPrepared
-from finecast.frontends.torch.reader import hinted_shapes
 from finecast.pipeline.conversion import Conversion
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -27,15 +25,14 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.conversion import Converter, Request
 from finecast.subjects.engine.planning import Judging
-from finecast.subjects.engine.roundings import analysis_of
 from finecast.subjects.torch.integers import HOW_TO_RUN, check_device, uses_codes
 from finecast.subjects.torch.planning import (
     choose,
+    compiled_times,
     device_of,
     judged,
     measured_errors,
     products_low,
-    units_and_points,
 )
 
 if TYPE_CHECKING:
@@ -98,18 +95,12 @@ class TorchConverter(Converter):
         if target is not None or not chosen or uses_codes(policy):
             return Converter._choose(self, prepared, planner, facts, target)
         assert isinstance(prepared, TorchPrepared)
-        captured, measures = prepared.captured, policy.scope is Scope.AUTO
-        units, points = units_and_points(planner)
+        measures = policy.scope is Scope.AUTO
+        device = self._device(prepared)
+        times = compiled_times(planner, device, prepared, single_kernels=measures)
         exact = Exact.of(self.source.reference(), [self.examples])
-        errors = measured_errors(prepared, planner, points, self.examples, exact.counted)
-        cost = CompiledCost.of(
-            planner.graph,
-            policy.formats,
-            self._device(prepared),
-            shapes=hinted_shapes(captured.binding),
-            binding=captured.binding if measures else None,
-        )
-        analysis = analysis_of(prepared, planner, units, points, errors, cost)
+        errors = measured_errors(prepared, planner, times, exact)
+        analysis = times.analysis(prepared, planner, errors)
         formats = autocast_formats(planner.graph, planner.permissions, policy.formats)
         # If autocast rounds nothing, its error is no limit.
         budget = predicted_error(analysis, formats) or math.inf

@@ -23,7 +23,6 @@ from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import (
-    CASTS,
     RunnableModule,
     TorchApplied,
     TorchFile,
@@ -41,9 +40,10 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
+from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.engine.conversion import Converter
+from finecast.subjects.engine.emulated import EmulatedSubject
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt
 from finecast.subjects.engine.subject import EngineSubject
@@ -51,8 +51,7 @@ from finecast.subjects.engine.verifying import verify
 from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.lengths import longest
-from finecast.subjects.torch.planning import RuleSet
-from finecast.subjects.torch.program import TorchProgram
+from finecast.subjects.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
 
@@ -157,7 +156,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
 
     given: Arguments | None = None
-    rule_set: RuleSet = RuleSet.FINECAST
+    rule_set: str = FINECAST
     calibration: Sequence[Feeds] = ()
     signature: ProgramSignature = field(init=False)
 
@@ -214,13 +213,15 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The program compiled, if there is a compiler, else as it is; or on ``device``."""
         found = EngineModel.subject(self, engine, device)
-        if isinstance(found, EmulatedSubject):
-            found.states = CASTS.states
-        if not isinstance(found, EngineSubject):
+        if not isinstance(found, EngineSubject) or isinstance(found, EmulatedSubject):
             return found
         return TorchSubject(
             model=self, engine=found.engine, reference=found.reference, told=found.told
         )
+
+    def emulated(self, **parts: Any) -> TorchEmulatedSubject:
+        """The program on a device, of these parts."""
+        return TorchEmulatedSubject(model=self, **parts)
 
     def tuned_as(self, options: TuneOptions) -> TorchSubject:
         """The module to tune, with options of Python's."""
@@ -260,10 +261,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the program, converted, may be written there."""
-        if output.external_data is not None:
-            raise UsageError(
-                "--external-data/--one-file does not apply to .pt2 files", fix="leave it out"
-            )
+        output.check_plain(".pt2 files")
         if output.path is not None:
             check_writable(output.path, force=output.force)
 

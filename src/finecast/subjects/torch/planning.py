@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from finecast.engines.base import Engine, Feeds
+from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.autocast import autocast_formats, saved_ops
+from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.kernel_check import missing_kernels
 from finecast.engines.torch.session import ProgramSignature
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import Captured, TorchPrepared, applied
 from finecast.frontends.torch.probing import first_order
+from finecast.frontends.torch.reader import hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
-from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.pipeline.search import SAME_TIME
 from finecast.planning.choices import Choice
 from finecast.planning.planner import Planner, lowest
 from finecast.planning.sensitivity import Sensitivity
-from finecast.planning.units import Units, make_units
 from finecast.progress import Progress, silent
 from finecast.rules.base import Reason
-from finecast.rules.override import check_overrides
+from finecast.rules.guests import FINECAST, GUESTS, TRAINING, guest_of
+from finecast.rules.override import check_overrides, current
 from finecast.rules.policy import Policy
-from finecast.rules.raf import raf_rules
 from finecast.rules.training import TRAINING_RULES
 from finecast.subjects.engine.planning import USUAL, Judging, make_planner
-from finecast.subjects.engine.roundings import (
-    Points,
-    points_of,
-    probe_sensitivity,
-    switched_probe,
-)
+from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
 from finecast.subjects.torch.integers import uses_codes, with_codes
 
 if TYPE_CHECKING:
@@ -52,28 +47,11 @@ _PROMOTED: Final = (
 _SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
-class RuleSet(Enum):
-    """Which rules judge ops: finecast's for inference or for training, or RAF's lists."""
-
-    FINECAST = "finecast"
-    TRAINING = "training"
-    RAF = "raf"
-
-    @classmethod
-    def parse(cls, name: str) -> RuleSet:
-        """Read a rule set's name.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        return look_up(name, {r.value: r for r in cls}, what="rule set", where="rule_set")
-
-
 def planner_of(
     prepared: TorchPrepared,
     policy: Policy,
     engine: Engine,
-    rule_set: RuleSet = RuleSet.FINECAST,
+    rule_set: str = FINECAST,
     how: Judging = USUAL,
 ) -> Planner:
     """Let the rules of a set judge every op.
@@ -81,16 +59,17 @@ def planner_of(
     Raises:
         RuleConflictError: If they leave an op no format.
         UsageError: If the graph cannot state a format, or an override names no op of it.
-        ModelError: If RAF's lists lack an op.
+        ModelError: If a guest's rules lack an op.
     """
-    if rule_set is RuleSet.TRAINING:
+    if rule_set == TRAINING:
         how = replace(how, judges=TRAINING_RULES)
-    elif rule_set is RuleSet.RAF:
-        graph = prepared.graph
-        if how.overrides is None:
+    elif rule_set in GUESTS:
+        graph, held = prepared.graph, how.overrides
+        if held is None:
             check_overrides(graph)
-        # RAF's rules are of another kind: they apply overrides themselves.
-        lists = raf_rules(graph, _only_format(policy), how.overrides)
+            held = current()
+        # A guest's rules are of another kind: they apply overrides themselves.
+        lists = guest_of(rule_set).rules(graph, _only_format(policy, rule_set), held)
         how = replace(how, judges=lists, overrides={})
     return make_planner(prepared, policy, engine, how)
 
@@ -151,11 +130,12 @@ def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
         ) from error
 
 
-def _only_format(policy: Policy) -> Format:
+def _only_format(policy: Policy, rule_set: str) -> Format:
     """The policy's one low format; raises UsageError if there are several."""
     if len(policy.formats) > 1:
         raise UsageError(
-            f"RAF's rule set takes one format, not {policy.label}", fix="name one of them"
+            f"the rule set {rule_set} takes one format, not {policy.label}",
+            fix="name one of them",
         )
     return policy.format
 
@@ -194,41 +174,51 @@ def as_autocast(planner: Planner) -> Planner:
     return replace(planner, permissions=narrowed)
 
 
-def units_and_points(planner: Planner) -> tuple[Units, Points]:
-    """Units, each one op, for fused kernels compute in fp32 inside; and where plans round."""
-    formats = planner.policy.formats
-    units = make_units(planner.graph, planner.permissions, formats)
-    return units, points_of(planner, units, dict.fromkeys(formats, ()))
+def compiled_times(
+    planner: Planner, device: str, prepared: TorchPrepared, *, single_kernels: bool = True
+) -> Times:
+    """Times of a compiled module; fused kernels compute in fp32 inside, so ops are units.
+
+    Single kernels are measured, or modelled by the device's rates.
+    """
+    binding = prepared.captured.binding
+    cost = CompiledCost.of(
+        planner.graph,
+        planner.policy.formats,
+        device,
+        hinted_shapes(binding),
+        binding if single_kernels else None,
+    )
+    return Times.modelled(planner, cost, ())
 
 
 def measured_errors(
     prepared: TorchPrepared,
     planner: Planner,
-    points: Points,
-    feeds: Feeds,
-    counted: Collection[int] | None,
+    times: Times,
+    exact: Exact,
     *,
     probing: bool = False,
     progress: Progress = silent,
 ) -> dict[Format, Sensitivity]:
-    """Errors of all points by format: of floats from one backward pass, of codes by probing.
+    """Errors by format: of floats from one backward pass, of codes by probing.
 
-    Floats are probed, too, if ``probing`` is set or if an op has no gradient. ``counted`` are
-    numbers of the outputs that errors are of; None for all.
+    They are of the points of ``times``, on the first call of ``exact``. Floats are probed,
+    too, if ``probing`` is set or if an op has no gradient.
     """
-    captured = prepared.captured
+    captured, feeds, points = prepared.captured, exact.calls[0], times.points
     found: dict[Format, Sensitivity] = {}
     floats = {fmt: at for fmt, at in points.items() if not fmt.runs_on_codes and not probing}
-    leaves = ProgramSignature.of(captured.program).leaves(feeds)
     if floats:
+        leaves = ProgramSignature.of(captured.program).leaves(feeds)
         with suppress(RuntimeError, NotImplementedError):
-            found = first_order(captured, floats, leaves, counted, progress=progress)
+            found = first_order(captured, floats, leaves, exact.counted, progress=progress)
     return found | probe_sensitivity(
         planner,
         {fmt: at for fmt, at in points.items() if fmt not in found},
         lambda switches: switched_probe(prepared, switches, [feeds]),
         progress,
-        counted=counted,
+        counted=exact.counted,
     )
 
 

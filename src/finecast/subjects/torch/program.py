@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule
 
-from finecast.devices.emulation import Emulation, is_parameter, setting_of_formats
-from finecast.engines.emulator.native_session import NativeEmulatorSession
+from finecast.devices.emulation import Emulation, is_parameter
+from finecast.engines.emulator.session import EmulatorSession, plan_session
+from finecast.engines.exact import Exact
 from finecast.errors import ModelError
-from finecast.frontends import torch as frontend
+from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.capture import port_names, shared_copy
 from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand
@@ -20,26 +21,20 @@ from finecast.frontends.torch.reader import hinted_shapes, read
 from finecast.frontends.torch.restating import free_of_strides
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
-from finecast.pipeline.device import PlanRequest
 from finecast.planning.cost import RooflineCost
-from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
-from finecast.planning.problem import Analysis
-from finecast.rules.facts import facts_in
+from finecast.planning.sensitivity import Sensitivity
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.program import NativeProgram, OnDevice
-from finecast.subjects.engine.roundings import analysis_of
-from finecast.subjects.torch.planning import measured_errors, units_and_points
-
-if TYPE_CHECKING:
-    pass
+from finecast.subjects.engine.emulated import EmulatedSubject, NativeProgram, OnDevice
+from finecast.subjects.engine.roundings import Times
+from finecast.subjects.torch.planning import measured_errors
 
 # The op whose parameters keep their format: its statistics were observed, not learned.
 _STATISTICS: Final = "batch_norm"
 
 
 @dataclass(slots=True, kw_only=True)
-class TorchProgram(NativeProgram["TorchModel", TorchPrepared]):
+class TorchProgram(NativeProgram):
     """A ``Program`` of an exported program, with attention in single steps.
 
     Where a device rounds sums, accumulations are in single steps, too. In ``graph`` scale and
@@ -51,6 +46,9 @@ class TorchProgram(NativeProgram["TorchModel", TorchPrepared]):
         fp32_parameters: Nodes whose scale and shift PyTorch keeps in fp32 beside low values.
     """
 
+    prepared: TorchPrepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        init=False
+    )
     steps: Mapping[str, tuple[int, ...]] = field(init=False)
     fp32_parameters: frozenset[int] = field(init=False)
 
@@ -91,31 +89,15 @@ class TorchProgram(NativeProgram["TorchModel", TorchPrepared]):
         """The plan's formats by node id; each step of an op has the op's format."""
         return {i: f for name, f in plan.formats.items() for i in self.steps.get(name, ())}
 
-    def plan_session(self, plan: Plan, emulation: Emulation) -> NativeEmulatorSession:
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
         """A session of the program with the plan's formats."""
-        low = {i: f for i, f in self.formats(plan).items() if f is not Format.FP32}
-        return NativeEmulatorSession(
-            copy=self.prepared.roundable,
-            emulation=emulation,
-            setting=setting_of_formats(low, emulation, fp32_parameters=self.fp32_parameters),
-            formats=low,
+        return plan_session(
+            self.prepared.roundable,
+            plan,
+            emulation,
+            formats=self.formats(plan),
+            fp32_parameters=self.fp32_parameters,
         )
-
-    def examine(self, request: PlanRequest) -> TorchOnDevice:
-        """Let the rules judge the captured graph.
-
-        Raises:
-            UsageError: If the policy names a format that PyTorch's ops do not compute in, or
-                an op that the program does not have.
-        """
-        prepared = replace(self.source.prepare(request.policy), of=CASTS)
-        facts = facts_in(prepared.graph, request.facts, self.graph)
-        return TorchOnDevice.of(prepared, request, facts)
-
-    def casts(self, plan: Plan) -> int:
-        """Number of casts in the plan's module, which is not made for that."""
-        captured = self.source.file.captured(plan.policy)
-        return cast_count(captured.graph, frontend.planned_edits(captured, plan))
 
 
 def _check_no_bodies(module: GraphModule) -> None:
@@ -150,22 +132,33 @@ def _with_parameters(graph: Graph, node: Node) -> tuple[bool, ...]:
     return found if found != node.follows_in else ()
 
 
+@dataclass(slots=True, kw_only=True)
+class TorchEmulatedSubject(EmulatedSubject):
+    """A program on a device."""
+
+    def prepared(self, policy: Policy) -> PreparedModel:
+        """The program prepared for ``policy``: codes are not emulated."""
+        return replace(self.model.prepare(policy), of=CASTS)
+
+    def judged(self, **parts: Any) -> TorchOnDevice:
+        """The program as the rules judged it for the device."""
+        return TorchOnDevice(subject=self, **parts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOnDevice(OnDevice):
     """A program judged for a device."""
 
     prepared: TorchPrepared
 
-    def analysis(self) -> Analysis:
-        """Times by the roofline, errors by one backward pass."""
-        captured, request = self.prepared.captured, self.request
-        units, points = units_and_points(self.planner)
-        errors = measured_errors(
-            self.prepared, self.planner, points, request.feeds[0], request.counted
-        )
-        shapes = {
-            **hinted_shapes(captured.binding),
-            **{i: f.shape for i, f in self.facts.items()},
-        }
-        cost = RooflineCost(target=request.emulation.target, shapes=shapes)
-        return analysis_of(self.prepared, self.planner, units, points, errors, cost)
+    def times(self, exact: Exact) -> Times:
+        """Times by the roofline, each op by itself; shapes that were not seen are stated."""
+        del exact
+        seen = {i: f.shape for i, f in self.facts.items()}
+        shapes = hinted_shapes(self.prepared.captured.binding) | seen
+        cost = RooflineCost(target=self.subject.emulation.target, shapes=shapes)
+        return Times.modelled(self.planner, cost, ())
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by one backward pass."""
+        return measured_errors(self.prepared, self.planner, times, exact)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from finecast.engines.base import Session
+from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine, deployed
-from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.integers import Prepare, compiled_frozen
 from finecast.engines.torch.session import (
     Arguments,
@@ -22,18 +21,17 @@ from finecast.engines.torch.session import (
 from finecast.errors import EngineError
 from finecast.frontends.torch import RunnableModule, TorchPrepared
 from finecast.frontends.torch.capture import evaluating
-from finecast.frontends.torch.reader import hinted_shapes
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
-from finecast.planning.problem import Analysis
+from finecast.planning.sensitivity import Sensitivity
 from finecast.progress import Progress, silent
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import Judging
-from finecast.subjects.engine.roundings import analysis_of
+from finecast.subjects.engine.roundings import Times
 from finecast.subjects.engine.subject import EngineExamined, EngineSubject
 from finecast.subjects.torch.integers import (
     FREEZING,
@@ -42,10 +40,10 @@ from finecast.subjects.torch.integers import (
     uses_codes,
 )
 from finecast.subjects.torch.planning import (
+    compiled_times,
     device_of,
     judged,
     measured_errors,
-    units_and_points,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +52,10 @@ if TYPE_CHECKING:
 FROZEN_TIMES: Final = (
     f"times are those of modules compiled with frozen weights ({FREEZING}): on integers"
     " products run there alone"
+)
+
+_AS_IT_IS: Final = (
+    "no plan was worth compiling: the time of a call is that of the module as it is"
 )
 
 # Plans of the frontier that are built and timed: each costs a compilation.
@@ -184,6 +186,9 @@ class TorchSubject(EngineSubject):
                     calls[name] = partial(call, self._prepared(one, (args, kwargs)))
                 except EngineError as error:
                     self.tell(f"a plan was dropped: {error.what}")
+            if not built and self._run is None and self.compiles:
+                self.tell(_AS_IT_IS)  # a compilation takes longer than all else up to here
+                return Race.of(partial(call, original), {}, effort)
             anchor = self._prepared(None, (args, kwargs))
             self._compile([partial(call, anchor), *calls.values()])
             return Race.of(partial(call, anchor), calls, effort)
@@ -231,28 +236,21 @@ class TorchExamined(EngineExamined):
     subject: TorchSubject
     prepared: TorchPrepared
 
-    def analysis(self) -> Analysis:
-        """Times by single kernels; errors by one backward pass, of codes by probing."""
-        captured, planner, subject = self.prepared.captured, self.planner, self.subject
-        feeds = self.workload.timing()[:1]
-        exact = Exact.of(subject.reference, feeds, self.workload.of)
+    def calls(self) -> Sequence[Feeds]:
+        """The first of the feeds that are timed."""
+        return self.workload.timing()[:1]
+
+    def times(self, exact: Exact) -> Times:
+        """Times by single kernels."""
         self.progress("profile", 0, 1)
-        cost = CompiledCost.of(
-            planner.graph,
-            planner.policy.formats,
-            device_of(captured.module, subject.model.signature.leaves(feeds[0])),
-            shapes=hinted_shapes(captured.binding),
-            binding=captured.binding,
-        )
-        units, points = units_and_points(planner)
+        captured, signature = self.prepared.captured, self.subject.model.signature
+        device = device_of(captured.module, signature.leaves(exact.calls[0]))
+        return compiled_times(self.planner, device, self.prepared)
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by one backward pass, of codes by probing."""
         self.progress("sensitivity", 0, 1)
-        errors = measured_errors(
-            self.prepared,
-            planner,
-            points,
-            feeds[0],
-            exact.counted,
-            probing=subject.options.probing,
-            progress=self.progress,
+        probing = self.subject.options.probing
+        return measured_errors(
+            self.prepared, self.planner, times, exact, probing=probing, progress=self.progress
         )
-        return analysis_of(self.prepared, planner, units, points, errors, cost)
