@@ -27,7 +27,7 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.native import Source
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 
 
 def batches_of(source: Source, options: RunOptions) -> list[Feeds]:
@@ -58,7 +58,7 @@ def judged(
         policy, _ = drop_slow_formats(policy, lambda fmt: speed_of(engine, fmt), rules)
     prepared = source.prepare(policy)
     facts = observe(prepared, lambda: batches) if batches else {}
-    planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
+    planner = make_planner(prepared, policy, engine, Judging(facts=facts, user_rules=rules))
     return prepared.graph, planner.lowest()
 
 
