@@ -18,7 +18,7 @@ from finecast.cli.common import (
     telling_stale,
 )
 from finecast.cli.data_options import Data, RandomFeeds
-from finecast.cli.output import add_row, new_table, warn, write_json, write_table
+from finecast.cli.output import Verbatim, add_row, new_table, warn, write_json, write_table
 from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.files import write_text
 from finecast.progress import shown
@@ -134,7 +134,7 @@ def _run_by_hint(result: Conversion, output: Path) -> list[str]:
     plan = result.plan
     if not (plan.by_hint and plan.lowers):
         return []
-    return [how_to_run(output, plan.engine, result.ops, by_hint=True)]
+    return [Verbatim(how_to_run(output, plan.engine, result.ops, by_hint=True))]
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:

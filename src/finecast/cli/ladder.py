@@ -27,12 +27,13 @@ from finecast.cli.common import (
 )
 from finecast.cli.data_options import Data, Evaluation, Tolerance
 from finecast.cli.output import (
+    Verbatim,
     add_row,
     new_table,
     output_lines,
     warn,
     write_json,
-    write_line,
+    write_note,
     write_table,
 )
 from finecast.cli.policy_options import Casting, Device
@@ -281,7 +282,8 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
         lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
     else:
         rung = outcome.best.rung
-        lines += [f"* recommended: {rung.name}", f"  {rung.command()}", f"  {rung.snippet}"]
+        command, snippet = Verbatim(f"  {rung.command()}"), Verbatim(f"  {rung.snippet}")
+        lines += [f"* recommended: {rung.name}", command, snippet]
         scores = by_output(outcome.best.metric)
         lines += output_lines(outcome.best.errors, outcome.left_out, scores)
     if plan is None:
@@ -294,9 +296,9 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
             f" {ops}; {place}; compile it with {outcome.rungs[0].rung.name}"
         )
     if compiled:
-        lines.append(compiled)
+        lines.append(Verbatim(compiled))
     for line in lines:
-        write_line(line)
+        write_note(line)
 
 
 def _compile(program: Path, rung: Rung) -> tuple[bool, str]:

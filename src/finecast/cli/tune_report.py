@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast.cli.output import (
+    Verbatim,
     add_row,
     new_table,
     output_lines,
@@ -254,7 +255,7 @@ def write_report(
     if "tf32" in outcome.plan.counts:
         lines.append(_TF32_TIMES)
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
-    lines.append(where)
+    lines.append(Verbatim(where))
     if improved and not outcome.target:
         many = outcome.objective is Objective.THROUGHPUT
         run = how_to_run(
@@ -264,7 +265,7 @@ def write_report(
             throughput=many,
             by_hint=outcome.plan.by_hint,
         )
-        lines += run.splitlines()
+        lines += map(Verbatim, run.splitlines())
     trials = number_of(outcome.reused, "trial")
     reused = f", {trials} of the study reused" if outcome.reused else ""
     note = (

@@ -18,15 +18,18 @@ from typing import Final
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Session
+from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline.cached_session import CachedSession
-from finecast.pipeline.device import DeviceModel, search_plans
+from finecast.pipeline.device import DeviceModel
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.search import Candidate, chain, fastest_passing
 from finecast.pipeline.trials import nan_baseline
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
+from finecast.planning.proposing import lowest, propose
 from finecast.progress import Progress, silent
+from finecast.rules.facts import first_nonfinite
 from finecast.rules.policy import Policy, Scope
 
 # Formats that a cast in the model can state and every compiler respects. Tf32 is not
@@ -116,11 +119,11 @@ class LadderWalk:
             program=self.model.program(self.rungs[0].emulation),
             workload=self.workload,
             reference=reference,
-            progress=self.progress,
         )
         if math.isnan(self.baseline):
-            name, device = self.model.name, self.device
-            raise nan_baseline(name, self.workload, lambda: device.first_nonfinite)
+            graph, facts = self.device.graph, dict(self.device.facts)
+            first = first_nonfinite(graph, facts) or ""
+            raise nan_baseline(self.model.name, self.workload, lambda: first)
         self.criterion.check(self.baseline, self.workload.worst)
         self.progress("fp32", 1, 1)
 
@@ -223,16 +226,34 @@ def _bases(
 def _fastest(
     walk: LadderWalk, emulation: Emulation, policy: Policy, limit: float
 ) -> PlanResult | None:
-    search = search_plans(walk.device, emulation, policy)
+    subject = walk.model.subject(None, emulation)
+    examined = subject.examine(policy, (), walk.workload, walk.progress)
+    planner, analysis = examined.planner, examined.analysis()
+    proposals = (*propose(planner, analysis), *lowest(planner, analysis))
+    unique = {p.plan.digest: p for p in reversed(proposals)}
+    built = {digest: subject.model.build(p.plan) for digest, p in unique.items()}
+    times = subject.times(built, walk.workload, Effort(min_time_s=0.0))
     results: dict[str, PlanResult] = {}
 
     def passes(candidate: Candidate) -> bool:
-        metric, errors = search.evaluate(candidate.plan)
+        session = walk.device.program.plan_session(candidate.plan, emulation)
+        metric, errors = walk.device.evaluate(session)
         results[candidate.plan.digest] = PlanResult(
             plan=candidate.plan, metric=metric, errors=errors, time_s=candidate.latency_s
         )
         return walk.criterion.passes(metric, walk.baseline)
 
-    worthwhile = [c for c in search.candidates() if c.latency_s * _WORTHWHILE < limit]
+    candidates = [
+        Candidate(
+            name=p.name,
+            plan=p.plan,
+            error=p.error,
+            cost=(time_s := times.latency_s(digest)),
+            latency_s=time_s,
+            casts=built[digest].casts,
+        )
+        for digest, p in unique.items()
+    ]
+    worthwhile = [c for c in candidates if c.latency_s * _WORTHWHILE < limit]
     best = fastest_passing(chain(worthwhile, limit), passes)
     return None if best is None else results[best.plan.digest]

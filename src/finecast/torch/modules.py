@@ -22,7 +22,7 @@ from finecast.pipeline.conversion import NOTHING_CONVERTED
 from finecast.pipeline.goal import Goal, Objective
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.workload import check_finite, metric_value
+from finecast.pipeline.workload import Workload, check_finite, metric_value
 from finecast.progress import Progress, reporting, silent
 from finecast.rules import UserRule
 from finecast.rules.guests import rule_set_of
@@ -138,17 +138,13 @@ class _OfModule(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleWorkload:
+class ModuleWorkload(Workload):
     """A user's evaluation of a module; the only data are the module's example inputs."""
 
     function: Evaluate
     known: float | None
     criterion: Criterion
     examples: Feeds
-    digest: str = ""
-    of: tuple[str, ...] = ()
-    worst: None = None
-    warnings: tuple[str, ...] = ()
 
     @property
     def higher_is_better(self) -> bool:
@@ -175,15 +171,7 @@ class ModuleWorkload:
             check_finite(value, name)
         return value
 
-    def evaluated(self) -> Iterable[Feeds]:
-        """Empty: the function's data is its own."""
-        return ()
-
     def calibration(self) -> Iterable[Feeds]:
-        """The module's example inputs."""
-        return (self.examples,)
-
-    def timing(self) -> Sequence[Feeds]:
         """The module's example inputs."""
         return (self.examples,)
 

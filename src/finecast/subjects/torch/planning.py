@@ -20,9 +20,9 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import Captured, TorchPrepared, applied
-from finecast.frontends.torch.instrument import Isolated
 from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
 from finecast.frontends.torch.reader import FxBinding
+from finecast.frontends.torch.runnable import Isolated
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
