@@ -16,7 +16,7 @@ from finecast.devices.emulation import (
     Setting,
     device_kernels,
     kernel_numbers,
-    setting_of_formats,
+    setting_of_plan,
 )
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session
 from finecast.engines.emulator.model import emulated
@@ -120,5 +120,5 @@ def plan_session(
     coded = {ids[name]: found for name, found in plan.encodings.items()}
     low = {i: f for i, f in formats.items() if f is not Format.FP32}
     emulation = replace(emulation, encodings=coded)
-    setting = setting_of_formats(low, emulation)
+    setting = setting_of_plan(low, emulation)
     return NativeEmulatorSession(copy=copy, emulation=emulation, setting=setting, formats=low)

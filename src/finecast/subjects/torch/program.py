@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.fx import GraphModule
 
-from finecast.devices.emulation import Emulation, is_parameter, setting_of_formats
+from finecast.devices.emulation import Emulation, is_parameter, setting_of_plan
 from finecast.engines.emulator.native_session import NativeEmulatorSession
 from finecast.engines.torch.session import ProgramSignature
 from finecast.errors import ModelError
@@ -92,7 +92,7 @@ class TorchProgram(NativeProgram):
         return NativeEmulatorSession(
             copy=self.prepared.roundable,
             emulation=emulation,
-            setting=setting_of_formats(low, emulation, fp32_parameters=self.fp32_parameters),
+            setting=setting_of_plan(low, emulation, fp32_parameters=self.fp32_parameters),
             formats=low,
         )
 
