@@ -333,10 +333,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the program, converted, may be written there."""
-        if output.external_data is not None:
-            raise UsageError(
-                "--external-data/--one-file does not apply to .pt2 files", fix="leave it out"
-            )
+        output.check_plain(".pt2 files")
         if output.path is not None:
             check_writable(output.path, force=output.force)
 
