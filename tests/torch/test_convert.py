@@ -21,11 +21,10 @@ from finecast.engines.torch import rates
 from finecast.engines.torch.kernel_check import is_wrong
 from finecast.errors import ModelError, RuleConflictError, UsageError
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.probing import first_order, probe_all
 from finecast.numbers.formats import Format
 from finecast.planning.edits import cast_count
-from finecast.planning.points import find_points
 from finecast.subjects.torch import planning
+from tests.torch.errors import first_order, points_of, probed
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -111,13 +110,11 @@ def test_the_residual_stream_stays_exact_beside_low_products() -> None:
 def test_both_ways_of_measuring_sensitivity_agree() -> None:
     net, x = Block().eval(), torch.randn(16, 32)
     captured = frontend.capture(net, (x,))
-    free = frozenset(n.id for n in captured.graph.float_nodes)
-    points = find_points(captured.graph, free)
-    one_pass = first_order(captured, points, Format.BF16, [x], draws=8)
-    probed = probe_all(captured, points, Format.BF16, [x])
+    points = points_of(captured)
+    one_pass = first_order(captured, points, [x], draws=8)
     assert len(points) > 5
     # Sums over points predict; single ones scatter with the random combination.
-    assert one_pass.sum() == pytest.approx(probed.sum(), rel=0.3)
+    assert one_pass.sum() == pytest.approx(probed(captured, points, [x]).sum(), rel=0.3)
 
 
 def test_tied_weights_stay_one_tensor() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from finecast.data.deviation import LIMIT, deviation
 from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
-from finecast.errors import WrongNumbersError
+from finecast.errors import UsageError
 from finecast.files import DATA_SUFFIX, check_writable
 from finecast.planning.sensitivity import is_float
 
@@ -23,11 +23,24 @@ class Destination:
         force: Whether existing files may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside the model; None for where
             the source had them, or where they do not fit one file.
+        clean: Whether what nothing needs is left out, though it came with the model.
     """
 
     path: Path | None
     force: bool = False
     external_data: bool | None = None
+    clean: bool = False
+
+    def check_plain(self, kind: str) -> None:
+        """Raise UsageError for an option that is for ONNX files alone, not for ``kind``."""
+        given = {
+            "--external-data/--one-file": self.external_data is not None,
+            "--clean": self.clean,
+        }
+        for option in (o for o, is_given in given.items() if is_given):
+            raise UsageError(
+                f"{option} does not apply to {kind}", where=str(self.path), fix="leave it out"
+            )
 
     def check(self, *, apart: bool = False) -> None:
         """Raise UsageError unless the model, and its tensors if ``apart``, may be written."""
@@ -73,22 +86,6 @@ class Verified:
     apart: tuple[str, ...] = ()
     random: bool = False
     warnings: tuple[str, ...] = ()
-
-
-def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
-    """``compare``, for outputs that may not have NaN or Inf where fp32 has none.
-
-    Raises:
-        WrongNumbersError: If an output has a NaN or Inf where fp32 has none.
-    """
-    for number, pair in enumerate(zip(got, wanted, strict=True)):
-        if deviation(*pair).nonfinite:
-            raise WrongNumbersError(
-                f"output {number} has NaN or Inf where fp32 has none",
-                fix="use bf16, exclude ops with --exclude or --op NAME=fp32, or use `tune`",
-            )
-    given, exact = ({str(n): a for n, a in enumerate(arrays)} for arrays in (got, wanted))
-    return compare(engine, given, exact)
 
 
 def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) -> Verified:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,8 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import lowest, propose
-from finecast.planning.units import make_units, pattern_kernels
+from finecast.planning.units import pattern_kernels
+from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts
@@ -48,16 +50,12 @@ from finecast.subjects.engine.integers import check_calibrated, drop_unfused
 from finecast.subjects.engine.native import EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
+    Judging,
     check_stated,
     make_planner,
 )
-from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
-from finecast.subjects.engine.roundings import (
-    analysis_of,
-    find_units,
-    points_of,
-    zero_sensitivities,
-)
+from finecast.subjects.engine.profiles import profile_ends
+from finecast.subjects.engine.roundings import Times
 
 _OTHER_READER: Final = "onnxruntime"
 """The engine that users of an ONNX file may run it in, whichever one it was made for."""
@@ -87,6 +85,8 @@ class Converter:
         engines: In order of preference; the first also tells which kernels exist.
         feeds: Makes feeds to verify the model with.
         verify: Whether the model must load and run in one of the engines.
+        progress: Told of each step that takes long.
+        told: Notes for the user, added on the way.
         start: When the work began.
     """
 
@@ -95,6 +95,8 @@ class Converter:
     engines: Sequence[Engine]
     feeds: FeedMaker
     verify: bool = True
+    progress: Progress = silent
+    told: list[str] = field(default_factory=list[str])
     start: float = field(default_factory=time.perf_counter)
 
     def convert(
@@ -129,7 +131,8 @@ class Converter:
             done = self._converted(request)
         except WrongNumbersError as error:
             done = self._without(error, request)
-        return replace(done, warnings=(*done.warnings, *left_out))
+        notes = dict.fromkeys((*left_out, *self.told))
+        return replace(done, warnings=(*done.warnings, *notes))
 
     def _without(self, error: WrongNumbersError, request: Request) -> Conversion:
         """The conversion with the op in fp32 that the engine computes wrongly by ``error``.
@@ -185,14 +188,8 @@ class Converter:
         self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
     ) -> Planner:
         """The planner, once the rules have judged every op."""
-        return make_planner(
-            prepared,
-            request.policy,
-            self.engines[0],
-            facts=facts,
-            user_rules=request.user_rules,
-            broken=request.broken,
-        )
+        how = Judging(facts=facts, user_rules=request.user_rules, broken=request.broken)
+        return make_planner(prepared, request.policy, self.engines[0], how)
 
     def _choose(
         self,
@@ -277,12 +274,8 @@ def _auto_plan(
         return _modelled_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
         )
-    units, points = find_units(planner, profiles)
-    cost = measured_cost(planner.graph, profiles, partial(measure_casts, engine), {})
-    return fastest_plan(
-        planner,
-        analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost),
-    )
+    times = Times.measured(planner, profiles, engine, {})
+    return fastest_plan(planner, replace(times, lowest_s=math.inf).analysis(prepared, planner))
 
 
 def _modelled_plan(
@@ -296,9 +289,8 @@ def _modelled_plan(
     Among several formats on a device, plans are compared by the modelled time of the whole.
     """
     graph, formats = planner.graph, planner.policy.formats
-    units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
-    points = points_of(planner, units, dict.fromkeys(formats, ()))
-    analysis = analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost)
+    times = Times.modelled(planner, cost, pattern_kernels(graph))
+    analysis = times.analysis(prepared, planner)
     if device is None or len(formats) == 1:
         return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}

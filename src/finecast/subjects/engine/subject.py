@@ -32,7 +32,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import Switch
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Probe
+from finecast.planning.sensitivity import Probe, Sensitivity
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
@@ -49,16 +49,12 @@ from finecast.subjects.engine.integers import (
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
+    Judging,
     check_stated,
     make_planner,
 )
-from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
-from finecast.subjects.engine.roundings import (
-    analysis_of,
-    find_units,
-    probe_sensitivity,
-    switched_probe,
-)
+from finecast.subjects.engine.profiles import profile_ends
+from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
 
 # Requests that are timed together, for each that is in flight: so many that starting the first
 # and waiting for the last take a small part of the time.
@@ -120,14 +116,8 @@ class EngineSubject(Subject):
         facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_engines(prepared, workload.timing()[0])
-        planner = make_planner(
-            prepared,
-            policy,
-            self.engine,
-            facts=facts,
-            user_rules=tuple(user_rules),
-            measured=True,
-        )
+        how = Judging(facts=facts, user_rules=user_rules, measured=True)
+        planner = make_planner(prepared, policy, self.engine, how)
         with suppress(EngineError):  # the analysis runs the same plan and reports the error
             planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
         return self.judged(
@@ -136,9 +126,6 @@ class EngineSubject(Subject):
             planner=planner,
             workload=workload,
             progress=progress,
-            adjuster=Adjuster(
-                model=prepared, facts=facts, planner=planner, batches=workload.calibration
-            ),
         )
 
     def judged(self, **parts: Any) -> EngineExamined:
@@ -252,7 +239,6 @@ class EngineExamined(Examined):
     planner: Planner
     workload: Workload
     progress: Progress
-    adjuster: Adjuster
 
     @property
     def adjusts(self) -> bool:
@@ -264,47 +250,62 @@ class EngineExamined(Examined):
 
         If such a run fails, that is noted, and the plan stays as it is.
         """
+        adjuster = Adjuster(
+            model=self.prepared,
+            facts=self.facts,
+            planner=self.planner,
+            batches=self.workload.calibration,
+        )
         try:
-            return self.adjuster.adjusted(plan, kinds)
+            return adjuster.adjusted(plan, kinds)
         except EngineError as error:
             self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan
 
     def analysis(self) -> Analysis:
-        """Times by profiles of the fp32 model and of the lowest plans; errors by probing."""
-        subject, planner = self.subject, self.planner
-        self.progress("profile", 0, 1)
-        feeds, inputs = self.workload.timing()[0], subject.reference.inputs
-        calls = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
-        exact = Exact.of(subject.reference, calls, self.workload.of)
-        profiles = profile_ends(
-            subject.model,
-            planner,
-            subject.engine,
-            feeds,
-            output_error=lambda session: exact.error(session) ** 2,
-            progress=self.progress,
-        )
-        profiles, slow = profiles.without_slow_formats()
-        for fmt in slow:
-            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
-        cost = measured_cost(
-            planner.graph, profiles, partial(measure_casts, subject.engine), self.facts
-        )
-        units, points = find_units(planner, profiles)
+        """Times as ``times`` tells them, errors as ``errors`` does."""
+        calls = self.calls()
+        exact = Exact.of(self.subject.reference, calls, self.workload.of)
+        times = self.times(exact)
+        return times.analysis(self.prepared, self.planner, self.errors(times, exact))
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by probing each rounding alone."""
 
         def prober(switches: Sequence[Switch]) -> Probe:
-            feeds = probed(calls, inputs, probed_rows(len(switches)))
+            feeds = self.probed(exact.calls, len(switches))
             return switched_probe(self.prepared, switches, feeds)
 
-        errors = probe_sensitivity(
-            planner,
-            points,
+        return probe_sensitivity(
+            self.planner,
+            times.points,
             prober,
             counted=exact.counted,
             progress=self.progress,
-            totals=profiles.errors,
+            totals=times.errors,
         )
-        return analysis_of(
-            self.prepared, planner, units, points, errors, cost, lowest_s=profiles.low_s
-        )
+
+    def calls(self) -> Sequence[Feeds]:
+        """The calls on which errors are measured."""
+        inputs = self.subject.reference.inputs
+        return probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
+
+    def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
+        """Those calls, or as much of them as is enough for ``count`` roundings."""
+        return probed(calls, self.subject.reference.inputs, probed_rows(count))
+
+    def times(self, exact: Exact) -> Times:
+        """Times by profiles of the fp32 model and of the lowest plans."""
+        subject = self.subject
+        self.progress("profile", 0, 1)
+        profiles, slow = profile_ends(
+            subject.model,
+            self.planner,
+            subject.engine,
+            self.workload.timing()[0],
+            output_error=lambda session: exact.error(session) ** 2,
+            progress=self.progress,
+        ).without_slow_formats()
+        for fmt in slow:
+            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
+        return Times.measured(self.planner, profiles, subject.engine, self.facts)
