@@ -85,9 +85,11 @@ class EngineModel(NativeSource[FileT, PreparedT]):
             check=lambda: self.prepare(AS_IT_IS).states,
         )
         told = (*notes, *crashes)
-        return EngineSubject(
-            model=self, engine=chosen, reference=session, truth=truth, told=told
-        )
+        return self.measured(engine=chosen, reference=session, truth=truth, told=told)
+
+    def measured(self, **parts: Any) -> EngineSubject:
+        """The model in an engine of this machine, of these parts."""
+        return EngineSubject(model=self, **parts)
 
     def emulated(self, **parts: Any) -> EmulatedSubject:
         """The model on a device, of these parts."""
