@@ -28,8 +28,8 @@ from finecast.engines.base import (
     calls_of,
     each_call,
 )
+from finecast.engines.exact import CachedSession, feeds_digest
 from finecast.errors import UsageError, UserCodeError
-from finecast.pipeline.cached_session import CachedSession, feeds_digest
 from finecast.planning.sensitivity import is_float
 from finecast.usercode import guarded
 

@@ -6,7 +6,7 @@ from finecast.devices.emulation import Emulation
 from finecast.devices.neuron import read, resolve
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.device import plan_time_s
 from finecast.planning.cost import RooflineCost
 
 TRANSPOSE = from_text(
