@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from finecast.data.criterion import Criterion, CriterionKind
-from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import check_formats, explicit_casts
+from finecast.devices.emulation import Emulation, check_formats, explicit_casts
 from finecast.engines.base import Feeds
 from finecast.engines.usage import in_memory_notes
 from finecast.errors import UsageError
@@ -102,6 +101,7 @@ def convert(
     verify: bool = True,
     force: bool = False,
     external_data: bool | None = None,
+    clean: bool = False,
     from_type: str | None = None,
     progress: Progress | bool = True,
 ) -> Conversion:
@@ -122,6 +122,8 @@ def convert(
         force: Whether an existing output may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside the output; None: only if
             they do not fit one file, or the model has them in that form.
+        clean: Whether nodes, initializers and functions of the model that no output needs are
+            left out, though they came with it.
         from_type: Take ops in this type (fp64, fp16, bf16) to fp32 first; ports keep theirs.
         progress: True shows progress on a terminal and in a notebook, False nothing; or a
             function that is told of each step.
@@ -130,7 +132,7 @@ def convert(
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
     given = load(model, output=output)
-    written = _destination(output, force, external_data)
+    written = replace(_destination(output, force, external_data), clean=clean)
     files = _declare_files(given, written, data=data)
     asked = Policy.of(policy)
     with reporting(progress, "converting") as report, files.locked() as removed:

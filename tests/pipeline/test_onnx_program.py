@@ -9,8 +9,9 @@ import numpy as np
 
 import finecast
 from finecast import api
+from finecast.compat.neuron.ladders import ladder
 from finecast.data.criterion import Criterion
-from finecast.devices.neuron import explicit_casts, ladder
+from finecast.devices.emulation import explicit_casts
 from finecast.numbers.formats import Format
 from finecast.pipeline.ladder import LadderWalk
 from finecast.pipeline.sources import DataOptions, workload_of

@@ -12,8 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import finecast  # noqa: E402
-from finecast.devices.emulation import Setting  # noqa: E402
-from finecast.devices.neuron import explicit_casts  # noqa: E402
+from finecast.devices.emulation import Setting, explicit_casts  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.numbers.rounding import round_to  # noqa: E402

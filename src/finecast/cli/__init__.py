@@ -44,10 +44,11 @@ VERBS = {
     "apply": "Apply a saved plan to a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
     "emulate": "What a device you do not have would do to your numbers.",
-    "ladder": "A Neuron compiler's ladder of options, each rung emulated.",
+    "ladder": "A compiler's ladder of options, each rung emulated.",
     "targets": "The devices that emulate and ladder know.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Latency, throughput, memory and per-op times of models, compared.",
+    "mcp": "Serve the verbs as tools of the Model Context Protocol, over stdio.",
 }
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""
 
@@ -174,10 +175,10 @@ def _verb(args: Sequence[str]) -> str | None:
 
 
 def _joined(args: Sequence[str]) -> list[str]:
-    """``--fast-math a b`` as one option with one value, as neuron-cc reads it."""
+    """``--fast-math a b`` as one option with one value, as its compiler reads it."""
     if not any(arg.partition("=")[0] == _FAST_MATH for arg in args):
         return list(args)
-    from finecast.devices.neuron.options import FAST_MATH_KEYWORDS
+    from finecast.compat.neuron.compilers import FAST_MATH_KEYWORDS
     from finecast.naming import spelled
 
     joined: list[str] = []
@@ -198,6 +199,12 @@ def _completed() -> list[str]:
     # bash passes the line in its own variable, other shells in Typer's.
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     return line.split()[1:]
+
+
+def command(verb: str) -> Any:
+    """Typer's command of a verb: its help and its parameters."""
+    group: Any = typer.main.get_command(_app([verb]))
+    return group.commands[verb]
 
 
 def _app(args: Sequence[str]) -> typer.Typer:

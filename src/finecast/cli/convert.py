@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from finecast.cli.common import (
     EngineName,
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
     from finecast.pipeline.artefact import Verified
     from finecast.pipeline.conversion import Conversion
 
+Clean = Annotated[
+    bool,
+    typer.Option(
+        "--clean",
+        help="Leave out what no output needs and came so: nodes, initializers, functions.",
+    ),
+]
 _MOST_LINES: Final = 8
 
 
@@ -42,6 +51,7 @@ def run(
     engine: EngineName = None,
     plan_out: PlanOut = None,
     no_verify: NoVerify = False,
+    clean: Clean = False,
     as_json: Json = False,
 ) -> None:
     """Cast a model by a policy, verify and save it.
@@ -88,6 +98,7 @@ def run(
             verify=not no_verify,
             force=written.force,
             external_data=written.external_data,
+            clean=clean,
             from_type=source.from_type,
             progress=told,
         )

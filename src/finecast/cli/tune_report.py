@@ -229,7 +229,7 @@ def write_report(
     if as_json:
         write_json(to_dict(outcome))
         return
-    from finecast.devices.neuron import casts_off
+    from finecast.compat.neuron.ladders import casts_off
     from finecast.engines.usage import how_to_run
     from finecast.measure.environment import cpu_label, environment
 

@@ -158,4 +158,8 @@ def _scaled(drawn: Array, known: Normal) -> Array:
         shape = np.broadcast_shapes(drawn.shape, known.mean.shape, known.deviation.shape)
     except ValueError:
         return drawn
-    return known.mean + known.deviation * drawn if shape == drawn.shape else drawn
+    return (
+        np.add(known.mean, np.multiply(known.deviation, drawn))
+        if shape == drawn.shape
+        else drawn
+    )

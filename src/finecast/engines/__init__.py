@@ -127,7 +127,7 @@ def get_engine(spec: str) -> Engine:
 
 
 def _emulator(target: str) -> Engine:
-    from finecast.devices.neuron import explicit_casts
+    from finecast.devices.emulation import explicit_casts
     from finecast.engines.emulator import EmulatorEngine
 
     if not target:

@@ -52,6 +52,7 @@ _EXPECTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "resume": _FLAG,
     "lower_is_better": _FLAG,
     "external_data": _FLAG,
+    "clean": _FLAG,
     "trust": _FLAG,
 }
 

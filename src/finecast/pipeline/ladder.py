@@ -10,13 +10,13 @@ no passing rung has a shorter modelled time.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation, Setting, setting_of
-from finecast.devices.neuron import CompilerChoice, Rung
 from finecast.engines.base import Session
 from finecast.engines.exact import CachedSession
 from finecast.measure.racing import Effort
@@ -32,9 +32,30 @@ from finecast.progress import Progress, silent
 from finecast.rules.facts import first_nonfinite
 from finecast.rules.policy import Policy, Scope
 
-# Formats that a cast in the model can state and every Neuron compiler respects. Tf32 is not
+# Formats that a cast in the model can state and every compiler respects. Tf32 is not
 # one: ONNX has no such type, so that a compiler would see slow arithmetic and fp32 products.
 CASTABLE: Final = (Format.BF16, Format.FP16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One step of a compiler's ladder.
+
+    Attributes:
+        name: The options, as the compiler's guide spells them.
+        emulation: What they do to numbers.
+        template: The compiler's command line, with ``{model}`` and ``{output}`` in it.
+        snippet: One line of Python that passes the options through the framework.
+    """
+
+    name: str
+    emulation: Emulation
+    template: str
+    snippet: str
+
+    def command(self, model: str = "model.hlo", output: str = "model.neff") -> str:
+        """The compiler's exact command line."""
+        return self.template.format(model=shlex.quote(model), output=shlex.quote(output))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +116,7 @@ class LadderWalk:
         self.baseline = self.workload.evaluate(reference, None)
         # One program serves all rungs: they differ in no option that rewrites the model.
         self.device = DeviceModel(
-            program=self.model.program(self.rungs[0].options.emulation()),
+            program=self.model.program(self.rungs[0].emulation),
             workload=self.workload,
             reference=reference,
         )
@@ -111,7 +132,7 @@ class LadderWalk:
         results: list[RungResult] = []
         for done, rung in enumerate(self.rungs):
             self.progress(rung.name, done, len(self.rungs))
-            results.append(self._judge(rung, rung.options.emulation()))
+            results.append(self._judge(rung, rung.emulation))
         self.progress("rungs", len(self.rungs), len(self.rungs))
         passing = [r for r in results if r.passed]
         best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
@@ -169,7 +190,7 @@ class PlanResult:
 
 
 def search_per_op(
-    walk: LadderWalk, outcome: LadderOutcome, named: CompilerChoice | None = None
+    walk: LadderWalk, outcome: LadderOutcome, named: tuple[Emulation, Policy] | None = None
 ) -> tuple[PlanResult | None, str]:
     """The fastest passing per-op plan that beats the best rung, and a text on the result.
 
@@ -189,14 +210,14 @@ def search_per_op(
 
 
 def _bases(
-    outcome: LadderOutcome, named: CompilerChoice | None
+    outcome: LadderOutcome, named: tuple[Emulation, Policy] | None
 ) -> list[tuple[Emulation, Policy]]:
     """Emulations and policies to search: those named, else each castable format of a rung."""
-    if named is not None and named.emulation is not None:
-        return [(named.emulation, named.policy)]
+    if named is not None:
+        return [named]
     chosen: dict[str, Emulation] = {}
     for result in outcome.rungs:
-        emulation = result.rung.options.emulation()
+        emulation = result.rung.emulation
         if emulation.format in CASTABLE and emulation.scope is not Scope.NONE:
             chosen.setdefault(emulation.format.label, emulation)
     return [(e, Policy(scope=Scope.AUTO, formats=(e.format,))) for e in chosen.values()]

@@ -76,7 +76,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     Raises:
         UsageError: If they do not fit together or do not fit the model.
     """
-    of = _outputs(options.of, session)
+    of = known_outputs(options.of, session)
     calibration = _calibration(options, session)
     if options.evaluate is not None:
         _check_evaluation(options)
@@ -115,7 +115,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     )
 
 
-def _outputs(of: Sequence[str], session: Session) -> tuple[str, ...]:
+def known_outputs(of: Sequence[str], session: Session) -> tuple[str, ...]:
     """The outputs that the user names, each once.
 
     Raises:

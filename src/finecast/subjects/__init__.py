@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from finecast.errors import EngineError, UsageError
-from finecast.files import DATA_SUFFIX
+from finecast.files import DATA_SUFFIX, check_spelling
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.model import OpenedModel
 from finecast.planning.plan import Plan
@@ -194,6 +194,7 @@ def check_output_name(model: Path, output: Path) -> None:
         output: Where the result goes.
     """
     _check_kind(model)
+    check_spelling(output)
     readers = _readers(model)
     if any(entry.writes(output) for entry in readers):
         return
@@ -298,6 +299,7 @@ def _known_suffixes() -> set[str]:
 
 def _check_kind(model: Path) -> None:
     """Raise UsageError for a file or folder that no frontend reads; tells what it is."""
+    check_spelling(model)
     if model.is_dir() and not any(entry.reads(model) for entry in FRONTENDS):
         raise UsageError(
             "the model is a directory, and no SavedModel",

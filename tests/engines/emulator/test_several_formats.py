@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from finecast import api
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.loading import load_model

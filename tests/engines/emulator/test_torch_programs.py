@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 torch: Any = pytest.importorskip("torch")
 
+from finecast.compat.neuron.flags import Given  # noqa: E402
+from finecast.compat.neuron.ladders import ladder  # noqa: E402
 from finecast.devices.emulation import Emulation, Setting  # noqa: E402
-from finecast.devices.neuron import Given, ladder  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
 from finecast.engines.base import Array  # noqa: E402
 from finecast.engines.emulator import (  # noqa: E402
@@ -148,7 +149,7 @@ def test_all_rungs_of_a_ladder_agree(
     name, captured = pair
     x = pairs.inputs(name)
     for rung in ladder(target, base):
-        how = rung.options.emulation()
+        how = rung.emulation
         got, expected = torch_y(captured, how, x), onnx_y(name, how, x)
         # inf1's fp32 products run in bf16; what nothing casts is fp32 elsewhere.
         fmt = Format.BF16 if target == "inf1" else how.format

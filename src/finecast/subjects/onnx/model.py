@@ -287,6 +287,8 @@ def _write(
     """
     file = source.file
     source.check(output)
+    if output.clean:
+        frontend.drop_dead(built.model)
     place = output.path.parent if output.path is not None else None
     with staging(place) as folder:
         staged = folder / (output.path.name if output.path is not None else "model.onnx")

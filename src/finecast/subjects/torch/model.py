@@ -42,6 +42,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
+from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.emulated import EmulatedSubject
 from finecast.subjects.engine.model import EngineModel
@@ -51,7 +52,6 @@ from finecast.subjects.engine.verifying import verify
 from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.lengths import longest
-from finecast.subjects.torch.planning import RuleSet
 from finecast.subjects.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
@@ -176,7 +176,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
 
     given: Arguments | None = None
-    rule_set: RuleSet = RuleSet.FINECAST
+    rule_set: str = FINECAST
     calibration: Sequence[Feeds] = ()
     signature: ProgramSignature = field(init=False)
 
@@ -333,10 +333,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the program, converted, may be written there."""
-        if output.external_data is not None:
-            raise UsageError(
-                "--external-data/--one-file does not apply to .pt2 files", fix="leave it out"
-            )
+        output.check_plain(".pt2 files")
         if output.path is not None:
             check_writable(output.path, force=output.force)
 

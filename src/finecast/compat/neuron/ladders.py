@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from finecast.devices.neuron.options import Compiler, NeuronOptions, compiler_for, resolve
-from finecast.devices.neuron.reading import Given, read
+from finecast.compat.neuron.compilers import Compiler, compiler_for, resolve
+from finecast.compat.neuron.flags import Given, read
+from finecast.errors import UsageError
+from finecast.naming import spelled
+from finecast.pipeline.ladder import Rung
 
 LADDERS: Final[dict[Compiler, tuple[str, ...]]] = {
     Compiler.NEURONX_CC: (
@@ -32,6 +35,7 @@ LADDERS: Final[dict[Compiler, tuple[str, ...]]] = {
 NEURON_TARGETS: Final = ("trn1", "trn1n", "inf2", "trn2", "trn3", "inf1")
 """The devices that the two compilers build for."""
 
+# How a framework takes the options: {arguments} as a list, {flags} as one string.
 _SNIPPETS: Final = {
     Compiler.NEURONX_CC: (
         "torch_neuronx.trace(model, example_inputs, compiler_args={arguments})"
@@ -42,44 +46,13 @@ _SNIPPETS: Final = {
 # Neither compiler reads ONNX: a framework traces the model and passes it as HLO.
 _COMMANDS: Final = {
     Compiler.NEURONX_CC: (
-        "neuronx-cc compile {model} --framework XLA --target {target} {arguments}"
-        " --output {output}"
+        "neuronx-cc compile {{model}} --framework XLA --target {target} {arguments}"
+        " --output {{output}}"
     ),
     Compiler.NEURON_CC: (
-        "neuron-cc compile {model} --framework XLA {arguments} --output {output}"
+        "neuron-cc compile {{model}} --framework XLA {arguments} --output {{output}}"
     ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """One step of a ladder: its options as the guide spells them, and in full."""
-
-    name: str
-    options: NeuronOptions
-
-    def command(self, model: str = "model.hlo", output: str = "model.neff") -> str:
-        """The compiler's exact command line."""
-        return _COMMANDS[self.options.compiler].format(
-            model=shlex.quote(model),
-            target=self.options.target,
-            arguments=shlex.join(self.arguments),
-            output=shlex.quote(output),
-        )
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The rung's own options, then the flags that were asked for on all rungs."""
-        flags = (a for a in self.options.arguments if a.startswith(("--enable", "--disable")))
-        return (*self.name.split(), *flags)
-
-    @property
-    def snippet(self) -> str:
-        """One line of Python that passes the options through the framework."""
-        return _SNIPPETS[self.options.compiler].format(
-            arguments=json.dumps(list(self.arguments)),
-            flags=json.dumps(shlex.join(self.arguments)),
-        )
 
 
 def casts_off(target: str) -> str:
@@ -95,8 +68,17 @@ def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) ->
         base: Options that hold on every rung: saturation, accumulation, rounding. Its
             options about casts are ignored.
         sdk: Release of the Neuron SDK.
+
+    Raises:
+        UsageError: If no compiler's ladder is known for the target.
     """
-    rungs: list[Rung] = []
+    if spelled(target) not in NEURON_TARGETS:
+        raise UsageError(
+            f"{target!r} has no ladder of compiler options",
+            where="--target",
+            fix=f"use one of {', '.join(NEURON_TARGETS)}; finecast emulate takes every target",
+        )
+    target, compiler = spelled(target), compiler_for(target)
     held = replace(
         base or Given(),
         auto_cast=None,
@@ -105,7 +87,21 @@ def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) ->
         fp32_cast=None,
         target=None,
     )
-    for name in LADDERS[compiler_for(target)]:
-        given = read(name.split()).over(held)
-        rungs.append(Rung(name=name, options=resolve(given, sdk=sdk, target=target)))
+    rungs: list[Rung] = []
+    for name in LADDERS[compiler]:
+        options = resolve(read(name.split()).over(held), sdk=sdk, target=target)
+        # The rung's own options, then the flags that were asked for on all rungs.
+        flags = (a for a in options.arguments if a.startswith(("--enable", "--disable")))
+        words = (*name.split(), *flags)
+        together = shlex.join(words)
+        rungs.append(
+            Rung(
+                name=name,
+                emulation=options.emulation,
+                template=_COMMANDS[compiler].format(target=target, arguments=together),
+                snippet=_SNIPPETS[compiler].format(
+                    arguments=json.dumps(list(words)), flags=json.dumps(together)
+                ),
+            )
+        )
     return rungs

@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from finecast.errors import ModelError
+from finecast.compat.raf.hints import CastingRule, Hint, HintRule, ask, is_low
+from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import Tier, by_name
 from finecast.rules import Context, Rule, Ruling
 from finecast.rules.base import only
-from finecast.rules.override import CastingRule, Hint, Overrides, ask, find_override, is_low
+from finecast.rules.guests import Overrides
+from finecast.rules.override import current, innermost
 from finecast.rules.support import DEFINITION, KERNEL
 
 ALWAYS: Final = frozenset(
@@ -98,10 +100,20 @@ SPECIAL: Final[Mapping[str, CastingRule]] = {
 def rule_of(
     graph: Graph, node: Node, overrides: Overrides | None = None
 ) -> CastingRule | None:
-    """RAF's rule for an op; None if it has none."""
-    override = find_override(graph, node, overrides)
-    if override is not None:
-        return override
+    """RAF's rule for an op, that of an override before its own; None if there is none.
+
+    Raises:
+        UsageError: If an override has finecast's form, which RAF's forward pass cannot ask.
+    """
+    held = current() if overrides is None else overrides
+    name = innermost(graph, node, held)
+    if name is not None:
+        override = held[name].rule
+        if isinstance(override, HintRule):
+            return override.rule
+        raise UsageError(
+            "RAF's rule set takes rules of (args, ret_type, amp_dtype)", where=name
+        )
     if node.op in SPECIAL:
         return SPECIAL[node.op]
     if node.op in ALWAYS:

@@ -9,19 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finecast.devices.neuron import (
-    LADDERS,
+from finecast.compat.neuron.compilers import (
+    CASTS,
+    FAST_MATH_KEYWORDS,
     Compiler,
-    Given,
     NeuronOptions,
-    after_environment,
-    from_environment,
-    ladder,
-    read,
     resolve,
 )
-from finecast.devices.neuron.ladders import casts_off
-from finecast.devices.neuron.options import CASTS, FAST_MATH_KEYWORDS
+from finecast.compat.neuron.flags import Given, after_environment, from_environment, read
+from finecast.compat.neuron.ladders import LADDERS, casts_off, ladder
+from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
@@ -56,7 +53,11 @@ def options(text: str, **more: str) -> NeuronOptions:
 
 
 def meaning(o: NeuronOptions) -> tuple[Scope, Format, Format | None]:
-    return o.scope, o.format, o.relayout_format
+    return rounding(o.emulation)
+
+
+def rounding(e: Emulation) -> tuple[Scope, Format, Format | None]:
+    return e.scope, e.format, e.relayout
 
 
 @given(WORDS, WORDS)
@@ -76,7 +77,7 @@ def test_the_right_most_wins(left: list[str], right: list[str]) -> None:
     ],
 )
 def test_neuronx_defaults_by_release(sdk: str | None, scope: Scope, mixed: bool) -> None:
-    found = resolve(Given(), sdk=sdk, target="trn1")
+    found = resolve(Given(), sdk=sdk, target="trn1").emulation
     assert (found.scope, found.mixed_accumulation) == (scope, mixed)
     assert found.format is Format.BF16
     assert not found.saturate_infinity
@@ -88,7 +89,7 @@ def test_auto_cast(scope: str, fmt: str) -> None:
     found = options(f"--auto-cast {scope} --auto-cast-type {fmt}")
     assert found.policy.label == f"{scope}:{fmt}"
     assert found.compiler is Compiler.NEURONX_CC
-    assert found.emulation().format is Format.parse(fmt)
+    assert found.emulation.format is Format.parse(fmt)
 
 
 def test_both_spellings_of_matmult() -> None:
@@ -150,7 +151,7 @@ def test_fp32_cast_comes_before_fast_math(cast: str, keyword: str) -> None:
     both = options(f"--fp32-cast {cast} --fast-math {keyword}")
     alone = options(f"--fast-math {keyword}")
     expected = CASTS[cast]
-    transposes = None if alone.relayout_format is None else expected.transposes
+    transposes = None if alone.emulation.relayout is None else expected.transposes
     assert meaning(both) == (expected.scope, expected.format, transposes)
     assert both == options(f"--fast-math {keyword} --fp32-cast {cast}")
 
@@ -190,14 +191,13 @@ def test_a_switch_of_trn1_is_told_elsewhere_and_does_nothing(target: str) -> Non
     found = options(f"--enable-saturate-infinity --auto-cast all --target {target}")
     (note,) = found.notes
     assert note.startswith(f"--enable-saturate-infinity with --target {target} has no effect")
-    assert not found.saturate_infinity
-    assert not found.emulation().saturate_infinity
+    assert not found.emulation.saturate_infinity
     assert "--enable-saturate-infinity" not in found.arguments
 
 
 def test_a_format_that_the_target_lacks() -> None:
     with pytest.raises(UsageError, match=r"fp8_e4m3.*sm80"):
-        options("--auto-cast all --auto-cast-type fp8_e4m3 --target sm80").emulation()
+        options("--auto-cast all --auto-cast-type fp8_e4m3 --target sm80")
 
 
 def test_the_environment() -> None:
@@ -211,7 +211,7 @@ def test_the_environment() -> None:
     assert found == Given(
         auto_cast="all", auto_cast_type="fp16", stochastic_rounding=True, seed=7
     )
-    emulation = resolve(found, target="trn1").emulation()
+    emulation = resolve(found, target="trn1").emulation
     assert (emulation.rounding, emulation.seed) == (Rounding.STOCHASTIC, 7)
     with pytest.raises(UsageError, match=f"{2**128} is no seed"):
         resolve(replace(found, seed=2**128), target="trn1")
@@ -272,7 +272,7 @@ def test_command_lines_in_use_are_read(text: str, label: str) -> None:
         assert "--model-type" in found.notes[0]
         assert found.notes[0].endswith("no effect on numbers")
     assert read(options.arguments) == replace(
-        read(options.arguments), auto_cast=options.scope.value
+        read(options.arguments), auto_cast=options.emulation.scope.value
     )
 
 
@@ -286,7 +286,7 @@ def test_the_type_alone_says_that_nothing_is_cast() -> None:
 
 def test_ladders_are_the_guides() -> None:
     rungs = ladder("trn1")
-    assert [r.options.policy.label for r in rungs] == [
+    assert [f"{r.emulation.scope.value}:{r.emulation.format.label}" for r in rungs] == [
         "none:bf16",
         "matmult:tf32",
         "all:tf32",
@@ -305,7 +305,7 @@ def test_ladders_are_the_guides() -> None:
 
 @pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])
 def test_flags_for_a_model_of_explicit_casts_add_none(target: str) -> None:
-    assert options(casts_off(target), target=target).scope is Scope.NONE
+    assert options(casts_off(target), target=target).emulation.scope is Scope.NONE
 
 
 def test_a_device_without_such_a_compiler_needs_no_flags() -> None:
@@ -316,7 +316,7 @@ def test_a_device_without_such_a_compiler_needs_no_flags() -> None:
 def test_every_rung_states_itself() -> None:
     for target, compiler in (("trn1", Compiler.NEURONX_CC), ("inf1", Compiler.NEURON_CC)):
         for rung, text in zip(ladder(target), LADDERS[compiler], strict=True):
-            assert meaning(options(rung.options.label, target=target)) == meaning(rung.options)
+            assert meaning(options(rung.name, target=target)) == rounding(rung.emulation)
             assert rung.name == text
     assert len(set(itertools.chain(*LADDERS.values()))) == 11
 
@@ -325,6 +325,6 @@ def test_a_ladders_rungs_state_the_casts_themselves() -> None:
     base = Given(auto_cast="all", auto_cast_type="fp16", target="trn2", saturate_infinity=True)
     rungs = ladder("trn1", base)
     assert [r.name for r in rungs] == [r.name for r in ladder("trn1")]
-    assert rungs[0].options.scope is Scope.NONE
-    assert all(r.options.target == "trn1" for r in rungs)
-    assert all(r.options.saturate_infinity for r in rungs)
+    assert rungs[0].emulation.scope is Scope.NONE
+    assert all(r.emulation.target.name == "trn1" for r in rungs)
+    assert all(r.emulation.saturate_infinity for r in rungs)

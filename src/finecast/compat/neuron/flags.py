@@ -6,10 +6,13 @@ Law: ``read(a + b)`` is ``read(a)`` overridden by ``read(b)``, option by option.
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from finecast.errors import UsageError
 from finecast.naming import plain_dashes, spelled, switch
@@ -170,6 +173,118 @@ def from_environment(environ: Mapping[str, str]) -> Given:
             raise UsageError(f"{seed!r} is no seed", where=SEED_VARIABLE, fix="give a number")
         given = replace(given, seed=int(seed))
     return given
+
+
+def after_environment(given: Given, environment: Given) -> tuple[Given, tuple[str, ...]]:
+    """The command line's options, those of the environment that it leaves open, and notes.
+
+    Where both state what is cast, the command line's counts: ``--fp32-cast`` of the
+    environment does not override the casts of ``--fast-math``, though it would within one
+    command line.
+    """
+    keywords = given.fast_math or ()
+    casts = [k for k in keywords if not k.endswith("fast-relayout")]
+    if not casts or given.fp32_cast is not None or environment.fp32_cast is None:
+        return given.over(environment), ()
+    left_out = f"--fp32-cast {environment.fp32_cast} of the environment"
+    note = f"{left_out} is left out: --fast-math {casts[0]} of the command line counts"
+    return given.over(replace(environment, fp32_cast=None)), (note,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerFlags:
+    """The compilers' own options on a command line."""
+
+    fast_math: Annotated[
+        str | None,
+        typer.Option(
+            "--fast-math",
+            metavar="KEYWORD...",
+            help="inf1: all, none, fp32-cast-all[-fp16], fp32-cast-matmult[-bf16|-fp16],"
+            " [no-]fast-relayout.",
+        ),
+    ] = None
+    fp32_cast: Annotated[
+        str | None,
+        typer.Option(
+            "--fp32-cast",
+            metavar="KEYWORD",
+            help="inf1, the older spelling: all[-fp16], matmult[-bf16|-fp16].",
+        ),
+    ] = None
+    mixed_accumulation: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-mixed-precision-accumulation/--disable-mixed-precision-accumulation",
+            help="Softmax, norms and the like keep fp32 inside.",
+        ),
+    ] = None
+    saturate_infinity: Annotated[
+        bool,
+        typer.Option(
+            "--enable-saturate-infinity", help="Clamp Inf in transposes (trn1, inf1)."
+        ),
+    ] = False
+    stochastic_rounding: Annotated[
+        bool, typer.Option("--stochastic-rounding", help="Casts round stochastically.")
+    ] = False
+    seed: Annotated[int | None, typer.Option(help="Seed of stochastic rounding.", min=0)] = (
+        None
+    )
+    sdk: Annotated[
+        str | None,
+        typer.Option(metavar="RELEASE", help="Neuron SDK whose defaults hold, as 2.26."),
+    ] = None
+    from_env: Annotated[
+        bool,
+        typer.Option(
+            "--from-env", help="Read NEURON_CC_FLAGS; the command line comes after it."
+        ),
+    ] = False
+    model_type: Annotated[
+        str | None,
+        typer.Option("--model-type", metavar="KIND", help="Neuron's; no effect on numbers."),
+    ] = None
+    optlevel: Annotated[
+        str | None,
+        typer.Option("--optlevel", "-O", metavar="N", help="Neuron's; no effect on numbers."),
+    ] = None
+
+    def given(
+        self, auto_cast: str | None, auto_cast_type: str | None, target: str | None
+    ) -> tuple[Given, tuple[str, ...]]:
+        """The options of the command line, and with --from-env those of the environment.
+
+        Where both state one, the command line's counts. Notes tell of options without effect.
+
+        Raises:
+            UsageError: If the environment's flags cannot be read, or a seed is given for
+                casts that round to nearest.
+        """
+        others = {"--model-type": self.model_type, "--optlevel": self.optlevel}
+        given = Given(
+            auto_cast=auto_cast,
+            auto_cast_type=auto_cast_type,
+            fast_math=None if self.fast_math is None else tuple(self.fast_math.split()),
+            fp32_cast=self.fp32_cast,
+            target=target,
+            mixed_accumulation=self.mixed_accumulation,
+            saturate_infinity=self.saturate_infinity or None,
+            stochastic_rounding=self.stochastic_rounding or None,
+            seed=self.seed,
+            passed_over=tuple(name for name, value in others.items() if value is not None),
+        )
+        notes: tuple[str, ...] = ()
+        if self.from_env:
+            given, notes = after_environment(given, from_environment(os.environ))
+        if given.seed is not None and not given.stochastic_rounding:
+            raise UsageError(
+                f"--seed {given.seed} without --stochastic-rounding: casts that round to"
+                " nearest draw no numbers",
+                where="--seed",
+                fix="leave it out, or add --stochastic-rounding",
+            )
+        return given, (*given.notes, *notes)
 
 
 def _parts(word: str) -> list[str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
 
+from finecast.compat.neuron.flags import Given
 from finecast.devices.emulation import Emulation, check
-from finecast.devices.neuron.reading import Given
 from finecast.devices.targets import Relayout, load_target
 from finecast.errors import UsageError
 from finecast.naming import look_up, spelled
@@ -43,56 +43,31 @@ class _Cast:
 class NeuronOptions:
     """The options in force, with the compiler's defaults filled in.
 
-    ``relayout_format`` is None where transposes move bytes. ``arguments`` state the options in
-    full for the compiler's own command line; ``notes`` tell the user which of the given
-    options have no effect.
+    Attributes:
+        compiler: Whose options they are.
+        target: The device, as the compiler calls it.
+        emulation: What they do to numbers there.
+        arguments: The options in full, for the compiler's own command line.
+        notes: What to tell the user of options that have no effect.
     """
 
     compiler: Compiler
     target: str
-    scope: Scope
-    format: Format
-    relayout_format: Format | None
-    mixed_accumulation: bool
-    saturate_infinity: bool
-    stochastic_rounding: bool
-    seed: int
+    emulation: Emulation
     arguments: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def policy(self) -> Policy:
         """A policy of this scope and format."""
-        return Policy(scope=self.scope, formats=(self.format,))
+        return Policy(scope=self.emulation.scope, formats=(self.emulation.format,))
 
     @property
     def label(self) -> str:
         """The options as on the compiler's command line."""
         return " ".join(self.arguments)
 
-    def emulation(self) -> Emulation:
-        """What these options do to numbers on their target.
 
-        Raises:
-            UsageError: If the target cannot do it; names both options.
-        """
-        stochastic = self.stochastic_rounding
-        emulation = Emulation(
-            target=load_target(TARGETS.get(self.target, self.target)),
-            scope=self.scope,
-            format=self.format,
-            relayout=self.relayout_format,
-            saturate_infinity=self.saturate_infinity,
-            mixed_accumulation=self.mixed_accumulation,
-            rounding=Rounding.STOCHASTIC if stochastic else Rounding.NEAREST_EVEN,
-            seed=self.seed,
-        )
-        check(emulation)
-        return emulation
-
-
-# Targets of the compiler that have no file of their own, and the one that describes them.
-TARGETS: Final = {"trn1n": "trn1"}
 _INF1: Final = "inf1"
 
 CASTS: Final = {
@@ -162,7 +137,8 @@ def resolve(
             neuron-cc's options and ``trn1`` otherwise.
 
     Raises:
-        UsageError: If two options conflict (names both), or a value is none of its option's.
+        UsageError: If two options conflict (names both), a value is none of its option's, or
+            the target cannot do what is asked.
     """
     stated = {
         c: [o for o in names if getattr(given, o) is not None]
@@ -170,7 +146,7 @@ def resolve(
     }
     old = stated[Compiler.NEURON_CC]
     chosen = given.target or (spelled(target) if target else _INF1 if old else "trn1")
-    load_target(TARGETS.get(chosen, chosen))  # an unknown name is an error here
+    device = load_target(chosen)
     compiler = compiler_for(chosen)
     for other, names in stated.items():
         if other is not compiler and names:
@@ -184,11 +160,21 @@ def resolve(
         raise UsageError(
             f"{given.seed} is no seed", where="--seed", fix="give a number from 0 to 2^128 - 1"
         )
-    build = _neuronx if compiler is Compiler.NEURONX_CC else _neuron
-    return build(given, chosen, sdk)
+    base = Emulation(
+        target=device,
+        saturate_infinity=bool(given.saturate_infinity),
+        rounding=Rounding.STOCHASTIC if given.stochastic_rounding else Rounding.NEAREST_EVEN,
+        seed=given.seed or 0,
+    )
+    if compiler is Compiler.NEURONX_CC:
+        options = _neuronx(given, chosen, base, sdk)
+    else:  # its defaults never changed
+        options = _neuron(given, chosen, base)
+    check(options.emulation)
+    return options
 
 
-def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
+def _neuronx(given: Given, target: str, base: Emulation, sdk: str | None) -> NeuronOptions:
     defaults = next(d for d in _DEFAULTS if d.since <= _release(sdk))
     scope = Scope.parse(given.auto_cast) if given.auto_cast is not None else defaults.scope
     if scope not in _SCOPES:
@@ -208,71 +194,49 @@ def _neuronx(given: Given, target: str, sdk: str | None) -> NeuronOptions:
     words += [] if scope is Scope.NONE else ["--auto-cast-type", fmt.label]
     if mixed is not defaults.mixed_accumulation:
         words.append(f"--{'enable' if mixed else 'disable'}-mixed-precision-accumulation")
-    device = load_target(TARGETS.get(target, target))
-    saturate = bool(given.saturate_infinity)
-    if saturate and not device.saturate_infinity:  # the compiler accepts it as well
-        saturate = False
+    saturate = base.saturate_infinity and base.target.saturate_infinity
+    if base.saturate_infinity and not saturate:  # the compiler accepts it as well
         unused = f"--enable-saturate-infinity with --target {target} has no effect"
         notes = (*notes, f"{unused}: only trn1 and inf1 have it")
     words += ["--enable-saturate-infinity"] if saturate else []
-    # A transpose by product computes in its operand's type: exact in fp32, but for Inf.
-    relayout = Format.FP32 if Relayout.MATMUL in device.relayouts else None
+    emulation = replace(
+        base,
+        scope=scope,
+        format=fmt,
+        # A transpose by product computes in its operand's type: exact in fp32, but for Inf.
+        relayout=Format.FP32 if Relayout.MATMUL in base.target.relayouts else None,
+        mixed_accumulation=mixed,
+        saturate_infinity=saturate,
+    )
     return NeuronOptions(
         compiler=Compiler.NEURONX_CC,
         target=target,
-        scope=scope,
-        format=fmt,
-        relayout_format=relayout,
-        mixed_accumulation=mixed,
-        saturate_infinity=saturate,
-        stochastic_rounding=bool(given.stochastic_rounding),
-        seed=given.seed or 0,
+        emulation=emulation,
         arguments=tuple(words),
         notes=notes,
     )
 
 
-def _neuron(given: Given, target: str, sdk: str | None) -> NeuronOptions:
-    del sdk  # neuron-cc's defaults never changed
+def _neuron(given: Given, target: str, base: Emulation) -> NeuronOptions:
     cast, relayout = fast_math(given.fast_math or ("all",))
-    if (
-        given.fp32_cast is not None
-    ):  # the older option, which by its documentation overrides --fast-math
-        cast = given.fp32_cast
-        _choice(cast, CASTS, "--fp32-cast")
-    how = CASTS[cast]
+    # The older option, by its documentation, overrides the casts of --fast-math.
+    cast = given.fp32_cast or cast
+    how = _choice(cast, CASTS, "--fp32-cast")
     words = ["--fast-math", _CAST_PREFIX + cast]
     words.append(next(name for name, kind in _RELAYOUTS.items() if kind is relayout))
-    saturate = bool(given.saturate_infinity)
-    words += ["--enable-saturate-infinity"] if saturate else []
+    words += ["--enable-saturate-infinity"] if base.saturate_infinity else []
+    emulation = replace(
+        base,
+        scope=how.scope,
+        format=how.format,
+        relayout=how.transposes if relayout is Relayout.MATMUL else None,
+    )
     return NeuronOptions(
         compiler=Compiler.NEURON_CC,
         target=target,
-        scope=how.scope,
-        format=how.format,
-        relayout_format=how.transposes if relayout is Relayout.MATMUL else None,
-        mixed_accumulation=True,
-        saturate_infinity=saturate,
-        stochastic_rounding=bool(given.stochastic_rounding),
-        seed=given.seed or 0,
+        emulation=emulation,
         arguments=tuple(words),
     )
-
-
-def after_environment(given: Given, environment: Given) -> tuple[Given, tuple[str, ...]]:
-    """The command line's options, those of the environment that it leaves open, and notes.
-
-    Where both state what is cast, the command line's counts: ``--fp32-cast`` of the
-    environment does not override the casts of ``--fast-math``, though it would within one
-    command line.
-    """
-    keywords = given.fast_math or ()
-    casts = [k for k in keywords if k in _SHORTHANDS or k.startswith(_CAST_PREFIX)]
-    if not casts or given.fp32_cast is not None or environment.fp32_cast is None:
-        return given.over(environment), ()
-    left_out = f"--fp32-cast {environment.fp32_cast} of the environment"
-    note = f"{left_out} is left out: --fast-math {casts[0]} of the command line counts"
-    return given.over(replace(environment, fp32_cast=None)), (note,)
 
 
 def fast_math(keywords: Sequence[str]) -> tuple[str, Relayout]:

@@ -13,12 +13,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from finecast.devices.emulation import Emulation, check
-from finecast.devices.neuron.options import TARGETS, Compiler, compiler_for, resolve
-from finecast.devices.neuron.reading import Given
-from finecast.devices.targets import list_targets, load_target
+from finecast.compat.neuron.compilers import Compiler, resolve
+from finecast.compat.neuron.flags import Given
+from finecast.devices.emulation import (
+    TF32_NOTE,
+    Emulation,
+    check_formats,
+    explicit_casts,
+    having,
+)
 from finecast.errors import UsageError
-from finecast.naming import spelled
 from finecast.numbers.formats import CODED, Format
 from finecast.ops import OpKind
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope, low_formats
@@ -32,12 +36,6 @@ _STATED: Final = (
     *(Format.FP8_E4M3, Format.FP8_E5M2, *CODED),
 )
 _NO_TARGET: Final = "TARGET"
-TF32_NOTE: Final = (
-    "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
-    " numbers where something casts it lower (compile with --auto-cast none, run OpenVINO with"
-    " hint f32); for tf32's speed give the original model to the compiler with"
-    " --auto-cast-type tf32, or to a runtime with its tf32 on"
-)
 # Options that only the compilers have: any of them says that a device is meant.
 _DEVICE_OPTIONS: Final = (
     "fast_math",
@@ -90,16 +88,16 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     if own or _is_auto(given) or len(_labels(given)) > 1 or asks_for_codes(given):
         return _planned(given)
     options = resolve(given, sdk=sdk)
-    emulation = options.emulation()
-    if options.scope is not Scope.NONE:
-        (fmt,) = _formats(given, options.target)
-        _check_gain(fmt, emulation.target.name)
+    emulation = options.emulation
+    if emulation.scope is not Scope.NONE:
+        _formats(given, options.target)
+        check_formats(emulation, options.policy)
     notes = list(options.notes)
-    if options.scope is Scope.NONE:
+    if emulation.scope is Scope.NONE:
         notes.append(f"the compiler casts nothing with {options.label}")
-    elif options.compiler is Compiler.NEURON_CC and options.relayout_format is not None:
+    elif options.compiler is Compiler.NEURON_CC and emulation.relayout is not None:
         notes.append(
-            f"fast-relayout rounds transposes to {options.relayout_format.label} in the"
+            f"fast-relayout rounds transposes to {emulation.relayout.label} in the"
             " compiler: no cast states it"
         )
     return CompilerChoice(
@@ -129,7 +127,7 @@ def emulated(
     """
     if not asks_for_codes(given):
         options = resolve(given, sdk=sdk)
-        return options.emulation(), options.label, options.notes
+        return options.emulation, options.label, options.notes
     choice = _planned(given)
     assert choice.emulation is not None
     if len(choice.policy.formats) > 1:
@@ -143,39 +141,13 @@ def emulated(
     return replace(choice.emulation, scope=scope), label, choice.notes
 
 
-def explicit_casts(target: str) -> Emulation:
-    """``target`` as it runs a model whose casts are explicit: its compiler casts nothing.
-
-    Raises:
-        UsageError: If there is no such target.
-    """
-    target = spelled(target)
-    load_target(TARGETS.get(target, target))
-    nothing = Given(fast_math=("none",))
-    given = nothing if compiler_for(target) is Compiler.NEURON_CC else Given(auto_cast="none")
-    return replace(resolve(given, target=target).emulation(), scope=Scope.NONE)
-
-
-def check_formats(emulation: Emulation, policy: Policy) -> None:
-    """Check that the device computes in every format that ``policy`` lowers ops to.
-
-    Raises:
-        UsageError: If it does not; lists the formats that it has.
-    """
-    if policy.scope is Scope.NONE:
-        return
-    for fmt in policy.formats:
-        _check_gain(fmt, emulation.target.name)
-        check(replace(emulation, format=fmt, scope=Scope.ALL))
-
-
 def _local(given: Given) -> Policy:
     """Finecast's own policy for this machine."""
     scope = Scope.parse(given.auto_cast or DEFAULT_POLICY)
     formats = _formats(given, _NO_TARGET)
     for fmt in formats:
         if fmt not in _HERE:
-            have = ", ".join(_having(fmt))
+            have = ", ".join(having(fmt))
             raise UsageError(
                 f"--auto-cast-type {fmt.label} without --target: no engine here computes in"
                 " it",
@@ -220,19 +192,6 @@ def _format(label: str, given: Given, target: str) -> Format:
     )
 
 
-def _check_gain(fmt: Format, target: str) -> None:
-    """Raise UsageError if ``fmt`` is tf32, which the device computes in fp32 or not at all."""
-    if fmt is Format.TF32 and not load_target(target).computes_in(fmt):
-        raise UsageError(
-            f"--auto-cast-type tf32 with --target {target}: the device has no such arithmetic",
-            fix=f"drop the type, or name one of {', '.join(_having(fmt))}",
-        )
-
-
-def _having(fmt: Format) -> list[str]:
-    return [t for t in list_targets() if load_target(t).computes_in(fmt)]
-
-
 def _is_auto(given: Given) -> bool:
     return given.auto_cast is not None and Scope.parse(given.auto_cast) is Scope.AUTO
 
@@ -251,7 +210,7 @@ def _planned(given: Given) -> CompilerChoice:
             )
     # The flags that touch numbers are checked as the compiler would check them.
     options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
-    base = replace(explicit_casts(options.target), **_numerics(options.emulation()))
+    base = replace(explicit_casts(options.target), **_numerics(options.emulation))
     policy = Policy(scope=scope, formats=_formats(given, options.target))
     tried = policy.formats
     if scope is Scope.AUTO and given.auto_cast_type is None:

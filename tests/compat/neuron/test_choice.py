@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import (
-    CompilerChoice,
-    Given,
-    choose,
-    explicit_casts,
-    read,
-    resolve,
-)
+from finecast.compat.neuron.choice import CompilerChoice, choose
+from finecast.compat.neuron.compilers import resolve
+from finecast.compat.neuron.flags import Given, read
+from finecast.devices.emulation import Emulation, explicit_casts
 from finecast.devices.targets import list_targets, load_target
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
@@ -89,7 +84,7 @@ def test_a_device_is_named_or_implied(text: str, target: str, label: str) -> Non
     "text", ["--fast-math fp32-cast-all-fp16", "--auto-cast all --target trn1"]
 )
 def test_what_is_lowered_is_what_emulate_casts(text: str) -> None:
-    found, emulated = chosen(text), resolve(read(text.split())).emulation()
+    found, emulated = chosen(text), resolve(read(text.split())).emulation
     assert (found.policy.scope, found.policy.format) == (emulated.scope, emulated.format)
 
 
