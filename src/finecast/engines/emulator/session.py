@@ -355,7 +355,8 @@ def plan_session(
         low: As in ``EmulatorSession``.
         fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
     """
-    ids = {n.name: n.id for n in copy().graph.nodes}
+    known = formats is not None and not plan.encodings
+    ids = {} if known else {n.name: n.id for n in copy().graph.nodes}
     if formats is None:
         formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
     lowered = {i: f for i, f in formats.items() if f is not Format.FP32}
