@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from finecast.data.feeds import synthetic_feeds
+from finecast.data.feeds import free_dims, synthetic_feeds
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
 from finecast.engines.base import Engine, Feeds, TensorSpec
@@ -50,7 +50,7 @@ from finecast.subjects.engine.native import (
     Source,
 )
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 from finecast.subjects.engine.subject import EngineSubject
 
 # OpenVINO 2026.4 compiles 200 MB of weights in 0.6 s of a CPU, and 6,000 nodes in 10 s.
@@ -60,7 +60,13 @@ _MOST_BYTES_COMPILED: Final = 1 << 30
 
 @dataclass(slots=True, kw_only=True)
 class EngineModel(NativeSource[FileT, PreparedT]):
-    """An opened model of any library, whose own parts are those of ``NativeSource``."""
+    """An opened model of any library, whose own parts are those of ``NativeSource``.
+
+    Attributes:
+        converts: What converts such models.
+    """
+
+    converts: ClassVar[type[Converter]] = Converter
 
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
@@ -201,10 +207,17 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         options: RunOptions,
     ) -> Converter:
         """The converter to ``output``, which verifies on ``batches`` if there are any."""
-        feeds = FeedMaker(batches=batches, dims=options.dims, batch=options.batch)
+        feeds = FeedMaker(
+            batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
+        )
         feeds.check_dims(self.input_shapes)
-        return Converter(
-            source=self, output=output, engines=engines, feeds=feeds, verify=options.verify
+        return self.converts(
+            source=self,
+            output=output,
+            engines=engines,
+            feeds=feeds,
+            verify=options.verify,
+            progress=options.progress,
         )
 
 
@@ -239,7 +252,7 @@ def judged(
         policy, _ = drop_slow_formats(policy, lambda fmt: speed_of(engine, fmt), rules)
     prepared = source.prepare(policy)
     facts = observe(prepared, lambda: batches) if batches else {}
-    planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
+    planner = make_planner(prepared, policy, engine, Judging(facts=facts, user_rules=rules))
     return prepared.graph, planner.lowest()
 
 
@@ -267,6 +280,9 @@ def counted(
     )
     if source.told:
         found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
+    if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
+        named = [f"{n} ({', '.join(axes)})" if axes else n for n, axes in free.items()]
+        found = replace(found, notes=found.notes | {"free sizes": ", ".join(named)})
     if told:
         found = replace(found, notes=found.notes | {"sizes": told})
     if options.data is None:
