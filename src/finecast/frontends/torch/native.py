@@ -365,7 +365,7 @@ def _selected(
     return on if switch[element] else off
 
 
-# The ops that emulated devices need: ``engines/emulator/model.py`` has the infinities of
+# The ops that emulated devices need: ``engines/emulator/session.py`` has the infinities of
 # transposes of them. Roundings are PyTorch's own casts, and numpy's.
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "add": torch.add,
