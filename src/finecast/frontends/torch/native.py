@@ -378,7 +378,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 _ATTRIBUTES: Final = {"min_value": "min", "max_value": "max", "keep_dims": "keepdim"}
 
 # Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 types are
-# not Neuron's, and whether they saturate depends on the processor.
+# not those of accelerators, and whether they saturate depends on the processor.
 _CASTS: Final = (Format.BF16, Format.FP16)
 
 
