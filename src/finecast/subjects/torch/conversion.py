@@ -16,6 +16,7 @@ from finecast.engines.torch.autocast import autocast_formats
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import TorchPrepared
+from finecast.frontends.torch.reader import device_kind
 from finecast.pipeline.conversion import Conversion
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -29,7 +30,6 @@ from finecast.subjects.torch.integers import HOW_TO_RUN, check_device, uses_code
 from finecast.subjects.torch.planning import (
     choose,
     compiled_times,
-    device_of,
     judged,
     measured_errors,
     products_low,
@@ -68,7 +68,7 @@ class TorchConverter(Converter):
             return Converter._planner(self, prepared, request, facts)
         assert isinstance(prepared, TorchPrepared)
         if uses_codes(policy):
-            check_device(policy, self._device(prepared))
+            check_device(policy, device_kind(prepared.captured.module))
         how = Judging(
             facts=facts,
             user_rules=request.user_rules,
@@ -96,8 +96,7 @@ class TorchConverter(Converter):
             return Converter._choose(self, prepared, planner, facts, target)
         assert isinstance(prepared, TorchPrepared)
         measures = policy.scope is Scope.AUTO
-        device = self._device(prepared)
-        times = compiled_times(planner, device, prepared, single_kernels=measures)
+        times = compiled_times(planner, prepared, single_kernels=measures)
         exact = Exact.of(self.source.reference(), [self.examples])
         errors = measured_errors(prepared, planner, times, exact)
         analysis = times.analysis(prepared, planner, errors)
@@ -110,10 +109,6 @@ class TorchConverter(Converter):
             planner = products_low(planner)
         choice = choose(frontier_of(planner, analysis), budget)
         return proposal(planner, analysis, choice).plan
-
-    def _device(self, prepared: TorchPrepared) -> str:
-        leaves = self.source.signature.leaves(self.examples)
-        return device_of(prepared.captured.module, leaves)
 
 
 def slow_formats(plan: Plan, engine: TorchEngine) -> list[str]:
