@@ -22,9 +22,8 @@ from finecast import ops
 from finecast.frontends.torch.aten import (
     ADMITTED,
     CONVERSIONS,
+    FIXED,
     WRITERS,
-    fixed_inputs,
-    fixed_outputs,
     is_layout,
     is_number,
     named_arguments,
@@ -119,6 +118,12 @@ def hint(extent: int | torch.SymInt) -> int:
     return int(known) if known is not None else 1
 
 
+def device_kind(module: GraphModule) -> str:
+    """The kind of device that the tensors of a graph are on: ``cpu``, ``cuda``."""
+    fakes = (node.meta.get("val") for node in module.graph.nodes)
+    return next((str(f.device.type) for f in fakes if torch.is_tensor(f)), "cpu")
+
+
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
     """The FX nodes that ``node`` reads, one for each port: in order, with repetitions."""
     found: list[FxNode] = []
@@ -126,10 +131,14 @@ def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
     return tuple(found)
 
 
+_NO_MODULE: Final = "_empty_nn_module_stack_from_metadata_hook"
+
+
 def module_path(node: FxNode) -> str:
     """The dotted path of the module that the call was written in; empty where unknown."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    paths = [str(path) for path, _ in stack.values()]
+    # PyTorch adds such an entry to what it computes of sizes.
+    paths = [str(path) for path, _ in stack.values() if path != _NO_MODULE]
     return _clean(paths[-1]) if paths else ""
 
 
@@ -197,7 +206,7 @@ class _Reader:
         outputs = tuple(self._outputs(node))
         info = ops.lookup(native)
         fmt = self._format(node, inputs, outputs)
-        kept_in, kept_out = fixed_inputs(native), fixed_outputs(native)
+        kept_in, kept_out = FIXED.get(native, ((), ()))
         self.binding.nodes.append(node)
         self.builder.add(
             Node(
