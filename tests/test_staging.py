@@ -17,7 +17,6 @@ import pytest
 
 import finecast
 from finecast.files import CommandFiles, locks
-from finecast.files import staging as staging_module
 from finecast.files.staging import remove_abandoned, staging
 from tests.frontends.tools import parse
 
@@ -152,7 +151,7 @@ def test_a_folder_is_its_processes_until_it_is_gone(
         left.extend(tmp_path.iterdir())
         locks.release(descriptor)
 
-    monkeypatch.setattr(staging_module, "release", release)
-    with staging_module.staging(tmp_path):
+    monkeypatch.setattr(sys.modules[remove_abandoned.__module__], "release", release)
+    with staging(tmp_path):
         pass
     assert not left
