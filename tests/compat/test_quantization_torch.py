@@ -258,6 +258,6 @@ def test_why_no_product_could_be_quantized(
     def fail(*args: Any) -> None:
         raise EngineError("products on integers are wrong by 0.3 on this CPU", fix="VNNI")
 
-    monkeypatch.setattr(integers, "drop_unfused", fail)
+    monkeypatch.setattr(integers, "unfused", fail)
     with pytest.raises(ModelError, match=r"to int8 \(planned in int8, torch .* without VNNI"):
         quantization.fit(trained, PostTrainingQuantConfig(**NO_BF16), loader(data))

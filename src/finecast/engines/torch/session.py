@@ -10,12 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ConstantArgument,
-    InputKind,
-    OutputKind,
-    TensorArgument,
-)
+from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
@@ -26,7 +21,7 @@ from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.native_model import OFFSET
 from finecast.frontends.torch import RunnableModule
 from finecast.frontends.torch.aten import DTYPES, dtype_label
-from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.capture import evaluating, user_ports
 from finecast.frontends.torch.runnable import Isolated
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
@@ -64,11 +59,7 @@ class ProgramSignature:
         fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
         inputs: list[TensorSpec] = []
         constants: list[tuple[int, Any]] = []
-        given = [
-            s.arg
-            for s in program.graph_signature.input_specs
-            if s.kind is InputKind.USER_INPUT
-        ]
+        given, results = user_ports(program)
         for number, arg in enumerate(given):
             if isinstance(arg, TensorArgument):
                 inputs.append(_spec(arg.name, fakes[arg.name]))
@@ -79,11 +70,6 @@ class ProgramSignature:
                     f"input {arg.name!r} is a number that varies",
                     fix="pass it as a tensor, or export with a fixed value",
                 )
-        results = [
-            s.arg
-            for s in program.graph_signature.output_specs
-            if s.kind is OutputKind.USER_OUTPUT
-        ]
         return cls(
             inputs=tuple(inputs),
             constants=tuple(constants),
@@ -93,10 +79,6 @@ class ProgramSignature:
             ),
             program=program,
         )
-
-    def arguments(self, feeds: Feeds) -> Arguments:
-        """Positional and keyword arguments that carry ``feeds``."""
-        return self.unflattened(self.leaves(feeds))
 
     def unflattened(self, leaves: Sequence[Any]) -> Arguments:
         """Positional and keyword arguments of flat ones."""
@@ -154,60 +136,28 @@ class ExampleFeeds(dict[str, Array]):
 
 @dataclass(eq=False, kw_only=True)
 class ModuleSession(Session):
-    """A module with the signature of the program that it was made from.
-
-    Buffers that a run wrote to are restored after it.
-    """
-
-    module: torch.nn.Module
-    signature: ProgramSignature
-
-    def __post_init__(self) -> None:
-        """Inputs and outputs are the program's tensors, in order."""
-        self.inputs = self.signature.inputs
-        self.outputs = [spec for spec in self.signature.outputs if spec is not None]
-
-    def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name in the program's order.
-
-        Raises:
-            EngineError: If PyTorch fails.
-        """
-        args, kwargs = self.signature.arguments(feeds)
-        with (
-            torch.no_grad(),
-            as_engine_error(),
-            evaluating(self.module),
-            unwritten([self.module]),
-        ):
-            leaves = tree_leaves(self.module(*args, **kwargs))
-        return {
-            spec.name: output_array(leaf)
-            for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
-            if spec is not None
-        }
-
-
-@dataclass(eq=False, kw_only=True)
-class CopySession(Session):
-    """A copy of a module that gives inner values, or rounds values; run node by node."""
+    """A module, or a copy of one; what a run of a module writes to buffers is undone."""
 
     runnable: RunnableModule
-    signature: ProgramSignature
 
     def __post_init__(self) -> None:
-        """The inputs are the program's, and those that a copy has besides."""
+        """Ports are the program's tensors, in order, and those that a copy has besides."""
         one = self.runnable
+        self.signature = ProgramSignature.of(one.program)
         further = (TensorSpec(name=n, dtype=_FURTHER[n], shape=None) for n in one.further)
         self.inputs = (*self.signature.inputs, *further)
         given = [spec for spec in self.signature.outputs if spec is not None]
         named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in one.outputs or ()]
         self.outputs = given if one.outputs is None else named
-        assert isinstance(one.module, GraphModule)
-        self.interpreter = Isolated(one.module)
+        self.call = Isolated(one.module).leaves if one.is_copy else self._call
+
+    @property
+    def module(self) -> Any:
+        """What is called."""
+        return self.runnable.module
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name.
+        """Run once; outputs by name in the program's order.
 
         Raises:
             EngineError: If PyTorch fails.
@@ -216,10 +166,15 @@ class CopySession(Session):
         leaves = self.signature.leaves(feeds if isinstance(feeds, ExampleFeeds) else own)
         leaves += [torch.from_numpy(np.array(feeds[name])) for name in self.runnable.further]
         with torch.no_grad(), as_engine_error():
-            found = tree_leaves(self.interpreter.leaves(leaves))
+            found = tree_leaves(self.call(leaves))
         tensors = [x for x in found if isinstance(x, torch.Tensor)]
         specs = zip(self.outputs, tensors, strict=True)
         return {spec.name: output_array(x) for spec, x in specs}
+
+    def _call(self, leaves: Sequence[Any]) -> Any:
+        args, kwargs = self.signature.unflattened(leaves)
+        with evaluating(self.module), unwritten([self.module]):
+            return self.module(*args, **kwargs)
 
 
 @contextmanager

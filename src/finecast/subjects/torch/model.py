@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from finecast.data.deviation import LIMIT
-from finecast.data.input_ranges import Range
+from finecast.data.lengths import MOST_LENGTH, MOST_PRODUCTS
 from finecast.devices.emulation import Emulation
-from finecast.engines import PROGRAMS, get_engine, reading
 from finecast.engines.base import Engine, Feeds, Loadable, Session
 from finecast.engines.fallen_apart import FallenApart, Kernels
 from finecast.engines.torch import NAME
@@ -39,19 +40,16 @@ from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.device import Program
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.sources import FeedMaker
-from finecast.pipeline.subject import Subject
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.emulated import EmulatedSubject
+from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt
-from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.engine.verifying import verify
 from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
-from finecast.subjects.torch.lengths import longest
 from finecast.subjects.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 
@@ -140,27 +138,6 @@ class TorchBuilt(EngineBuilt):
         self.run = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleMaker(FeedMaker):
-    """Feeds to verify a program with: data, random ones of given sizes, or its own examples.
-
-    Examples count as random: they are no data that the model was made for.
-    """
-
-    examples: Feeds
-
-    def draw(
-        self,
-        session: Session,
-        ranges: Mapping[str, Range] | None = None,
-        lengths: Mapping[str, int] | None = None,
-    ) -> Feeds:
-        """The first batch, else random feeds of the sizes given, else the examples."""
-        if self.batches or self.dims or self.batch != 1:
-            return FeedMaker.draw(self, session, ranges, lengths)
-        return self.examples
-
-
 @dataclass(slots=True, kw_only=True)
 class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     """A module or a program, opened.
@@ -173,6 +150,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     library: ClassVar[str] = "PyTorch"
     engine: ClassVar[str] = NAME
+    builds: ClassVar[type[EngineBuilt]] = TorchBuilt
+    converts: ClassVar[type[Converter]] = TorchConverter
     fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
 
     given: Arguments | None = None
@@ -207,25 +186,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """Declared shapes of the inputs."""
         return {spec.name: spec.shape for spec in self.signature.inputs}
 
-    def runners(self, spec: str | None) -> Sequence[Engine]:
-        """PyTorch, compiled or eager.
-
-        Raises:
-            UsageError: If another engine is asked for.
-        """
-        engine = get_engine(spec or NAME)
-        if engine.name != NAME:
-            raise UsageError(
-                f"engine {engine.name!r} does not run models of {self.library}",
-                where="--engine",
-                fix=f"use {' or '.join(reading(PROGRAMS))}, or leave it out",
-            )
-        return [engine]
-
-    def reference(self) -> Session:
-        """The module as it was given."""
-        return self.runners(None)[0].load(self.loadable)
-
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchNative:
         """A copy whose values can be rounded."""
         assert not adjustments
@@ -249,14 +209,9 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             return EngineModel.load_written(self, built, written, engine)
         return self.program(device).plan_session(built.plan, device), ()
 
-    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
-        """The program compiled, if there is a compiler, else as it is; or on ``device``."""
-        found = EngineModel.subject(self, engine, device)
-        if not isinstance(found, EngineSubject) or isinstance(found, EmulatedSubject):
-            return found
-        return TorchSubject(
-            model=self, engine=found.engine, reference=found.reference, told=found.told
-        )
+    def measured(self, **parts: Any) -> TorchSubject:
+        """The program compiled, if there is a compiler, else as it is; of these parts."""
+        return TorchSubject(model=self, **parts)
 
     def emulated(self, **parts: Any) -> TorchEmulatedSubject:
         """The program on a device, of these parts."""
@@ -266,7 +221,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """The module to tune, with options of Python's."""
         engine = self.runners(None)[0]
         reference = engine.load(self.loadable)
-        return TorchSubject(model=self, engine=engine, reference=reference, options=options)
+        return self.measured(engine=engine, reference=reference, options=options)
 
     def observed(
         self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
@@ -275,29 +230,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         needed = options.device is not None or any(f.runs_on_codes for f in policy.formats)
         return batches or ((self.calibration or [self.examples]) if needed else ())
 
-    def converter(
-        self,
-        output: Destination,
-        engines: Sequence[Engine],
-        batches: Sequence[Feeds],
-        options: RunOptions,
-    ) -> TorchConverter:
-        """The converter to ``output``, which verifies on the program's own examples."""
-        feeds = ExampleMaker(
-            batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
-        )
-        feeds.check_dims(self.input_shapes)
-        return TorchConverter(
-            source=self,
-            output=output,
-            engines=engines,
-            feeds=feeds,
-            verify=options.verify,
-            model=self,
-            leaves=self.signature.leaves(batches[0] if batches else self.examples),
-            progress=options.progress,
-        )
-
     def _prepare(self, policy: Policy) -> TorchPrepared:
         if policy.io or policy.io_low:
             raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
@@ -305,17 +237,16 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
         del prepared
-        return frontend.applied(self.file.captured(plan.policy), plan, self.name)
-
-    def _built(self, plan: Plan, applied: Any) -> TorchBuilt:
-        made = EngineModel._built(self, plan, applied)
-        return TorchBuilt(
-            model=made.model,
-            plan=plan,
-            size_bytes=made.size_bytes,
-            casts=made.casts,
-            applied=applied,
-        )
+        done = frontend.applied(self.file.captured(plan.policy), plan, self.name)
+        if done.edits or not plan.decisions:
+            return done
+        # Of a plan that lowers nothing the module stays as it was: a batch norm that is folded
+        # into a convolution, so that both are planned as one, rounds otherwise.
+        plain = self.file.captured(Scope.NONE.value)
+        model = frontend.apply(plain, ())
+        model.eval()
+        model.finecast_plan = plan
+        return replace(done, model=model, captured=plain)
 
     def _size_of(self, model: torch.nn.Module) -> int:
         return state_bytes(model)
@@ -378,16 +309,17 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """
         found = verify(self, built, written, engines, feeds)
         measured = engines and engines[0].emulates is None
-        if not isinstance(feeds, ExampleMaker) or feeds.batches or not measured:
+        if feeds.examples is None or feeds.batches or not measured:
             return found
         long = longest(self.file.program, self.arguments)
         if long is None:
             return found
         arguments, sizes = long
         at = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        larger = replace(feeds, examples=self.signature.feeds(*arguments), dims={}, batch=1)
+        given = self.signature.feeds(*arguments)
+        larger = replace(feeds, examples=given, dims={}, batch=1)
         try:
-            self.reference().run(larger.examples)
+            self.reference().run(given)
         except EngineError as error:
             return replace(found, note=f"the program does not run at {at}: {error.what}")
         with _at_sizes(at):
@@ -417,3 +349,73 @@ def state_bytes(module: torch.nn.Module) -> int:
     """Bytes of parameters and buffers; of sparse ones those that they would have if dense."""
     tensors = (*module.parameters(), *module.buffers())
     return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def longest(
+    program: ExportedProgram, inputs: Arguments
+) -> tuple[Arguments, dict[str, int]] | None:
+    """``inputs`` as large as the program's bounds allow, and their sizes by INPUT.AXIS.
+
+    Law: larger inputs repeat the example; integers that count up by 1 along an axis, such as
+    positions, go on counting. None if no bound is above the example's size. Sizes are smaller
+    if a run at the bounds would take too long.
+    """
+    leaves, tree = tree_flatten(inputs)
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    specs = ProgramSignature.of(program).inputs
+    shapes = [fakes[spec.name].shape for spec in specs]
+    have: dict[Any, int] = {}
+    names: dict[Any, str] = {}
+    for number, spec, shape in zip(tensors, specs, shapes, strict=True):
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int) and dim.node.expr.is_Symbol:
+                have[dim.node.expr] = leaves[number].shape[axis]
+                names.setdefault(dim.node.expr, f"{spec.name}.{axis}")
+    sizes = _affordable(_bounds(program, have), have, program)
+    if sizes == have:
+        return None
+    for number, shape in zip(tensors, shapes, strict=True):
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int):
+                size = int(dim.node.expr.subs(sizes))
+                leaves[number] = _grown(leaves[number], axis, size)
+    return tree_unflatten(leaves, tree), {names[s]: size for s, size in sizes.items()}
+
+
+def _bounds(program: ExportedProgram, have: Mapping[Any, int]) -> dict[Any, int]:
+    """The upper bound of each free size; its size in the example if there is no bound."""
+    found = dict(have)
+    for name, size in have.items():
+        bounds = program.range_constraints.get(name)
+        if bounds is not None and bounds.upper.is_Integer:
+            found[name] = max(size, min(int(bounds.upper), MOST_LENGTH))
+    return found
+
+
+def _affordable(
+    sizes: dict[Any, int], have: Mapping[Any, int], program: ExportedProgram
+) -> dict[Any, int]:
+    """``sizes``, the largest halved until weights times all sizes are few enough."""
+    weights = sum(p.numel() for p in program.parameters()) or 1
+    while math.prod(sizes.values()) * weights > MOST_PRODUCTS:
+        larger = [name for name in sizes if sizes[name] > have[name]]
+        if not larger:
+            break
+        most = max(larger, key=lambda name: sizes[name])
+        sizes[most] = max(sizes[most] // 2, have[most])
+    return sizes
+
+
+def _grown(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """``tensor`` repeated, or counted on, along ``axis`` up to ``size``."""
+    old = tensor.shape[axis]
+    if size == old or not old:
+        return tensor
+    index = torch.arange(size, device=tensor.device)
+    repeated = tensor.index_select(axis, index % old)
+    whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
+    if not whole or old == 1 or bool((tensor.diff(dim=axis) != 1).any()):
+        return repeated
+    steps = (index - index % old).to(tensor.dtype)
+    return repeated + steps.reshape([-1] + [1] * (tensor.ndim - axis - 1))
