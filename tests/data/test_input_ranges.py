@@ -12,11 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.data.feeds import synthetic_feeds
-from finecast.data.input_ranges import Normal, Range, Whole, input_ranges
+from finecast.data.input_ranges import Mask, Normal, Range, Whole, input_ranges
 from finecast.engines import installed
 from finecast.engines.base import TensorSpec
 from finecast.graph.text import from_text
 from finecast.subjects import opened
+from finecast.subjects.engine.native import NativeSource
 from tests.frontends.tools import parse, tensor
 
 
@@ -176,12 +177,12 @@ UNKNOWN = {
 
 def ranges_of(text: str, folder: Path, suffix: str = "onnx") -> Mapping[str, Range]:
     """What the model of the text, as a file of the suffix, says of its inputs."""
-    model = parse(text)
-    used = {name for node in model.graph.node for name in node.input}
+    parsed = parse(text)
+    used = {name for node in parsed.graph.node for name in node.input}
     weights = [tensor(name, array) for name, array in ARRAYS.items() if name in used]
-    model.graph.initializer.extend(weights)
+    parsed.graph.initializer.extend(weights)
     path = folder / "net.onnx"
-    onnx.save(model, path)
+    onnx.save(parsed, path)
     if suffix == "xml":
         if not installed("openvino"):
             pytest.skip("needs OpenVINO")
@@ -190,7 +191,9 @@ def ranges_of(text: str, folder: Path, suffix: str = "onnx") -> Mapping[str, Ran
         path = folder / "net.xml"
         read = openvino.convert_model(folder / "net.onnx")
         openvino.save_model(read, path, compress_to_fp16=False)
-    return input_ranges(opened(path).prepare_once(own=True).graph)
+    model = opened(path)
+    assert isinstance(model, NativeSource)
+    return input_ranges(model.prepare_once(own=True).graph)
 
 
 @pytest.mark.parametrize("kind", KNOWN)
@@ -252,3 +255,10 @@ def test_numbers_that_are_added_to_an_index_leave_fewer_rows(tmp_path: Path) -> 
         " { i = Add(ids, two)\n y = Gather<axis = 0>(weight, i) }"
     )
     assert ranges_of(text, tmp_path) == {"ids": Whole(last=9)}
+
+
+def test_one_row_of_a_mask_leaves_out_all() -> None:
+    for shape, masked in (((5, 4), 1), ((2, 1, 3, 8), 1), ((1, 4), 0), ((3, 0), 0)):
+        mask = synthetic_feeds([spec("m", "bool", *shape)], ranges={"m": Mask()})["m"]
+        assert (~mask.any(axis=-1)).sum() >= masked
+        assert mask.any() or not mask.size

@@ -16,6 +16,7 @@ from finecast.cli.policy_options import Casting, Device, Narrowing, Target
 from finecast.errors import EngineError, UsageError
 from finecast.naming import number_of, unknown_name
 from finecast.numbers.formats import Format
+from finecast.ops import by_name
 from finecast.rules import RULES
 from finecast.rules.base import DECIDED_BY, DECISION
 
@@ -93,7 +94,7 @@ def run(
         _sum_up(given, as_json=as_json)
         return
     found = _find(graph, node)
-    decision = given.decision(found.name)
+    decision = given.decision(found.name) if by_name(found.op).has_numbers else None
     apart: Sequence[str] = ()
     if not choice.emulation and decision is not None and decision.format is not Format.FP32:
         apart = _apart(read, found, given, engine)
@@ -161,7 +162,7 @@ class Group:
 def groups(plan: Plan) -> list[Group]:
     """The decisions of a plan, grouped by format and by what decided; large groups first."""
     found: dict[tuple[str, str], list[Decision]] = {}
-    for decision in plan.decisions:
+    for decision in plan.counted:
         key = decision.format.label, _decided_by(decision)
         found.setdefault(key, []).append(decision)
     made: list[Group] = []
@@ -207,7 +208,7 @@ def _sum_up(plan: Plan, *, as_json: bool) -> None:
         write_json({"policy": plan.policy, "formats": plan.counts, "groups": kinds})
         return
     counts = ", ".join(f"{count} in {label}" for label, count in plan.counts.items())
-    write_line(f"{number_of(len(plan.decisions), 'op')}: {counts or 'nothing to decide'}")
+    write_line(f"{number_of(len(plan.counted), 'op')}: {counts or 'nothing to decide'}")
     heads = ("ops", "format", "decided by", "for example")
     table = new_table("", heads, fold=heads[2:])
     for one in found:
@@ -224,7 +225,8 @@ def _notes(decisions: Iterable[Decision]) -> list[str]:
 def _verdicts(node: Node, decision: Decision | None) -> list[tuple[str, str, str, str]]:
     """A row (rule, formats it permits, text, evidence) for every verdict."""
     if decision is None:
-        kept = node.format.label if node.format else "no float type"
+        numbers = by_name(node.op).has_numbers
+        kept = node.format.label if node.format and numbers else "no float type"
         return [("", kept, "the node carries no fp32 that could change", "")]
     order = {rule.name: number for number, rule in enumerate(RULES)}
     reasons = sorted(decision.reasons, key=lambda r: order.get(r.rule, len(order)))

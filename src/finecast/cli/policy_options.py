@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from finecast.cli.output import warn
-from finecast.compat.neuron.flags import FLAGS_VARIABLE, CompilerFlags, Given
+from finecast.compat.neuron.flags import FLAGS_VARIABLE, CastOptions, CompilerFlags, Given
 from finecast.naming import spelled
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casting:
+class Casting(CastOptions):
     """Options that say what is cast."""
 
     auto_cast: Annotated[
@@ -79,8 +79,7 @@ class Device(CompilerFlags):
             UsageError: If the environment's flags cannot be read, or a seed is given for
                 casts that round to nearest.
         """
-        casting = casting or Casting()
-        given, notes = self.given(casting.auto_cast, casting.auto_cast_type, target)
+        given, notes = self.given(casting or Casting(), target)
         for note in notes:
             warn(note)
         return given

@@ -30,8 +30,8 @@ from finecast.pipeline.conversion import (
     Conversion,
     nothing_converted,
 )
+from finecast.pipeline.device import plan_time_s
 from finecast.pipeline.measuring import drop_slow_formats
-from finecast.pipeline.modelled import plan_time_s
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan

@@ -237,7 +237,16 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
         del prepared
-        return frontend.applied(self.file.captured(plan.policy), plan, self.name)
+        done = frontend.applied(self.file.captured(plan.policy), plan, self.name)
+        if done.edits or not plan.decisions:
+            return done
+        # Of a plan that lowers nothing the module stays as it was: a batch norm that is folded
+        # into a convolution, so that both are planned as one, rounds otherwise.
+        plain = self.file.captured(Scope.NONE.value)
+        model = frontend.apply(plain, ())
+        model.eval()
+        model.finecast_plan = plan
+        return replace(done, model=model, captured=plain)
 
     def _size_of(self, model: torch.nn.Module) -> int:
         return state_bytes(model)
