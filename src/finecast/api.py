@@ -34,7 +34,7 @@ from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.tuning import tune as search
 from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
-from finecast.progress import Progress, reporting
+from finecast.progress import Phases, Progress, reporting
 from finecast.rules import UserRule
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.rules.user_rules import without_opinion
@@ -294,11 +294,13 @@ def _searched(
         study=study,
         progress=options.progress,
     )
+    phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.improved:
         size, _ = model.write(outcome, output, subject, workload)
         outcome = replace(outcome, tuned=replace(outcome.tuned, size_bytes=size))
     if options.plan is not None and outcome.improved:
         write_text(options.plan, outcome.plan.to_json())
+    outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     run = () if output.path is not None else in_memory_notes(outcome.plan)
     return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said, *run))

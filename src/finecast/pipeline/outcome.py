@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -231,8 +231,8 @@ class Outcome:
         casts: Casts in the tuned model.
         trials: Plans that were evaluated, or taken from the study.
         evaluations: Evaluations on all data in this run.
-        seconds: How long tuning took.
-        phases: The seconds of each phase of the search, the longest first.
+        seconds: How long tuning took, from the making of its goal on.
+        phases: The seconds of each phase, the longest first; they add up to ``seconds``.
         probes: Runs of the model for sensitivities.
         speedup: How many times as fast as fp32 a call of the tuned model is.
         speedup_spread: The width of the interval in which that lies.
@@ -284,6 +284,11 @@ class Outcome:
     anchors: tuple[Anchor, ...] = ()
     gains: tuple[Gain, ...] = ()
     findings: Findings = field(default_factory=Findings, repr=False)
+
+    def and_then(self, phases: Mapping[str, float]) -> Outcome:
+        """The outcome once further ``phases``, of other names, took these seconds, too."""
+        every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
+        return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
 
     def __repr__(self) -> str:
         """The verdict, both models side by side, and what the tuned one is made of."""
