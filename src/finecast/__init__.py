@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from finecast.numbers.formats import Format
+    from finecast.pipeline.goal import Goal, Objective
+    from finecast.pipeline.result import Result, Verdict
     from finecast.planning.plan import Decision, Plan
     from finecast.rules.policy import Policy, Scope
 
@@ -40,6 +42,10 @@ _MODULES = {
     "Format": "finecast.numbers.formats",
     "Criterion": "finecast.data.criterion",
     "CriterionKind": "finecast.data.criterion",
+    "Goal": "finecast.pipeline.goal",
+    "Objective": "finecast.pipeline.goal",
+    "Result": "finecast.pipeline.result",
+    "Verdict": "finecast.pipeline.result",
     "Decision": "finecast.planning.plan",
     "Plan": "finecast.planning.plan",
     "Policy": "finecast.rules.policy",
@@ -54,12 +60,16 @@ __all__ = [
     "EngineError",
     "FinecastError",
     "Format",
+    "Goal",
     "ModelError",
+    "Objective",
     "Plan",
     "Policy",
+    "Result",
     "RuleConflictError",
     "Scope",
     "UsageError",
+    "Verdict",
     "apply",
     "convert",
     "default_engine",

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Json, Model, Trust
-from finecast.cli.data_options import Data, Evaluation
+from finecast.cli.common import Evaluation, Json, Model, Trusted
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -29,11 +28,10 @@ def run(
     model: Model,
     casting: CompilerCasting,
     device: Device,
-    data: Data,
-    evaluation: Evaluation,
+    data: Evaluation,
+    how: Trusted,
     target: NeededTarget = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
-    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Metric and output error on a device, and the ops that cause the error.
@@ -52,11 +50,12 @@ def run(
     """
     from finecast import api
     from finecast.pipeline.emulating import emulate
+    from finecast.pipeline.sources import workload_of
 
     emulation, options = device.emulation(casting, target)
-    file = api.load(model, trust=trust)
+    file = api.load(model, trust=how.trust)
     loaded = file.reference()
-    workload = evaluation.workload(loaded, data)
+    workload = workload_of(data, loaded)
     with shown("emulating", quiet=as_json) as bar:
         report = emulate(file, loaded, emulation, workload, progress=bar)
     for note in workload.warnings:
@@ -67,11 +66,11 @@ def run(
                 report,
                 target=emulation.target.name,
                 options=options,
-                metric=evaluation.label,
+                metric=data.label,
             )
         )
     else:
-        _print(report, f"{emulation.target.name} {options}", evaluation.label, ops)
+        _print(report, f"{emulation.target.name} {options}", data.label, ops)
 
 
 def to_dict(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from finecast.cli.common import EngineName, FromType, Json, Model, Trust
-from finecast.cli.data_options import Data
+from finecast.cli.common import Engine, Json, Model, Read, Samples
 from finecast.cli.groups import given_in
 from finecast.cli.output import add_row, new_table, warn, write_json, write_line, write_table
-from finecast.cli.policy_options import Casting, Device, Narrowing, Target
+from finecast.cli.policy_options import (
+    Casting,
+    Device,
+    Narrowing,
+    Ranges,
+    Rules,
+    Target,
+    narrowed,
+    user_rules,
+)
 from finecast.errors import EngineError, UsageError
 from finecast.naming import number_of, unknown_name
 from finecast.numbers.formats import Format
@@ -38,8 +46,12 @@ def run(
     model: Model,
     casting: Casting,
     narrowing: Narrowing,
+    ranges: Ranges,
+    rules: Rules,
     device: Device,
-    data: Data,
+    data: Samples,
+    running: Engine,
+    how: Read,
     node: Annotated[
         str | None, typer.Argument(help="The node's name; without it all are summed up.")
     ] = None,
@@ -47,9 +59,6 @@ def run(
         Path | None, typer.Option(help="The plan; without it the policy's rules are asked.")
     ] = None,
     target: Target = None,
-    engine: EngineName = None,
-    from_type: FromType = None,
-    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Why a node has its format: what decided, and every rule's verdict with its evidence.
@@ -67,16 +76,16 @@ def run(
     from finecast.planning.plan import Plan
     from finecast.subjects import check_options, opened
 
+    engine, from_type = running.engine, how.from_type
     if plan is not None:
         whole = {"--target": target, "--from-type": from_type}
-        _refuse_beside_plan(
-            [*given_in(casting, narrowing, device, data), *(o for o, v in whole.items() if v)]
-        )
-    choice = narrowing.narrowed(device.choice(casting, target))
+        groups = casting, narrowing, ranges, rules, device, data
+        _refuse_beside_plan([*given_in(*groups), *(o for o, v in whole.items() if v)])
+    choice = narrowed(device.choice(casting, target), narrowing, ranges)
     stated = Plan.load(plan) if plan is not None else None
     stated_options = {"--engine": engine, "--from-type": from_type}
     check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
-    read = opened(model, trust=trust, plan=stated)
+    read = opened(model, replace(how, from_type=None), plan=stated)
     if stated is not None:
         graph, given = api.graph_for(read, stated), stated
     else:
@@ -85,8 +94,8 @@ def run(
             choice.policy,
             engine=engine,
             target=choice.emulation,
-            data=data.if_given(),
-            user_rules=narrowing.user_rules(),
+            data=data,
+            user_rules=user_rules(rules),
             from_type=from_type,
         )
     if node is None:

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finecast.cli.common import (
-    Force,
+    Evaluation,
     Json,
+    Kept,
     Model,
-    Output,
-    Source,
-    Trust,
+    Trusted,
     files_of,
     open_model,
     telling_stale,
     warn_stale,
 )
-from finecast.cli.data_options import Data, Evaluation, Tolerance
+from finecast.cli.groups import Only
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -37,6 +36,7 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode, UsageError
+from finecast.pipeline.artefact import Destination
 from finecast.progress import Progress, shown
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from finecast.devices.neuron import CompilerChoice, Given, Rung
     from finecast.files import CommandFiles
     from finecast.pipeline.ladder import LadderOutcome, PlanResult
-    from finecast.pipeline.model import OpenedModel
+    from finecast.pipeline.model import OpenedModel, ReadOptions
     from finecast.pipeline.sources import DataOptions
 
 _COMPILED = ".neff"
@@ -55,9 +55,6 @@ _LadderTarget = Annotated[
     typer.Option(
         metavar="NAME", help="trn1, inf2, trn2, trn3 or inf1. Needed, here or by --from-env."
     ),
-]
-_PlanModel = Annotated[
-    Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
 ]
 _Compile = Annotated[
     Path | None,
@@ -103,16 +100,14 @@ class _Found:
 
 def run(
     model: Model,
-    data: Data,
-    evaluation: Evaluation,
-    tolerance: Tolerance,
+    data: Evaluation,
+    criterion: Kept,
     device: Device,
     by_op: ByOp,
+    written: Annotated[Destination, Only("path", "force")],
+    how: Trusted,
     target: _LadderTarget = None,
-    output: _PlanModel = None,
     compile_with: _Compile = None,
-    trust: Trust = False,
-    force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Emulate every rung of a compiler's ladder; recommend the fastest that passes.
@@ -130,22 +125,22 @@ def run(
     start = time.perf_counter()
     given, named = device.needed(None, target)
     target = _ladder_target(named)
-    files = files_of(model, data, evaluation, force=force)
+    output = written.path
+    files = files_of(model, data, force=written.force)
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", _compiled_name(compile_with))
-    opened = _opened(files, Source(model=model, trust=trust), output)
+    opened = _opened(files, model, written, how)
     rungs, by = _rungs(target, given, device.sdk), (by_op.per_op, by_op.named(target, device))
     with telling_stale(files), files.locked() as removed:
         for text in removed:
             warn(text)
         with shown("ladder", quiet=as_json) as bar:
-            kept = evaluation.options(data), tolerance.stated()
-            found = _walked(opened, rungs, *kept, bar, by_op=by)
+            found = _walked(opened, rungs, data, criterion, bar, by_op=by)
         outcome, plan = found.outcome, found.plan
         if plan is not None and output is not None:
             # Not verified: no engine here computes as the device, and the emulation judged it.
-            api.apply(plan.plan, opened, output, verify=False, force=force)
+            api.apply(plan.plan, opened, written, verify=False)
         best = outcome.best
         done, compiled = True, None
         if compile_with is not None and best is not None:
@@ -161,19 +156,21 @@ def run(
             report | {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
         )
     else:
-        _print(outcome, evaluation.label, target)
+        _print(outcome, data.label, target)
         _print_advice(found, output, compiled)
     if not done:
         return ExitCode.FAILED
     return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
 
 
-def _opened(files: CommandFiles, source: Source, output: Path | None) -> OpenedModel:
+def _opened(
+    files: CommandFiles, model: Path, written: Destination, how: ReadOptions
+) -> OpenedModel:
     from finecast import api
 
-    if output is not None:
-        return open_model(files, source, Output(output=output))
-    return api.load(source.model, trust=source.trust)
+    if written.path is not None:
+        return open_model(files, model, written, how)
+    return api.load(model, trust=how.trust)
 
 
 def _rungs(target: str, given: Given, sdk: str | None) -> Sequence[Rung]:

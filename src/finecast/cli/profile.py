@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.common import Json
-from finecast.cli.data_options import Data, RandomFeeds
+from finecast.cli.common import Json, SizedSamples
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from finecast.measure.memory import MemoryUse
     from finecast.measure.racing import Interval, Race
     from finecast.measure.timing import Latency
+    from finecast.pipeline.sources import DataOptions
     from finecast.progress import Progress
 
 _Runner = Annotated[
@@ -90,8 +90,7 @@ def run(
             help="ONNX files, SavedModels, .pt2 files, or what OpenVINO reads.",
         ),
     ],
-    data: Data,
-    feeds: RandomFeeds,
+    data: SizedSamples,
     rounds: Rounds,
     engine: _Runner = None,
     trust: _Trusted = False,
@@ -113,11 +112,11 @@ def run(
     from finecast.engines import first_that_works
 
     loaders = _loaders(models, engine)
-    if data.given and feeds.sizes:
+    if data.given and data.dims:
         raise UsageError(
             "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
         )
-    ready = _with_feeds(data, feeds.sizes)
+    ready = _with_feeds(data)
     with (
         _loadable(models, trust=trust) as paths,
         shown("profiling", quiet=as_json) as report,
@@ -240,7 +239,7 @@ def _name(number: int) -> str:
     return str(number) if number else ANCHOR
 
 
-def _with_feeds(data: Data, sizes: dict[str, int]) -> Callable[[str, Path, Session], _Loaded]:
+def _with_feeds(data: DataOptions) -> Callable[[str, Path, Session], _Loaded]:
     """A function that joins a loaded model with the feeds that it is timed on."""
     from finecast.data.datasets import load_npz
     from finecast.data.feeds import synthetic_feeds
@@ -251,13 +250,13 @@ def _with_feeds(data: Data, sizes: dict[str, int]) -> Callable[[str, Path, Sessi
         return _Loaded(label=label, path=path, session=session, feeds=feeds, batch=rows)
 
     def drawn(session: Session) -> tuple[dict[str, Array], int]:
-        options = data.if_given(random_batch=True)
+        options = data.if_given(sizes_feeds=True)
         if options is None:
-            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=sizes)
-        elif data.data is not None and data.calib is None:
+            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=data.dims)
+        elif isinstance(data.data, Path) and data.calib is None:
             axes = options.sample_axes
             found = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
-            first = next(found.batches(options.batch))
+            first = next(found.batches(options.samples))
             return first.feeds, first.rows
         else:
             feeds = dict(calibration_batches(session, options, limit=1)[0])

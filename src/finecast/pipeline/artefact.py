@@ -11,6 +11,7 @@ from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import WrongNumbersError
 from finecast.files import DATA_SUFFIX, check_writable
+from finecast.naming import Option, convert_options, path_of
 from finecast.planning.sensitivity import is_float
 
 
@@ -25,9 +26,25 @@ class Destination:
             the source had them, or where they do not fit one file.
     """
 
-    path: Path | None
-    force: bool = False
-    external_data: bool | None = None
+    path: Path | None = Option(
+        help="The model that is written.",
+        flags=("-o", "--output"),
+        metavar="FILE",
+        kind=Path,
+        keywords=("output",),
+        convert=path_of,
+    ).field(None)
+    force: bool = Option(help="Replace files that exist.", kind=bool).field(False)
+    external_data: bool | None = Option(
+        help="Tensors in NAME.data beside the output, or all in one file; default: as the"
+        " model came, and beside it from 1.8 GB on.",
+        flags=("--external-data/--one-file",),
+        kind=bool,
+    ).field(None)
+
+    def __post_init__(self) -> None:
+        """Read a path that was given as text."""
+        convert_options(self)
 
     def check(self, *, apart: bool = False) -> None:
         """Raise UsageError unless the model, and its tensors if ``apart``, may be written."""

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram
 
+from finecast import api
 from finecast.data.criterion import Criterion
-from finecast.engines.base import Feeds, Session
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import UsageError
-from finecast.frontends.torch.converted import ConvertedModule, own_tensors
-from finecast.pipeline import tuning
-from finecast.pipeline.artefact import Destination
+from finecast.frontends.torch.converted import ConvertedModule
 from finecast.pipeline.conversion import NOTHING_CONVERTED
-from finecast.pipeline.goal import Goal, Objective
-from finecast.pipeline.model import RunOptions
-from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.workload import check_finite, metric_value
-from finecast.progress import Progress, reporting, silent
-from finecast.rules import UserRule
+from finecast.pipeline.result import Result
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.model import of_module
 from finecast.subjects.torch.planning import RuleSet
 from finecast.subjects.torch.subject import TuneOptions
-from finecast.usercode import guarded
+from finecast.subjects.torch.workload import Evaluate
 
-Evaluate = Callable[[torch.nn.Module], float]
 _LEAST_STEPS: Final = 2
 
 
@@ -42,17 +33,11 @@ def tune(
     *,
     evaluate: Evaluate,
     example_kwargs: Mapping[str, Any] | None = None,
-    baseline: float | None = None,
     criterion: Criterion | None = None,
-    objective: Objective | str = Objective.LATENCY,
-    policy: str | Policy = DEFAULT_POLICY,
-    user_rules: Mapping[str, UserRule] | None = None,
-    max_trials: int | None = None,
-    timeout_s: float | None = None,
     options: TuneOptions | None = None,
-    progress: Progress | bool = True,
-) -> Outcome:
-    """Find the fastest plan for which ``evaluate(module)`` keeps ``criterion``.
+    **more: Any,
+) -> Result:
+    """``finecast.tune`` of a module: the fastest plan for which ``evaluate(module)`` is kept.
 
     Laws: the result never misses the criterion and, run in the same way on this machine, is
     never worse than fp32 by the objective. Where nothing helps, its ``model`` is the module as
@@ -64,53 +49,23 @@ def tune(
             None or empty for an exported program, which has its own.
         evaluate: Returns the accuracy of a module.
         example_kwargs: Keyword inputs.
-        baseline: The value of ``evaluate`` for ``module``, if it is known already.
         criterion: The accuracy to keep; by default at most 1% less.
-        objective: What to minimise: ``latency`` of a call, ``size`` of the module's state, or
-            ``memory`` of the running module, by an estimate.
-        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        user_rules: Rule functions by name.
-        max_trials: The most evaluations; those not needed are spent on faster plans.
-        timeout_s: Seconds after which no evaluation is begun.
         options: How plans are tried.
-        progress: True shows progress on a terminal and in a notebook, False nothing; or a
-            function that is told of each step.
+        more: Other options of ``finecast.tune``: ``objective``, ``policy``, ``max_trials``,
+            ``baseline`` and the like.
 
     Raises:
         ModelError: If the module cannot be captured, or its own metric is NaN.
         UserCodeError: If ``evaluate`` fails.
     """
     how, kept = _checked(options or TuneOptions(), criterion or Criterion())
-    goal = Goal(
-        criterion=kept,
-        objective=Objective.of(objective),
-        max_trials=max_trials,
-        timeout_s=timeout_s,
+    arguments = arguments_of(module, example_inputs, example_kwargs)
+    model = of_module(module, arguments, dynamic_shapes=how.dynamic_shapes)
+    model.tuning = how
+    worse = not kept.higher_is_better
+    return api.tune(
+        model, evaluate=evaluate, criterion=kept, lower_is_better=worse or None, **more
     )
-    with reporting(progress, "tuning") as report:
-        wanted = Policy.of(policy)
-        arguments = arguments_of(module, example_inputs, example_kwargs)
-        model = of_module(module, arguments, dynamic_shapes=how.dynamic_shapes, policy=wanted)
-        found = tuning.tune(
-            model.tuned_as(how),
-            ModuleWorkload(
-                function=evaluate,
-                known=baseline,
-                criterion=goal.criterion,
-                examples=model.examples,
-            ),
-            goal,
-            wanted,
-            user_rules=tuple((user_rules or {}).items()),
-            progress=report,
-        )
-    return _with_own_tensors(found)
-
-
-def _with_own_tensors(found: Outcome) -> Outcome:
-    if isinstance(found.model, ConvertedModule):
-        own_tensors(found.model)
-    return found
 
 
 def _checked(how: TuneOptions, criterion: Criterion) -> tuple[TuneOptions, Criterion]:
@@ -133,61 +88,6 @@ def _check_is(given: object, kind: type, where: str, example: str) -> None:
         )
 
 
-class _OfModule(Protocol):
-    module: torch.nn.Module
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleWorkload:
-    """A user's evaluation of a module; the only data are the module's example inputs."""
-
-    function: Evaluate
-    known: float | None
-    criterion: Criterion
-    examples: Feeds
-    digest: str = ""
-    of: tuple[str, ...] = ()
-    worst: None = None
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether higher is better, by the criterion."""
-        return self.criterion.higher_is_better
-
-    def evaluate(self, session: Session, reference: Session | None) -> float:
-        """The function's value for the session's module; for fp32 ``known``, if given."""
-        if reference is None and self.known is not None:
-            return self.known
-        module = cast("_OfModule", session).module
-        name = getattr(self.function, "__qualname__", "evaluate")
-        with (
-            torch.no_grad(),
-            guarded(
-                "the evaluation function failed",
-                where=name,
-                fix="it gets a module and returns a number: try it on the fp32 module",
-            ),
-        ):
-            found = self.function(module)
-        value = metric_value(found, name)
-        if reference is None:
-            check_finite(value, name)
-        return value
-
-    def evaluated(self) -> Iterable[Feeds]:
-        """Empty: the function's data is its own."""
-        return ()
-
-    def calibration(self) -> Iterable[Feeds]:
-        """The module's example inputs."""
-        return (self.examples,)
-
-    def timing(self) -> Sequence[Feeds]:
-        """The module's example inputs."""
-        return (self.examples,)
-
-
 def convert(
     module: torch.nn.Module | ExportedProgram,
     example_inputs: Sequence[Any] | None = None,
@@ -195,10 +95,9 @@ def convert(
     dynamic_shapes: Any = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
-    user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
     calibration: Iterable[Arguments] = (),
-    progress: Progress = silent,
+    **more: Any,
 ) -> ConvertedModule:
     """Convert a module to mixed precision by one plan over its whole graph.
 
@@ -217,11 +116,10 @@ def convert(
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         dynamic_shapes: As ``torch.export.export`` takes them.
         example_kwargs: Keyword inputs.
-        user_rules: Rules by name, as ``--rules`` of the command line takes them.
         rule_set: ``finecast``, or ``raf`` for RAF's lists.
         calibration: Positional and keyword inputs of further calls, each as a pair: int8 has
             scales by the ranges of values on these. By default by those on the example inputs.
-        progress: Told of each step: for int8 the module is compiled, which takes a while.
+        more: Other options of ``finecast.convert``: ``user_rules``, ``progress`` and the like.
 
     Raises:
         ModelError: If the module cannot be captured, or RAF's lists lack an op.
@@ -229,18 +127,14 @@ def convert(
             override names no op of the module.
     """
     arguments = arguments_of(module, example_inputs, example_kwargs)
-    wanted = Policy.of(policy)
-    model = of_module(module, arguments, dynamic_shapes=dynamic_shapes, policy=wanted)
+    model = of_module(module, arguments, dynamic_shapes=dynamic_shapes)
     model.rule_set = RuleSet.parse(rule_set)
     model.calibration = [model.signature.feeds(*one) for one in calibration]
-    model.check_policy(wanted)
-    options = RunOptions(user_rules=user_rules or {}, verify=False, progress=progress)
-    done = model.convert(Destination(path=None), wanted, options)
+    done = api.convert(model, policy=policy, verify=False, **more)
     engine = model.runners(None)[0]
     assert isinstance(engine, TorchEngine)
     for text in (*done.warnings, *slow_formats(done.plan, engine)):
         if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
             warnings.warn(text, stacklevel=2)
-    own_tensors(done.model)
     result: ConvertedModule = done.model
     return result

@@ -17,7 +17,7 @@ from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
-from finecast.pipeline.outcome import Outcome, Verdict
+from finecast.pipeline.result import Result, Verdict
 from finecast.pipeline.workload import Run
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.planning import make_planner
@@ -26,7 +26,7 @@ from tests.engines.emulator import models
 SIZE, SAMPLES = 256, 32
 
 
-def tuned(folder: Path, policy: str) -> Outcome:
+def tuned(folder: Path, policy: str) -> Result:
     model = models.range_and_digits(folder / "m.onnx", SIZE)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((SAMPLES, SIZE)).astype(np.float32)

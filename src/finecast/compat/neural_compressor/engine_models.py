@@ -16,7 +16,7 @@ from finecast import api
 from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.given_model import (
     GivenModel,
-    Result,
+    Lowered,
     Rules,
     feeds_of,
     low_ops,
@@ -127,7 +127,7 @@ class EngineModelGiven(GivenModel):
 
         return predict
 
-    def lowered(self, low: Format, kept: frozenset[str]) -> Result:
+    def lowered(self, low: Format, kept: frozenset[str]) -> Lowered:
         """By the lowest plan that rules permit."""
         rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})))
         options = replace(self._options, user_rules={"conf": rule} if kept else {})
@@ -138,7 +138,7 @@ class EngineModelGiven(GivenModel):
         """The inputs of one batch by name."""
         return feeds_of(inputs, [spec.name for spec in self._subject.reference.inputs])
 
-    def quantized(self, policy: Policy, rules: Rules, calibration: Sequence[Any]) -> Result:
+    def quantized(self, policy: Policy, rules: Rules, calibration: Sequence[Any]) -> Lowered:
         """By ``finecast.convert``; as nothing is measured, sensitive ops keep fp32."""
         feeds = [self.feeds(inputs) for inputs in calibration]
 

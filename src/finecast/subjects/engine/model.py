@@ -19,10 +19,9 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
-from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.device import Program
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
@@ -81,7 +80,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
             model=self, engine=chosen, reference=session, truth=truth, told=told
         )
 
-    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Result:
         """Converted and verified by the engine given, or by the device's emulator."""
         crashes: list[str] = []
         engines = self._verifiers(options, crashes)
@@ -95,7 +94,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         )
         return replace(done, warnings=(*crashes, *done.warnings))
 
-    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Result:
         """Write the model of a plan, verified as a converted one is."""
         source = self.source_for(plan)
         assert isinstance(source, EngineModel)
@@ -105,7 +104,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         return replace(done, warnings=(*crashes, *done.warnings))
 
     def write(
-        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+        self, outcome: Result, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(outcome.built, EngineBuilt)

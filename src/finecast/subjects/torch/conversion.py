@@ -15,7 +15,7 @@ from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import TorchPrepared
 from finecast.frontends.torch.reader import hinted_shapes
-from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.proposing import frontier_of, proposal
@@ -56,7 +56,7 @@ class TorchConverter(Converter):
     progress: Progress = silent
     told: list[str] = field(default_factory=list[str])
 
-    def convert(self, policy: Policy, **options: Any) -> Conversion:
+    def convert(self, policy: Policy, **options: Any) -> Result:
         """As ``Converter.convert``."""
         if uses_codes(policy):
             if policy.scope is Scope.AUTO and options.get("target") is None:

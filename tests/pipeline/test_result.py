@@ -15,11 +15,11 @@ import finecast
 from finecast.cli.tune_report import write_report
 from finecast.errors import UsageError
 from finecast.pipeline.hint import Anchor
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 from tests.frontends.tools import parse, tensor
 
-Tune = Callable[..., Outcome]
+Tune = Callable[..., Result]
 X = np.random.default_rng(1).standard_normal((64, 768)).astype(np.float32)
 
 
@@ -41,7 +41,7 @@ def mlp(tmp_path: Path) -> Path:
 def tune(mlp: Path) -> Tune:
     """``finecast.tune`` for a device whose times are modelled: the verdict is no machine's."""
 
-    def run(output: Path | None = None, **more: Any) -> Outcome:
+    def run(output: Path | None = None, **more: Any) -> Result:
         given = {"data": {"x": X}, "metric": "cosine", "target": "trn1", "batch": 16}
         return finecast.tune(mlp, output, **given, **more)
 
