@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-tensorflow lint bench mutants zoo zoo-sample clean
+.PHONY: help demo docs test test-tensorflow lint bench mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,7 @@ help:
 	@echo "make test   every check: lint, types, import layers, tests"
 	@echo "make test-tensorflow  the tests of TensorFlow models, in an environment of their own"
 	@echo "make lint   the same without the tests"
+	@echo "make docs   the documentation as a site, in build/site"
 	@echo "make bench  the benchmarks; figures in benchmarks/RESULTS.md"
 	@echo "make mutants  do the tests notice small faults? figures in docs/testing.md"
 	@echo "make zoo    architectures of other libraries through everything; writes docs/zoo.md"
@@ -70,13 +71,23 @@ $(TF_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-tensorflow: $(TF_VENV)/.installed
-	$(TF_VENV)/bin/pytest tests/tensorflow tests/subjects/test_conformance.py
+	$(TF_VENV)/bin/pytest tests/tensorflow tests/subjects/test_conformance.py \
+	  'tests/docs/test_pages.py::test_the_blocks_run[docs/start/tensorflow.md]'
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# Strict: a broken link, or a page outside the navigation, is an error. The blocks of code on
+# the pages are run by tests/docs.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(PIP) --editable '.[docs]'
+	@touch $@
 
 bench: $(VENV)/.installed-dev
 	@mkdir -p build && $(BIN)/python -m benchmarks.common > build/bench.jsonl

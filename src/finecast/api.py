@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from finecast.data.criterion import Criterion
-from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import check_formats, explicit_casts
+from finecast.devices.emulation import Emulation, check_formats, explicit_casts
 from finecast.errors import UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph

@@ -56,7 +56,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--trust": "trust=True",
 }
 """The Python API's names for the command line's options in messages. Options that say what is
-cast (``--auto-cast``) have none: they are the Neuron compilers' own flags."""
+cast (``--auto-cast``) have none: in Python a policy says it."""
 _OPTION: Final = re.compile(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?:/--[a-z-]+)?(?![\w-])")
 
 

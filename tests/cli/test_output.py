@@ -63,6 +63,25 @@ def test_every_way_out_escapes(
     assert "[red]h[/red]:smile:" in said  # no markup of rich's either
 
 
+def test_notes_below_a_table_are_wrapped_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a pipe as in a terminal; what is copied, and a name of any length, stays whole."""
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "a/" * 30 + "b-c"
+    command = output.Verbatim(f"run it: {'word ' * 20}")
+    words = "  openvino:CPU int8: no kernel of this CPU sums such products exactly"
+    output.write_table(output.new_table("", ("a",)), words, f"see {name}", command)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-5:] == [
+        "  openvino:CPU int8: no kernel of this",
+        "    CPU sums such products exactly",
+        "see",
+        f"  {name}",
+        str(command),
+    ]
+
+
 def test_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", ascii_only)

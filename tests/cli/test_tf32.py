@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from finecast.devices.neuron import Given, resolve
+from finecast.compat.neuron.compilers import resolve
+from finecast.compat.neuron.flags import Given
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import ExitCode
@@ -45,7 +46,7 @@ def test_tf32_is_stated_by_arithmetic_on_the_operands(
     x = np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)
     written = get_engine(f"emulator:{target}").load(out).run({"x": x})
     given = Given(target=target, auto_cast="matmult", auto_cast_type="tf32")
-    planned = EmulatorEngine(emulation=resolve(given).emulation()).load(mlp).run({"x": x})
+    planned = EmulatorEngine(emulation=resolve(given).emulation).load(mlp).run({"x": x})
     exact = get_engine("onnxruntime").load(mlp).run({"x": x})
     for name, array in planned.items():
         assert np.array_equal(written[name], array)

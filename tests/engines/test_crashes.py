@@ -14,11 +14,15 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 import finecast
-from finecast.engines import crashes, first_that_loads, get_engine, installed
+from finecast.cli import main
+from finecast.engines import crashes, first_that_loads, get_engine, installed, loading
+from finecast.engines.loading import exact_engine, load_model
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.errors import EngineError
+from finecast.errors import EngineError, ExitCode
 from finecast.frontends import dry_run, dry_run_worker
-from finecast.frontends.dry_run import CrashedError, DryRun, _Library
+from finecast.frontends import onnx as frontend
+from finecast.frontends.dry_run import CrashedError, _Library
+from finecast.frontends.openvino import model as openvino_model
 from finecast.frontends.worker import Worker
 from tests.engines import crashing_worker
 
@@ -154,6 +158,29 @@ def test_each_model_is_tried_once(
         for _ in range(2):
             assert list(session.run(FEEDS)) == ["y"]
     assert asked == ["load", "run"]
+    for rows in (3, 3, 2):
+        session.run({"x": np.ones((rows, 4), np.float32)})
+    assert asked == ["load", "run", "run"]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("hostile", ["rows"], indirect=True)
+def test_a_crash_on_inputs_of_a_later_shape(name: str, hostile: None) -> None:
+    """Engines make kernels anew for each shape; a profile runs the model, too."""
+    session = get_engine(name).load(NET.SerializeToString(), profiling=True)
+    assert session.run(FEEDS)["y"].shape == (2, 4)
+    longer = {"x": np.ones((3, 4), np.float32)}
+    for run in (session.run, session.profile):
+        with pytest.raises(CrashedError, match=r"crashed \(SIGFPE\) as it ran the model"):
+            run(longer)
+    assert session.run(FEEDS)["y"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("hostile", ["run"], indirect=True)
+def test_a_crash_of_a_model_that_is_run_for_exact_numbers(hostile: None) -> None:
+    session = exact_engine().load(NET.SerializeToString())
+    with pytest.raises(CrashedError, match="ONNX Runtime crashed"):
+        session.run(FEEDS)
 
 
 @pytest.mark.parametrize("executable", ["", "/nowhere/python", "/bin/true"])
@@ -195,19 +222,54 @@ net (float[n, 4] x, int64[n] i, bool[n, 1] c) => (float[n, 4] y)
 
 def test_held_models_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run_worker, "_MOST_HELD_BYTES", 10)
+    monkeypatch.setattr(dry_run_worker, "_LARGEST_HELD_BYTES", 20)
     monkeypatch.setitem(
         dry_run_worker._LIBRARIES, "openvino", lambda stage: lambda settings, model: print
     )
     served = dry_run_worker._Served("openvino")
-    for key, size in (("a", 6), ("b", 4), ("c", 1), ("d", 11)):
+    held: list[list[str]] = []
+    for key, size in (("a", 6), ("b", 4), ("c", 1), ("d", 21), ("e", 11), ("f", 2)):
         served.load({"settings": {}, "key": key, "bytes": size}, b"")
-    assert list(served.held) == ["b", "c"]
+        held.append(list(served.held))
+    assert held == [["a"], ["a", "b"], ["b", "c"], ["b", "c"], ["e"], ["f"]]
 
 
-def test_a_large_model_in_memory_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "MOST_BYTES", 3)
-    tried = DryRun(library="openvino", settings={}, model=b"1234").load()
-    assert tried.model is None
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("most", [3, 256 << 20])
+def test_a_large_model_in_memory_is_tried_from_a_file(
+    name: str, external: bool, most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its temporary file is gone when the model runs: the other process holds what it read."""
+    path = tmp_path / "net.onnx"
+    onnx.save(NET, path, save_as_external_data=external, size_threshold=0, location="w")
+    monkeypatch.setattr(loading, "MOST_BYTES", most)
+    model = frontend.load(path).model
+    for engine in (get_engine(name), exact_engine()):
+        session = load_model(engine, model)
+        assert session.run(FEEDS)["y"].shape == (2, 4)
+        # As if another model had ended the process: there is no file to read it from again.
+        dry_run._workers[engine.name].worker.end()
+        assert session.run({"x": np.ones((3, 4), np.float32)})["y"].shape == (3, 4)
+    with crashing("compiled"), pytest.raises(CrashedError, match="SIGSEGV"):
+        load_model(get_engine(name), model)
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+def test_a_large_model_of_openvinos_own_is_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    onnx.save(NET, tmp_path / "net.onnx")
+    model = OpenVinoEngine()._core.read_model(tmp_path / "net.onnx")
+    monkeypatch.setattr(openvino_model, "MOST_BYTES", 3)
+    session = OpenVinoEngine().load(model)
+    assert session.run(FEEDS)["y"].shape == (2, 4)
+    with crashing("compiled"), pytest.raises(CrashedError, match="SIGSEGV"):
+        OpenVinoEngine().load(model)
+    with crashing("run"):
+        session = OpenVinoEngine().load(model)
+        with pytest.raises(CrashedError, match="SIGFPE"):
+            session.run(FEEDS)
 
 
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two engines")
@@ -246,6 +308,22 @@ def test_what_crashes_openvino_is_one_line(
         assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
     else:
         assert make is neural_ode
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+@pytest.mark.parametrize("engine", [[], ["--engine", "openvino"]])
+@pytest.mark.parametrize("verb", ["tune", "profile"])
+def test_an_invalid_model_is_named_as_such_where_no_engine_runs_it(
+    verb: str, engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by the words of engines, one of which crashes at it."""
+    model = bare_convolution(tmp_path / "m.onnx")
+    data = tmp_path / "x.npz"
+    np.savez(data, x=np.zeros((2, 3, 8, 8), np.float32))
+    tuning = ["-o", str(tmp_path / "t.onnx"), "--metric", "cosine"]
+    options = ["--data", str(data), *(tuning if verb == "tune" else [])]
+    assert main([verb, str(model), *options, *engine]) == ExitCode.FAILED
+    assert "error: Conv has 1 inputs and 1 outputs" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two engines")

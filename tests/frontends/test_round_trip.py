@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import ModelError

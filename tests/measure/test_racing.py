@@ -255,3 +255,27 @@ def test_how_slow_what_is_too_slow_is_takes_no_rounds(clock: Clock) -> None:
 def test_nothing_is_timed_once_all_are_too_slow(clock: Clock) -> None:
     Race(calls=calls_of(clock, 0.0, fp32=1.0, slow=2.0)).run(replace(effort(9), limit=0.98))
     assert clock.calls.count("fp32") < 9
+
+
+@pytest.mark.parametrize(("used_s", "calls"), [(30.0, 1), (3.0, 7), (0.0, 7)])
+def test_what_takes_several_times_the_limit_runs_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, used_s: float, calls: int
+) -> None:
+    """If it computed for so long: else another process, or a device, may have."""
+    computed = 0.0
+
+    def slow() -> None:
+        nonlocal computed
+        clock.calls.append("slow")
+        clock.now_s += 10.0 if clock.calls.count("slow") == 1 else 1.0
+        computed += used_s
+
+    def anchor() -> None:
+        nonlocal computed
+        clock.now_s += 1.0
+        computed += used_s and 3.0
+
+    monkeypatch.setattr("finecast.measure.timing.used_s", lambda: computed)
+    race = Race(calls={"fp32": anchor, "slow": slow})
+    race.run(replace(effort(7), limit=1.0))
+    assert clock.calls.count("slow") == calls

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from finecast.compat.neuron.compilers import resolve
+from finecast.compat.neuron.flags import read
 from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import read, resolve
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.pipeline.modelled import plan_time_s
@@ -21,7 +22,7 @@ RESHAPE = from_text(
 
 
 def of(text: str) -> Emulation:
-    return resolve(read(text.split()), target="inf1").emulation()
+    return resolve(read(text.split()), target="inf1").emulation
 
 
 def test_moving_bytes_takes_longer_than_a_product_with_the_identity() -> None:

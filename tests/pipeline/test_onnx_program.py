@@ -9,12 +9,13 @@ import numpy as np
 
 import finecast
 from finecast import api
+from finecast.compat.neuron.ladders import ladder
 from finecast.data.criterion import Criterion
-from finecast.devices.neuron import explicit_casts, ladder
+from finecast.devices.emulation import explicit_casts
 from finecast.numbers.formats import Format
-from finecast.pipeline.device import DeviceModel, search_plans
 from finecast.pipeline.ladder import LadderWalk
 from finecast.pipeline.sources import DataOptions, workload_of
+from finecast.progress import silent
 from finecast.rules.policy import Policy
 from tests.engines.emulator import models
 
@@ -39,12 +40,8 @@ def test_what_is_emulated_is_not_judged_by_reputation(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
     model = finecast.load(path)
     reference = model.reference()
-    device = DeviceModel(
-        program=model.program(TRN1),
-        workload=workload_of(DataOptions(data={"x": x}, metric="snr_db"), reference),
-        reference=reference,
-    )
-    planner = search_plans(device, TRN1, policy).planner
+    workload = workload_of(DataOptions(data={"x": x}, metric="snr_db"), reference)
+    planner = model.subject(None, TRN1).examine(policy, (), workload, silent).planner
     (softmax,) = (n.name for n in planner.graph.nodes if n.op == "softmax")
     assert planner.lowest().formats[softmax] is Format.BF16
     assert api.judge(path, policy)[1].formats[softmax] is Format.FP32

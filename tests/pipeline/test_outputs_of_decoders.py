@@ -10,8 +10,7 @@ import onnx
 import pytest
 
 from finecast import api
-from finecast.devices.emulation import Emulation
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.emulation import Emulation, explicit_casts
 from finecast.engines.exact import Exact
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format

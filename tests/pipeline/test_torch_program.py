@@ -12,15 +12,19 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import finecast  # noqa: E402
-from finecast.devices.emulation import Setting  # noqa: E402
-from finecast.devices.neuron import explicit_casts  # noqa: E402
+from finecast.devices.emulation import Setting, explicit_casts  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.numbers.rounding import round_to  # noqa: E402
-from finecast.pipeline.device import DeviceModel, search_plans  # noqa: E402
+from finecast.pipeline.device import DeviceModel  # noqa: E402
+from finecast.pipeline.model import OpenedModel  # noqa: E402
 from finecast.pipeline.sources import DataOptions, workload_of  # noqa: E402
+from finecast.pipeline.workload import Workload  # noqa: E402
 from finecast.planning.plan import Plan  # noqa: E402
+from finecast.planning.proposing import propose  # noqa: E402
+from finecast.progress import silent  # noqa: E402
 from finecast.rules.policy import Policy  # noqa: E402
+from finecast.subjects.engine.emulated import OnDevice  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -39,20 +43,33 @@ class Two(torch.nn.Module):
         return (x @ self.v).flatten(0).view(-1, 64), z @ self.w
 
 
+Opened = tuple[OpenedModel, Workload]
+
+
 @pytest.fixture
-def device(tmp_path: Path) -> DeviceModel:
+def opened(tmp_path: Path) -> Opened:
     rng = np.random.default_rng(0)
     x, z = (rng.standard_normal((16, 64)).astype(np.float32) for _ in range(2))
     example = (torch.from_numpy(x), torch.from_numpy(z))
     torch.export.save(torch.export.export(Two().eval(), example), tmp_path / "m.pt2")
     model = finecast.load(tmp_path / "m.pt2")
     options = DataOptions(data={"x": x, "z": z}, metric="snr_db", batch=16)
-    reference = model.reference()
+    return model, workload_of(options, model.reference())
+
+
+@pytest.fixture
+def device(opened: Opened) -> DeviceModel:
+    model, workload = opened
     return DeviceModel(
-        program=model.program(TRN1),
-        workload=workload_of(options, reference),
-        reference=reference,
+        program=model.program(TRN1), workload=workload, reference=model.reference()
     )
+
+
+def examined(opened: Opened, policy: str) -> OnDevice:
+    model, workload = opened
+    found = model.subject(None, TRN1).examine(Policy.parse(policy), (), workload, silent)
+    assert isinstance(found, OnDevice)
+    return found
 
 
 def test_outputs_have_the_names_of_the_file(device: DeviceModel) -> None:
@@ -61,10 +78,11 @@ def test_outputs_have_the_names_of_the_file(device: DeviceModel) -> None:
     assert [s.name for s in session.outputs] == [s.name for s in device.reference.outputs]
 
 
-def test_a_plan_of_several_formats_has_each_where_it_says(device: DeviceModel) -> None:
+def test_a_plan_of_several_formats_has_each_where_it_says(opened: Opened) -> None:
     emulation = replace(TRN1, format=Format.BF16)
-    search = search_plans(device, emulation, Policy.parse("auto:bf16,fp16"))
-    assert len(search.candidates()) > 1
+    search = examined(opened, "auto:bf16,fp16")
+    device = search.device
+    assert len(propose(search.planner, search.analysis())) > 1
     plan: Plan = search.planner.lowest()
     graph = search.planner.graph
     products = [n.name for n in graph.nodes if n.op == "linear"]
@@ -80,11 +98,11 @@ def test_a_plan_of_several_formats_has_each_where_it_says(device: DeviceModel) -
     first, second = device.program.plan_session(mixed, emulation).run(feeds).values()
     assert np.array_equal(first, round_to(feeds["x"].astype(np.float32), Format.BF16))
     assert np.array_equal(second, round_to(feeds["z"].astype(np.float32), Format.FP16))
-    assert max(search.evaluate(mixed)[1].values()) > 0
-    assert search.time_s(plan) < device.time_s(emulation, Setting())
-    assert device.program.casts(mixed) > 0
+    assert max(device.evaluate(device.program.plan_session(mixed, emulation))[1].values()) > 0
+    assert device.plan_time_s(emulation, plan) < device.time_s(emulation, Setting())
+    assert opened[0].build(mixed).casts > 0
 
 
-def test_formats_that_pytorch_cannot_state_are_refused(device: DeviceModel) -> None:
+def test_formats_that_pytorch_cannot_state_are_refused(opened: Opened) -> None:
     with pytest.raises(UsageError, match="do not compute in fp8_e4m3"):
-        search_plans(device, TRN1, Policy.parse("auto:fp8_e4m3"))
+        examined(opened, "auto:fp8_e4m3")

@@ -389,6 +389,40 @@ def test_all_plans_race_where_those_predicted_gain_nothing(
     assert {c.plan.digest for c in outcome.findings.candidates} <= timed
 
 
+def test_a_plan_that_raced_and_gained_nothing_races_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had not raced race then, each beside fp32."""
+    races: list[frozenset[str]] = []
+    times = EngineSubject.times
+
+    def recorded(
+        self: EngineSubject, built: Mapping[str, Any], workload: Any, effort: Any
+    ) -> Race:
+        if built:
+            races.append(frozenset(built))
+            bench.engine.gain = 0.9  # predictions were profiles of the time before
+        return times(self, built, workload, effort)
+
+    monkeypatch.setattr(EngineSubject, "times", recorded)
+    outcome = bench.tune(metric="cosine", compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why
+    assert races
+    assert len(frozenset.union(*races)) == sum(map(len, races))
+
+
+def test_nothing_is_compiled_where_all_is_predicted_to_be_far_slower(
+    bench: Bench, timed: set[str]
+) -> None:
+    """bf16 on a CPU without it: a compilation and a race would take minutes."""
+    bench.engine.gain = 0.3
+    outcome = bench.tune(compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the fastest, by times of single kernels, takes 3.3" in outcome.why
+    assert not timed
+
+
 def test_an_engine_that_gains_nothing(bench: Bench) -> None:
     bench.engine.gain = 0.9
     outcome = bench.tune()

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine, installed
 from finecast.engines.base import Engine
 from finecast.engines.emulator import EmulatorEngine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast import rules
+from finecast.compat.raf.rule_set import never, propagate
 from finecast.engines.torch import TorchEngine
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
@@ -24,11 +25,12 @@ from finecast.numbers.formats import Format
 from finecast.planning.edits import InsertCast, edits
 from finecast.planning.plan import Plan
 from finecast.rules import NodeView
-from finecast.rules.override import Overrides, active
+from finecast.rules.override import active
 from finecast.rules.policy import Policy
-from finecast.rules.raf import never, propagate
-from finecast.subjects.torch.planning import Judging, RuleSet, planner_of
+from finecast.subjects.torch.planning import Judging, planner_of
 from tests.torch.planned import plan_of
+
+Held = Mapping[str, Callable[..., Any]]
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -267,7 +269,7 @@ def test_an_override_holds_for_the_conversion_in_the_block() -> None:
     assert {d.op: d.format.label for d in after.decisions}["linear"] == "bf16"
 
 
-def formats_under(held: Overrides, **options: Any) -> dict[str, str]:
+def formats_under(held: Held, **options: Any) -> dict[str, str]:
     """Format by op of a small net, converted with these overrides."""
     net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
     body = Function(lambda x: net(x) + x)
@@ -277,7 +279,9 @@ def formats_under(held: Overrides, **options: Any) -> dict[str, str]:
     return {d.op: d.format.label for d in plan.decisions}
 
 
-def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
+def lowest_under(
+    held: Mapping[str, Callable[..., Any]], rule_set: str = "finecast"
+) -> dict[str, str]:
     """The lowest format that the rules leave each op, by op and by node, of the same net."""
     net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
     body = Function(lambda x: net(x) + x)
@@ -286,8 +290,8 @@ def lowest_under(held: Overrides, rule_set: str = "finecast") -> dict[str, str]:
     with rules.override(held):
         captured = frontend.capture(body, (x,))
         prepared = TorchPrepared(graph=captured.graph, captured=captured)
-        chosen = RuleSet.parse(rule_set)
-        planner = planner_of(prepared, policy, TorchEngine(), Judging(rule_set=chosen))
+        how = Judging(rule_set=rule_set)
+        planner = planner_of(prepared, policy, TorchEngine(), how)
     decisions = planner.lowest().decisions
     return {name: d.format.label for d in decisions for name in (d.op, d.node)}
 
@@ -300,7 +304,7 @@ def test_raf_s_own_signature_of_a_rule() -> None:
 
 @pytest.mark.parametrize("rule_set", ["finecast", "raf"])
 def test_the_seed_s_rules_run_as_they_are_written(rule_set: str) -> None:
-    from finecast.rules.override import PrimType, check_dtype, gen_hint_helper
+    from finecast.compat.raf import PrimType, check_dtype, gen_hint_helper
 
     def cast_bias_add(args: Any, ret_type: Any, amp_dtype: Any) -> Any:
         low = check_dtype(args[0].checked_type, amp_dtype)

@@ -44,7 +44,7 @@ VERBS = {
     "apply": "Apply a saved plan to a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
     "emulate": "What a device you do not have would do to your numbers.",
-    "ladder": "A Neuron compiler's ladder of options, each rung emulated.",
+    "ladder": "A compiler's ladder of options, each rung emulated.",
     "targets": "The devices that emulate and ladder know.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Latency, throughput, memory and per-op times of models, compared.",
@@ -174,10 +174,10 @@ def _verb(args: Sequence[str]) -> str | None:
 
 
 def _joined(args: Sequence[str]) -> list[str]:
-    """``--fast-math a b`` as one option with one value, as neuron-cc reads it."""
+    """``--fast-math a b`` as one option with one value, as its compiler reads it."""
     if not any(arg.partition("=")[0] == _FAST_MATH for arg in args):
         return list(args)
-    from finecast.devices.neuron.options import FAST_MATH_KEYWORDS
+    from finecast.compat.neuron.compilers import FAST_MATH_KEYWORDS
     from finecast.naming import spelled
 
     joined: list[str] = []

@@ -38,7 +38,7 @@ def run(
       finecast apply tuned.plan.json model.onnx -o tuned.onnx
     """
     from finecast import api
-    from finecast.devices.neuron import TF32_NOTE
+    from finecast.devices.emulation import TF32_NOTE
 
     files = files_of(model, data, force=written.force)
     files.read("PLAN", plan)

@@ -17,7 +17,7 @@ from finecast.cli.common import (
     open_model,
     telling_stale,
 )
-from finecast.cli.output import add_row, new_table, warn, write_json, write_table
+from finecast.cli.output import Verbatim, add_row, new_table, warn, write_json, write_table
 from finecast.cli.policy_options import (
     Casting,
     Device,
@@ -132,7 +132,7 @@ def report(result: Result, *, as_json: bool) -> None:
     for name, value in rows:
         add_row(table, name, value)
     by_hint = result.plan.by_hint and result.plan.lowers
-    write_table(table, *(result.run_notes if by_hint else ()))
+    write_table(table, *map(Verbatim, result.run_notes if by_hint else ()))
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:

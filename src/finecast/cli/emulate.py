@@ -36,8 +36,8 @@ def run(
 ) -> None:
     """Metric and output error on a device, and the ops that cause the error.
 
-    The options are the compiler's own, with its defaults: without --auto-cast neuronx-cc
-    casts nothing.
+    The options are the compiler's own, with its defaults: without --auto-cast
+    nothing is cast, on inf1 all.
 
     Examples:
       finecast emulate m.onnx --target trn1 --auto-cast all --auto-cast-type fp16

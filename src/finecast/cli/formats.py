@@ -13,7 +13,7 @@ from finecast.errors import UsageError
 if TYPE_CHECKING:
     from finecast.numbers.formats import Format
 
-# By the bits of the exponent and of the fraction, and by bytes; worded as Neuron's guide.
+# By the bits of the exponent and of the fraction, and by bytes.
 _RANGE_STRENGTH = {8: "dynamic range, extremely small or large numbers"}
 _RANGE_WEAKNESS = {3: "very low range", 4: "very low range", 5: "low range"}
 _DIGITS_STRENGTH = {

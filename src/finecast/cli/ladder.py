@@ -1,4 +1,4 @@
-"""``finecast ladder``: emulate each rung of a Neuron compiler's options, and a plan by op."""
+"""``finecast ladder``: emulate each rung of a compiler's options, and a plan by op."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ from finecast.cli.common import (
 )
 from finecast.cli.groups import Only
 from finecast.cli.output import (
+    Verbatim,
     add_row,
     new_table,
     output_lines,
     warn,
     write_json,
-    write_line,
+    write_note,
     write_table,
 )
 from finecast.cli.policy_options import Casting, Device
-from finecast.errors import ExitCode, UsageError
+from finecast.errors import ExitCode
 from finecast.pipeline.artefact import Destination
 from finecast.progress import Progress, shown
 
 if TYPE_CHECKING:
     from finecast.data.criterion import Criterion
-    from finecast.devices.neuron import CompilerChoice, Given, Rung
+    from finecast.devices.emulation import Emulation
     from finecast.files import CommandFiles
-    from finecast.pipeline.ladder import LadderOutcome, PlanResult
+    from finecast.pipeline.ladder import LadderOutcome, PlanResult, Rung
     from finecast.pipeline.model import OpenedModel, ReadOptions
     from finecast.pipeline.sources import DataOptions
+    from finecast.rules.policy import Policy
 
 _COMPILED = ".neff"
 
@@ -80,12 +82,14 @@ class ByOp:
         ),
     ] = None
 
-    def named(self, target: str, device: Device) -> CompilerChoice | None:
-        """The options with the named formats; None if none is named."""
+    def named(self, target: str, device: Device) -> tuple[Emulation, Policy] | None:
+        """The device, and a policy of the named formats; None if none is named."""
         if self.auto_cast_type is None:
             return None
         casting = Casting(auto_cast="auto", auto_cast_type=self.auto_cast_type)
-        return device.choice(casting, target)
+        choice = device.choice(casting, target)
+        assert choice.emulation is not None
+        return choice.emulation, choice.policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +127,14 @@ def run(
     from finecast import api
 
     start = time.perf_counter()
-    given, named = device.needed(None, target)
-    target = _ladder_target(named)
+    target, rungs = device.ladder(target)
     output = written.path
     files = files_of(model, data, force=written.force)
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, model, written, how)
-    rungs, by = _rungs(target, given, device.sdk), (by_op.per_op, by_op.named(target, device))
+    by = by_op.per_op, by_op.named(target, device)
     with telling_stale(files), files.locked() as removed:
         for text in removed:
             warn(text)
@@ -173,12 +176,6 @@ def _opened(
     return api.load(model, trust=how.trust)
 
 
-def _rungs(target: str, given: Given, sdk: str | None) -> Sequence[Rung]:
-    from finecast.devices.neuron import ladder
-
-    return ladder(target, given, sdk=sdk)
-
-
 def _walked(
     model: OpenedModel,
     rungs: Sequence[Rung],
@@ -186,7 +183,7 @@ def _walked(
     criterion: Criterion,
     bar: Progress,
     *,
-    by_op: tuple[bool, CompilerChoice | None],
+    by_op: tuple[bool, tuple[Emulation, Policy] | None],
 ) -> _Found:
     """Emulate every rung on all data, then find the per-op plan.
 
@@ -209,20 +206,6 @@ def _walked(
     wanted, named = by_op
     plan, why = search_per_op(walk, outcome, named) if wanted else (None, "not asked for")
     return _Found(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
-
-
-def _ladder_target(target: str) -> str:
-    """The target's name in lower case; UsageError if no ladder is known for it."""
-    from finecast.devices.neuron import NEURON_TARGETS
-    from finecast.naming import spelled
-
-    if spelled(target) not in NEURON_TARGETS:
-        raise UsageError(
-            f"{target!r} has no ladder of compiler options",
-            where="--target",
-            fix=f"use one of {', '.join(NEURON_TARGETS)}; finecast emulate takes every target",
-        )
-    return spelled(target)
 
 
 def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
@@ -296,7 +279,8 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
         lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
     else:
         rung = outcome.best.rung
-        lines += [f"* recommended: {rung.name}", f"  {rung.command()}", f"  {rung.snippet}"]
+        command, snippet = Verbatim(f"  {rung.command()}"), Verbatim(f"  {rung.snippet}")
+        lines += [f"* recommended: {rung.name}", command, snippet]
         scores = by_output(outcome.best.metric)
         lines += output_lines(outcome.best.errors, outcome.left_out, scores)
     if plan is None:
@@ -309,21 +293,20 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
             f" {ops}; {place}; compile it with {outcome.rungs[0].rung.name}"
         )
     if compiled:
-        lines.append(compiled)
+        lines.append(Verbatim(compiled))
     for line in lines:
-        write_line(line)
+        write_note(line)
 
 
 def _compile(program: Path, rung: Rung) -> tuple[bool, str]:
     """Run the compiler; returns whether it compiled the program, and a line that says so."""
-    name = rung.options.compiler.value
+    compiled = _compiled_name(program)
+    name, *words = shlex.split(rung.command(str(program), str(compiled)))
     found = shutil.which(name)
     if found is None:
         return False, f"not compiled: {name} is not on PATH"
-    compiled = _compiled_name(program)
-    words = shlex.split(rung.command(str(program), str(compiled)))
     done = subprocess.run(
-        [found, *words[1:]], check=False, capture_output=True, text=True, errors="replace"
+        [found, *words], check=False, capture_output=True, text=True, errors="replace"
     )
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:]

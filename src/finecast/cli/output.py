@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,17 @@ def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
         sys.stdout.flush()
 
 
-def write_table(table: Table, *notes: str) -> None:
-    """Write a rich table to stdout, then each note on a line.
+class Verbatim(str):
+    """A note that is copied, to a shell or an editor: it stays on one line."""
 
-    It is no wider than ``width``, unless its figures alone are: they are never cut.
+    __slots__ = ()
+
+
+def write_table(table: Table, *notes: str) -> None:
+    """Write a rich table to stdout, then the notes, each from a line of its own.
+
+    The table is no wider than ``width``, unless its figures alone are: they are never cut.
+    Notes are wrapped between words at that width, and what continues one is indented.
     """
     from rich.console import Console
 
@@ -53,7 +61,22 @@ def write_table(table: Table, *notes: str) -> None:
     filled = lines if sys.stdout.isatty() else [line.rstrip() for line in lines]
     write(sys.stdout, "\n".join(filled))
     for note in notes:
-        write_line(note)
+        write_note(note)
+
+
+def write_note(note: str) -> None:
+    """Write a line of prose to stdout, wrapped unless it is ``Verbatim``."""
+    text = safe(note)
+    if not isinstance(note, Verbatim):
+        indent = " " * (len(text) - len(text.lstrip()) + 2)
+        text = textwrap.fill(
+            text,
+            width(),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    write(sys.stdout, text)
 
 
 def _fitted(table: Table, columns: int) -> int:

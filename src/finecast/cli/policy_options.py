@@ -1,10 +1,9 @@
-"""Options for what may be cast: finecast's own, and those of the Neuron compilers."""
+"""Options for what may be cast: finecast's own, and those of a device's compiler."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,19 +12,21 @@ import typer
 
 from finecast.cli.groups import Only
 from finecast.cli.output import warn
-from finecast.naming import default_of, options_of
+from finecast.compat.neuron.flags import FLAGS_VARIABLE, CompilerFlags, Given
+from finecast.naming import default_of, options_of, spelled
 from finecast.pipeline.model import RunOptions
 from finecast.rules.policy import Policy
 
 if TYPE_CHECKING:
+    from finecast.compat.neuron.choice import CompilerChoice
     from finecast.devices.emulation import Emulation
-    from finecast.devices.neuron import CompilerChoice, Given
+    from finecast.pipeline.ladder import Rung
     from finecast.rules import UserRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
-    """Options that say what is cast, as neuronx-cc and the older neuron-cc spell them."""
+    """Options that say what is cast."""
 
     auto_cast: Annotated[
         str | None,
@@ -44,23 +45,6 @@ class Casting:
             help="bf16, fp16; int8, with --data; in OpenVINO int8_weights or int4_weights,"
             " weights alone; for a device that has it int8, fp8_e4m3 or tf32. Several: auto"
             " mixes them, other scopes take the first that an op may have.",
-        ),
-    ] = None
-    fast_math: Annotated[
-        str | None,
-        typer.Option(
-            "--fast-math",
-            metavar="KEYWORD...",
-            help="inf1: all, none, fp32-cast-all[-fp16], fp32-cast-matmult[-bf16|-fp16],"
-            " [no-]fast-relayout.",
-        ),
-    ] = None
-    fp32_cast: Annotated[
-        str | None,
-        typer.Option(
-            "--fp32-cast",
-            metavar="KEYWORD",
-            help="inf1, the older spelling: all[-fp16], matmult[-bf16|-fp16].",
         ),
     ] = None
 
@@ -84,112 +68,42 @@ class CompilerCasting(Casting):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """Options that say how the device's compiler and runtime compute."""
+class Device(CompilerFlags):
+    """Options of a device's compiler, read together with those that say what is cast."""
 
-    mixed_accumulation: Annotated[
-        bool | None,
-        typer.Option(
-            "--enable-mixed-precision-accumulation/--disable-mixed-precision-accumulation",
-            help="Softmax, norms and the like keep fp32 inside.",
-        ),
-    ] = None
-    saturate_infinity: Annotated[
-        bool,
-        typer.Option(
-            "--enable-saturate-infinity", help="Clamp Inf in transposes (trn1, inf1)."
-        ),
-    ] = False
-    stochastic_rounding: Annotated[
-        bool, typer.Option("--stochastic-rounding", help="Casts round stochastically.")
-    ] = False
-    seed: Annotated[int | None, typer.Option(help="Seed of stochastic rounding.", min=0)] = (
-        None
-    )
-    sdk: Annotated[
-        str | None,
-        typer.Option(metavar="RELEASE", help="Neuron SDK whose defaults hold, as 2.26."),
-    ] = None
-    from_env: Annotated[
-        bool,
-        typer.Option(
-            "--from-env", help="Read NEURON_CC_FLAGS; the command line comes after it."
-        ),
-    ] = False
-    model_type: Annotated[
-        str | None,
-        typer.Option("--model-type", metavar="KIND", help="Neuron's; no effect on numbers."),
-    ] = None
-    optlevel: Annotated[
-        str | None,
-        typer.Option("--optlevel", "-O", metavar="N", help="Neuron's; no effect on numbers."),
-    ] = None
+    def stated(self, casting: Casting | None, target: str | None) -> Given:
+        """All options of the command line, with --from-env over those of the environment.
 
-    def given(self, casting: Casting | None = None, target: str | None = None) -> Given:
-        """The options of the command line, and with --from-env those of the environment.
-
-        Where both state one, the command line's counts. Warns of options without an effect.
+        Warns of options without an effect.
 
         Raises:
             UsageError: If the environment's flags cannot be read, or a seed is given for
                 casts that round to nearest.
         """
-        from finecast.devices.neuron import Given, after_environment, from_environment
-        from finecast.errors import UsageError
-
-        stated = Given(
-            target=target,
-            mixed_accumulation=self.mixed_accumulation,
-            saturate_infinity=self.saturate_infinity or None,
-            stochastic_rounding=self.stochastic_rounding or None,
-            seed=self.seed,
-            passed_over=tuple(self._passed_over()),
-        )
-        if casting is not None:
-            words = casting.fast_math
-            stated = replace(
-                stated,
-                auto_cast=casting.auto_cast,
-                auto_cast_type=casting.auto_cast_type,
-                fast_math=None if words is None else tuple(words.split()),
-                fp32_cast=casting.fp32_cast,
-            )
-        notes: tuple[str, ...] = ()
-        if self.from_env:
-            stated, notes = after_environment(stated, from_environment(os.environ))
-        if stated.seed is not None and not stated.stochastic_rounding:
-            raise UsageError(
-                f"--seed {stated.seed} without --stochastic-rounding: casts that round to"
-                " nearest draw no numbers",
-                where="--seed",
-                fix="leave it out, or add --stochastic-rounding",
-            )
-        for note in (*stated.notes, *notes):
+        casting = casting or Casting()
+        given, notes = self.given(casting.auto_cast, casting.auto_cast_type, target)
+        for note in notes:
             warn(note)
-        return stated
-
-    def _passed_over(self) -> Iterator[str]:
-        given = {"--model-type": self.model_type, "--optlevel": self.optlevel}
-        return (name for name, value in given.items() if value is not None)
+        return given
 
     def needed(self, casting: Casting | None, target: str | None) -> tuple[Given, str]:
-        """The options as ``given``, and the target that they or the environment name.
+        """The options as ``stated``, and the target that they or the environment name.
 
         Raises:
-            UsageError: As ``given``; or if no target is named.
+            UsageError: As ``stated``; or if no target is named.
         """
         from finecast.errors import UsageError
 
-        given = self.given(casting, target)
+        given = self.stated(casting, target)
         if given.target is None:
             lacks = "no device is named"
-            lacks += ", and NEURON_CC_FLAGS has no --target" if self.from_env else ""
+            lacks += f", and {FLAGS_VARIABLE} has no --target" if self.from_env else ""
             raise UsageError(lacks, where="--target", fix="name one of finecast targets")
         return given, given.target
 
     def emulation(self, casting: Casting, target: str | None) -> tuple[Emulation, str]:
         """The emulation of the target under these options, and the options spelled out."""
-        from finecast.devices.neuron import emulated
+        from finecast.compat.neuron.choice import emulated
 
         emulation, label, notes = emulated(self.needed(casting, target)[0], sdk=self.sdk)
         for note in notes:
@@ -202,10 +116,21 @@ class Device:
         Raises:
             UsageError: If options conflict.
         """
-        from finecast.devices.neuron import choose
+        from finecast.compat.neuron.choice import choose
 
-        given = self.given(casting, target)
+        given = self.stated(casting, target)
         return choose(given, sdk=self.sdk, compiler=self.from_env)
+
+    def ladder(self, target: str | None) -> tuple[str, Sequence[Rung]]:
+        """The target that is named, and the rungs of its compiler's ladder.
+
+        Raises:
+            UsageError: If no target is named, or it has no ladder.
+        """
+        from finecast.compat.neuron.ladders import ladder
+
+        given, named = self.needed(None, target)
+        return spelled(named), ladder(named, given, sdk=self.sdk)
 
 
 Narrowing = Annotated[

@@ -109,6 +109,7 @@ def run(
 
       finecast profile tuned.onnx --engine onnxruntime --ops
     """
+    from finecast import api
     from finecast.engines import first_that_works
 
     loaders = _loaders(models, engine)
@@ -130,7 +131,11 @@ def run(
                 loaded.append(ready(label, models[index], one.load(path, profiling=ops)))
             return loaded
 
-        loader, loaded = first_that_works(loaders, load_all)
+        def check() -> None:
+            for path in paths:
+                api.inspect(path)
+
+        loader, loaded = first_that_works(loaders, load_all, check=check)
         report("running", len(models), 3 * len(models))
         spec = f"{loader.name}:{loader.device}"
         race = _raced(loaded, rounds)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from finecast.cli.output import (
+    Verbatim,
     add_row,
     new_table,
     output_lines,
@@ -91,7 +92,7 @@ def write_report(
     if as_json:
         write_json(outcome.to_dict())
         return
-    from finecast.devices.neuron import casts_off
+    from finecast.compat.neuron.ladders import casts_off
     from finecast.measure.environment import cpu_label, environment
 
     improved = outcome.improved
@@ -116,8 +117,8 @@ def write_report(
     if "tf32" in outcome.plan.counts:
         lines.append(TF32_TIMES)
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
-    lines.append(where)
-    lines += outcome.run_notes
+    lines.append(Verbatim(where))
+    lines += map(Verbatim, outcome.run_notes)
     trials = number_of(outcome.reused, "trial")
     reused = f", {trials} of the study reused" if outcome.reused else ""
     note = (

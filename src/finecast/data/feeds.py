@@ -1,8 +1,7 @@
 """Synthetic feeds for measuring time and memory; not for measuring accuracy.
 
 Floats are standard normal. Integers and bools are 0 or 1, which are valid indices of every
-table; where the table that an integer input indices is known, they go up to its last row.
-Bytes that are only converted to floats, as those of images are, are 0 to 255.
+table. Where a graph says more of an input's numbers (``input_ranges``), they are drawn so.
 """
 
 from __future__ import annotations
@@ -14,18 +13,14 @@ from typing import Final
 
 import numpy as np
 
+from finecast.data.input_ranges import Normal, Range, Whole
 from finecast.engines.base import Array, TensorSpec
 from finecast.engines.ports import DTYPES, shape_text
 from finecast.errors import UsageError
-from finecast.graph import Graph, Node, Value
 from finecast.naming import unknown_name
-from finecast.ops import OpKind, by_name
 
 # A limit, because a model file of a few bytes can declare inputs of any size.
 _MOST_BYTES: Final = 2 << 30
-_INDEX_TYPES: Final = frozenset({"int64", "int32"})
-_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
-_TOP_BYTE: Final = 255
 _DRAWN_BYTES: Final = 8
 """Bytes of an element while it is drawn: as fp64 or int64, from which it is converted."""
 
@@ -35,7 +30,7 @@ def synthetic_feeds(
     *,
     batch: int = 1,
     dims: Mapping[str, int] | None = None,
-    last: Mapping[str, int] | None = None,
+    ranges: Mapping[str, Range] | None = None,
     seed: int = 0,
 ) -> dict[str, Array]:
     """One batch of random feeds.
@@ -45,7 +40,7 @@ def synthetic_feeds(
         batch: Size of an input's first dimension where that is free, and of the same symbol
             elsewhere.
         dims: Sizes of other free dimensions, by symbol or as ``INPUT.AXIS``.
-        last: The largest number to draw for integer inputs, by name (see ``last_indices``).
+        ranges: What is known of the inputs' numbers, by name (see ``input_ranges``).
         seed: Seed of the random generator.
 
     Raises:
@@ -56,76 +51,11 @@ def synthetic_feeds(
     sizes = _sizes(inputs, batch, dims or {})
     shapes = {spec.name: _shape(spec, sizes) for spec in inputs}
     check_sizes(shapes)
-    most = last or {}
+    known = ranges or {}
     return {
-        spec.name: _draw(generator, spec, shapes[spec.name], most.get(spec.name, 1))
+        spec.name: _draw(generator, spec, shapes[spec.name], known.get(spec.name))
         for spec in inputs
     }
-
-
-def last_indices(graph: Graph) -> dict[str, int]:
-    """The largest number that integer inputs may have, by the inputs' names.
-
-    Law: an input is listed if it is only moved, converted, compared and used to look up rows
-    of tables of known size; its number is the last row of the smallest table. Positions and
-    tokens at a model's limits show errors that small ones hide. An input of bytes is listed,
-    too, if it is only moved until it is converted to floats; its number is 255.
-    """
-    found = {v.name: _last_row(graph, v) for v in graph.inputs if v.dtype in _INDEX_TYPES}
-    bytes_in = (v for v in graph.inputs if v.dtype == "uint8")
-    found |= {v.name: _TOP_BYTE for v in bytes_in if _becomes_float(graph, v)}
-    return {name: last for name, last in found.items() if last is not None}
-
-
-def _becomes_float(graph: Graph, value: Value) -> bool:
-    """Whether ``value`` is only moved, measured and converted to floats."""
-    waiting, seen, converted = [value.id], {value.id}, False
-    while waiting:
-        for node in (graph.nodes[n] for n in graph.values[waiting.pop()].uses):
-            kind = by_name(node.op).kind
-            made = [i for i in node.outputs if i is not None]
-            if kind is OpKind.CAST and all(graph.values[i].format for i in made):
-                converted = True
-            elif kind in (OpKind.MOVEMENT, OpKind.RELAYOUT):
-                waiting.extend(i for i in made if i not in seen)
-                seen.update(made)
-            elif node.op != "shape":
-                return False
-    return converted
-
-
-def _last_row(graph: Graph, value: Value) -> int | None:
-    """The last row that ``value`` can index; None if it has another use, or none is known."""
-    found: list[int] = []
-    waiting, seen = [value.id], {value.id}
-    while waiting:
-        index = waiting.pop()
-        for node in (graph.nodes[n] for n in graph.values[index].uses):
-            kind = by_name(node.op).kind
-            if node.op == "gather" and node.inputs[0] != index:
-                rows = _rows(graph, node)
-                if rows is None:
-                    return None
-                found.append(rows - 1)
-            elif node.op == "shape" or kind is OpKind.COMPARISON:
-                continue
-            elif kind in _MOVES:
-                more = [i for i in node.outputs if i is not None and i not in seen]
-                seen.update(more)
-                waiting.extend(more)
-            else:
-                return None
-    return min(found, default=None)
-
-
-def _rows(graph: Graph, node: Node) -> int | None:
-    """The number of rows of the table that a Gather reads; None if unknown."""
-    table = graph.values[node.inputs[0]] if node.inputs[0] is not None else None
-    axis = node.attributes.get("axis", 0)
-    if table is None or not table.shape or not isinstance(axis, int):
-        return None
-    size = table.shape[axis] if -len(table.shape) <= axis < len(table.shape) else None
-    return size if isinstance(size, int) and size > 0 else None
 
 
 def _sizes(
@@ -202,14 +132,34 @@ def check_sizes(shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _draw(
-    generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], last: int
+    generator: np.random.Generator,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    known: Range | None,
 ) -> Array:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None or dtype.kind == "O":
         raise UsageError(f"input {spec.name!r} is of type {spec.dtype}", fix="give --data")
-    if dtype.kind in "biu":
+    if isinstance(known, Whole) or dtype.kind in "biu":
+        last = known.last if isinstance(known, Whole) else 1
         drawn = generator.integers(0, last, shape, endpoint=True)
         if last > 1 and drawn.size:
             drawn.reshape(-1)[-1] = last  # so that it occurs, however few are drawn
         return drawn.astype(dtype)
-    return generator.standard_normal(shape).astype(dtype)
+    normal = generator.standard_normal(shape)
+    if known is not None:
+        normal = _scaled(normal, known)
+    return normal.astype(dtype)
+
+
+def _scaled(drawn: Array, known: Normal) -> Array:
+    """Normal numbers with the mean and deviation known, if these fit the shape drawn."""
+    try:
+        shape = np.broadcast_shapes(drawn.shape, known.mean.shape, known.deviation.shape)
+    except ValueError:
+        return drawn
+    return (
+        np.add(known.mean, np.multiply(known.deviation, drawn))
+        if shape == drawn.shape
+        else drawn
+    )

@@ -16,7 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from finecast.devices.targets import Target
+from finecast.devices.targets import (
+    EngineRole,
+    Relayout,
+    Target,
+    list_targets,
+    load_target,
+)
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encodings, Scaled
@@ -30,7 +36,14 @@ from finecast.ops.patterns import (
     merged,
     norm_kernels,
 )
-from finecast.rules.policy import Scope
+from finecast.rules.policy import Policy, Scope
+
+TF32_NOTE: Final = (
+    "ONNX has no tf32: fp32 arithmetic in the model rounds the operands, and gives wrong"
+    " numbers where something casts it lower (compile with --auto-cast none, run OpenVINO with"
+    " hint f32); for tf32's speed give the original model to the compiler with"
+    " --auto-cast-type tf32, or to a runtime with its tf32 on"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +68,8 @@ class Emulation:
         mixed_accumulation: Softmax, norms and the like compute in fp32 and round only their
             result; otherwise each of their steps rounds.
         rounds_normalized: Norms round before scale and shift too, as ONNX defines them for low
-            types and OpenVINO runs them; PyTorch and Neuron round only the result.
+            types and OpenVINO runs them; PyTorch and accelerators'
+            compilers round only the result.
         rounding: How casts round.
         standalone: How casts round that are kernels of their own: those of the model's inputs,
             and of norms before scale and shift. None for as ``rounding``.
@@ -174,6 +188,45 @@ def check(emulation: Emulation) -> None:
             f"stochastic rounding with --target {target.name}: the device has none",
             fix="drop it, or choose trn1, inf2, trn2 or trn3",
         )
+
+
+def explicit_casts(name: str) -> Emulation:
+    """The target ``name`` as it runs a model of explicit casts: its compiler casts nothing.
+
+    A transpose by product is exact in fp32, but for Inf. Where products of fp32 run in another
+    format, the compiler moves bytes.
+
+    Raises:
+        UsageError: If there is no such target.
+    """
+    target = load_target(name)
+    exact = target.engine(EngineRole.MATMUL).computes_in(Format.FP32) is Format.FP32
+    by_product = exact and Relayout.MATMUL in target.relayouts
+    return Emulation(target=target, relayout=Format.FP32 if by_product else None)
+
+
+def check_formats(emulation: Emulation, policy: Policy) -> None:
+    """Check that the device computes in every format that ``policy`` lowers ops to.
+
+    Raises:
+        UsageError: If it does not; lists the formats that it has, or for tf32 the devices.
+    """
+    if policy.scope is Scope.NONE:
+        return
+    target = emulation.target
+    for fmt in policy.formats:
+        if fmt is Format.TF32 and not target.computes_in(fmt):
+            raise UsageError(
+                f"--auto-cast-type tf32 with --target {target.name}: the device has no such"
+                " arithmetic",
+                fix=f"drop the type, or name one of {', '.join(having(fmt))}",
+            )
+        check(replace(emulation, format=fmt, scope=Scope.ALL))
+
+
+def having(fmt: Format) -> list[str]:
+    """Names of the targets whose products are computed in ``fmt``."""
+    return [name for name in list_targets() if load_target(name).computes_in(fmt)]
 
 
 def is_relayout(node: Node) -> bool:

@@ -127,7 +127,7 @@ def get_engine(spec: str) -> Engine:
 
 
 def _emulator(target: str) -> Engine:
-    from finecast.devices.neuron import explicit_casts
+    from finecast.devices.emulation import explicit_casts
     from finecast.engines.emulator import EmulatorEngine
 
     if not target:
@@ -196,21 +196,32 @@ def candidates(spec: str | None) -> list[Engine]:
 
 
 def first_that_loads(
-    engines: Sequence[Engine], model: Loadable, notes: list[str] | None = None
+    engines: Sequence[Engine],
+    model: Loadable,
+    notes: list[str] | None = None,
+    *,
+    check: Callable[[], object] | None = None,
 ) -> tuple[Engine, Session]:
     """The first of ``engines`` that loads ``model``; raises EngineError if none does.
 
-    A text on each engine that the model crashes is added to ``notes``.
+    A text on each engine that the model crashes is added to ``notes``. ``check`` is as for
+    ``first_that_works``.
     """
-    return first_that_works(engines, lambda engine: engine.load(model), notes)
+    return first_that_works(engines, lambda engine: engine.load(model), notes, check=check)
 
 
 def first_that_works(
-    engines: Sequence[Engine], work: Callable[[Engine], T], notes: list[str] | None = None
+    engines: Sequence[Engine],
+    work: Callable[[Engine], T],
+    notes: list[str] | None = None,
+    *,
+    check: Callable[[], object] | None = None,
 ) -> tuple[Engine, T]:
     """The first of ``engines`` in which ``work`` raises no EngineError, and what it gives.
 
-    A text on each engine that crashed before is added to ``notes``.
+    A text on each engine that crashed before is added to ``notes``. ``check`` is called if no
+    engine works. It raises what is wrong with the model itself, which engines say in words of
+    their own, or crash at.
 
     Raises:
         EngineError: If it does in all of them; gives each one's reason.
@@ -220,7 +231,7 @@ def first_that_works(
         try:
             done = work(engine)
         except EngineError as error:
-            if len(engines) == 1:
+            if len(engines) == 1 and check is None:
                 raise
             failures[engine.name] = error
         else:
@@ -228,6 +239,10 @@ def first_that_works(
             if notes is not None:
                 notes += found
             return engine, done
+    if check is not None:
+        check()
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
     raise EngineError(
         "no engine here can run the model",
         where="; ".join(f"{name}: {error.what}" for name, error in failures.items()),

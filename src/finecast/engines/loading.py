@@ -11,6 +11,7 @@ from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import EngineError, FinecastError, naming
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
+from finecast.frontends.dry_run import MOST_BYTES
 
 _OWN: Final = {
     "openvino": "openvino",
@@ -89,16 +90,16 @@ def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Sessio
 def from_memory(model: Any, load: Callable[[Loadable], T]) -> T:
     """Call ``load`` with a model in memory, in a form that engines load.
 
-    An ONNX model is passed as bytes; as a temporary file if it is too large for one protobuf
-    message or has external data, which bytes cannot refer to. The file is deleted on return:
-    engines have read or mapped it by then. Other models are passed as they are.
+    An ONNX model is passed as bytes; as a temporary file if it is too large to be sent to the
+    process of dry runs, or has external data, which bytes cannot refer to. The file is deleted
+    on return: engines have read or mapped it by then. Other models are passed as they are.
 
     Raises:
         EngineError: If the engine cannot run the model.
     """
     if not is_onnx(model):
         return load(model)
-    if frontend.fits_one_message(model) and not frontend.came_external(model):
+    if frontend.fits_one_message(model, MOST_BYTES) and not frontend.came_external(model):
         return load(frontend.to_bytes(model))
     with staging() as folder:
         path = folder / "model.onnx"

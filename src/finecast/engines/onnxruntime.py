@@ -99,9 +99,7 @@ class OnnxRuntimeSession(Session):
             EngineError: If ONNX Runtime fails.
         """
         arrays = ordered_feeds(feeds, self.inputs)
-        self._check_rows(arrays)
-        named = zip(self.inputs, arrays, strict=True)
-        self._dry_run.run([(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named])
+        self._check(arrays)
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
@@ -121,7 +119,7 @@ class OnnxRuntimeSession(Session):
         if self._profile is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         arrays = ordered_feeds(feeds, self.inputs)
-        self._check_rows(arrays)
+        self._check(arrays)
         try:
             # A session's profile can be ended once only, so each call has its own session.
             with staging() as folder:
@@ -138,11 +136,17 @@ class OnnxRuntimeSession(Session):
                 f"ONNX Runtime cannot profile the model: {explain(error)}", where=self._where
             ) from error
 
-    def _check_rows(self, arrays: Sequence[Array]) -> None:
-        """Raise EngineError for an empty input of a model that would end the process."""
+    def _check(self, arrays: Sequence[Array]) -> None:
+        """Raise EngineError for inputs on which the model would end the process."""
         empty = [s.name for s, a in zip(self.inputs, arrays, strict=True) if not a.size]
-        if not empty:
-            return
+        if empty:
+            self._check_rows(empty)
+        named = zip(self.inputs, arrays, strict=True)
+        self._dry_run.run(
+            arrays, lambda: [(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named]
+        )
+
+    def _check_rows(self, empty: Sequence[str]) -> None:
         op = next((s.op for s in self._source.steps if s.op in _NEED_ROWS), "")
         if op:
             raise EngineError(
@@ -246,9 +250,7 @@ class OnnxRuntimeEngine(Engine):
         dry_run = DryRun(
             library=self.name,
             settings=opener.settings(),
-            # Copies that show a model's values, or round them, come by tens: the model itself
-            # was tried, and these are run as its ops are defined.
-            model=model if self._options.fusing_codes or isinstance(model, Path) else None,
+            model=model,
             where=where,
             fix=other_engines(self.name),
         ).load()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, final
@@ -50,7 +50,7 @@ from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.model import load, reads, serialized
+from finecast.frontends.openvino.model import load, reads, sent
 from finecast.frontends.openvino.types import LABELS
 from finecast.numbers.formats import Format
 
@@ -242,7 +242,7 @@ class _Loaded(Protocol):
 
 @final
 class _Here:
-    """A model compiled in this process; its first run is tried in the other one before."""
+    """A model compiled in this process; the other one runs it first, once for each shape."""
 
     def __init__(self, compiled: openvino.CompiledModel, dry_run: DryRun) -> None:
         self.compiled = compiled
@@ -250,7 +250,7 @@ class _Here:
         self.outputs: Sequence[PortFacts] = ports_of(compiled.outputs)
         self._request = compiled.create_infer_request()
         self._types = [port.get_element_type() for port in compiled.inputs]
-        self._dry_run: DryRun | None = dry_run
+        self._dry_run = dry_run
         self.keeps_state = bool(self._request.query_state())
         self.reset = self._request.reset_state
 
@@ -258,9 +258,7 @@ class _Here:
         return runtime_kernels(self.compiled)
 
     def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        if self._dry_run is not None:
-            self._dry_run.run(_feeds_of(self.inputs, arrays))
-            self._dry_run = None
+        self._dry_run.run(arrays, lambda: _feeds_of(self.inputs, arrays))
         shared = [shareable(array) for array in arrays]  # the request reads them as it runs
         for index, (data, kind) in enumerate(zip(shared, self._types, strict=True)):
             self._request.set_input_tensor(index, tensor_of(data, kind))
@@ -451,6 +449,12 @@ class OpenVinoEngine(Engine):
         if _is_onnx(model):
             source = read_source(model)
             _check_depth(source, where)
+            if source.miscomputed:
+                raise EngineError(
+                    f"the model is not given to OpenVINO: {source.miscomputed}",
+                    where=where,
+                    fix=other_engines(self.name),
+                )
             with without_links(model) as place:
                 tried = attempt(self._dry_run(place, where, settings))
                 read = self._core.read_model(place)
@@ -465,8 +469,8 @@ class OpenVinoEngine(Engine):
         _check_depth(source, where)
         if settings:
             settings = _stated(own, settings)
-        content, split = (serialized(own) if settings else None) or (None, None)
-        tried = attempt(self._dry_run(content, where, settings, split))
+        with sent(own) if settings else nullcontext((None, 0)) as (content, described):
+            tried = attempt(self._dry_run(content, where, settings, described))
         yield own, source, lambda ops=None: op_names(own), tried
 
     def _dry_run(
@@ -478,7 +482,7 @@ class OpenVinoEngine(Engine):
     ) -> DryRun:
         """A dry run of the model; that kernels are timed is no part of it.
 
-        Of IR in memory ``described`` bytes are no weights.
+        Of OpenVINO's own models ``described`` bytes are no weights.
         """
         compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
         stated: dict[str, Any] = {"described": described}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from finecast.engines.base import TensorSpec
 from finecast.engines.ports import ONNX_LABELS
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
 from finecast.frontends.wire import Field, fields, prefix
 
@@ -33,7 +34,7 @@ class ModelSource:
     """Ports and nodes of an ONNX model; nodes in file order, which ONNX has topological.
 
     ``depth`` is how many levels bodies of control flow are nested, ``opset`` the version of
-    ONNX's own operation set.
+    ONNX's own operation set; ``miscomputed`` says what OpenVINO computes wrongly in the model.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -41,6 +42,7 @@ class ModelSource:
     steps: tuple[ModelStep, ...]
     depth: int = 0
     opset: int = 0
+    miscomputed: str = ""
 
     @property
     def producers(self) -> dict[str, str]:
@@ -82,6 +84,7 @@ def read_source(model: Path | bytes) -> ModelSource:
         steps=tuple(_step(node) for node in proto.graph.node),
         depth=_depth(proto.graph),
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
+        miscomputed=miscomputed(proto.graph),
     )
 
 

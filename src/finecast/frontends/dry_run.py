@@ -3,13 +3,15 @@
 Some models crash an engine's library: OpenVINO 2026.4 ends the process where it compiles two
 steps of a neural ODE, and where it reads a convolution without weights. What kills the other
 process is one error here. Each model is tried once, with the settings that it is loaded with,
-and so is its first run. What the library raises there is ignored: it is raised here, too.
+and so is its first run on inputs of each shape, for which engines make kernels anew. What the
+library raises there is ignored: it is raised here, too.
 
 A model that is run to see its outputs alone, and never to be timed, need not be loaded here at
 all: the other process keeps it and gives its outputs (``DryRun.keep``).
 
-Law: a dry run decides nothing but that. Where no process can be started, and for
-models in memory beyond ``MOST_BYTES``, nothing is tried.
+Law: a dry run decides nothing but that. Where no process can be started, nothing is tried;
+nor is a run of a model that the other process let go (``dry_run_worker`` says when) and that
+cannot be sent again, because its temporary file is gone.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,11 +34,13 @@ from finecast.frontends.dry_run_worker import arrays_of, plain
 from finecast.frontends.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
-"""Of a model in memory: it would have to be sent. A path to a file of any size is not."""
+"""Of a model in memory that is sent as bytes. Larger ones are passed as a file."""
 _STAGES: Final = {"read": "as it read", "compiled": "as it compiled", "run": "as it ran"}
 
 Feed: TypeAlias = tuple[str, Any, Any]
 """An input's name, its array, and the library's number of a type that numpy lacks, or None."""
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+T = TypeVar("T")
 
 
 class CrashedError(EngineError):
@@ -55,8 +60,9 @@ class _Library:
     def __init__(self, name: str, title: str) -> None:
         self.title = title
         self.worker = Worker(dry_run_worker.__file__, name, instead=_untried)
+        # How a model crashed as it was loaded, or ran on inputs of some shapes; "" if not.
         self.loaded: dict[str, str] = {}
-        self.ran: set[str] = set()
+        self.ran: dict[tuple[str, Shapes], str] = {}
         self.dropped: list[str] = []
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Answer:
@@ -97,7 +103,7 @@ def _files(model: Path) -> list[Path]:
 
 @dataclass(slots=True, kw_only=True)
 class DryRun:
-    """A model as ``library`` is about to load it, and then to run it for the first time.
+    """A model as ``library`` is about to load it, and then to run it on inputs of a new shape.
 
     Attributes:
         library: ``openvino``, ``onnxruntime`` or ``tensorflow``.
@@ -106,6 +112,7 @@ class DryRun:
         where: What errors name.
         fix: What a user can do if it crashes.
         key: Tells the model and its settings from others; empty until it is tried.
+        shapes: Those of the inputs on which it ran.
     """
 
     library: str
@@ -114,9 +121,10 @@ class DryRun:
     where: str = ""
     fix: str = ""
     key: str = field(default="", init=False)
+    shapes: set[Shapes] = field(default_factory=set[Shapes], init=False)
 
     def load(self) -> DryRun:
-        """Load the model in the other process; returns the dry run, for its first run.
+        """Load the model in the other process; returns the dry run, for its runs.
 
         Raises:
             CrashedError: If that ends the process.
@@ -124,19 +132,30 @@ class DryRun:
         self._try("load")
         return self
 
-    def run(self, feeds: Sequence[Feed]) -> None:
-        """Run the model in the other process, unless it ran there before.
+    def run(
+        self, arrays: Sequence[np.ndarray[Any, Any]], feeds: Callable[[], Sequence[Feed]]
+    ) -> None:
+        """Run the model in the other process, unless it ran there on such shapes before.
+
+        Args:
+            arrays: The inputs.
+            feeds: Gives them as the library takes them. It is called if the model is run:
+                this function is part of runs that are timed.
 
         Raises:
             CrashedError: If that ends the process.
         """
-        if self.model is None or not self.key:
+        shapes = tuple([array.shape for array in arrays])
+        if not self.key or shapes in self.shapes:
             return
-        done = _workers[self.library].ran
-        if self.key not in done and all(array.dtype.kind not in "OU" for _, array, _ in feeds):
-            self.ask_to_run(feeds, "load", fresh=True)
-            done.add(self.key)
-        self.model = None
+        known, at = _workers[self.library].ran, (self.key, shapes)
+        if at not in known and all(a.dtype.kind not in "OU" for a in arrays):
+            with self._recorded(known, at):
+                self.ask_to_run(feeds(), "load", fresh=True)
+        self._raise_known(known.get(at, ""))
+        self.shapes.add(shapes)
+        if isinstance(self.model, bytes):  # the other process holds it
+            self.model = None
 
     def keep(self) -> Kept | None:
         """Load the model in the other process, to be run there; None if it cannot be.
@@ -153,20 +172,28 @@ class DryRun:
 
     def _try(self, call: str) -> Answer | None:
         """Load the model in the other process; None if it is not tried, or was before."""
-        if isinstance(self.model, bytes) and len(self.model) > MOST_BYTES:
-            self.model = None
         if self.model is None:
             return None
         known, self.key = _workers[self.library].loaded, self._identity(self.model)
-        if known.get(self.key):
-            raise CrashedError(known[self.key], where=self.where, fix=self.fix)
+        self._raise_known(known.get(self.key, ""))
         if call == "load" and self.key in known:
             return None
-        known[self.key] = ""
-        try:
+        with self._recorded(known, self.key):
             return self._send_model(call)
+
+    def _raise_known(self, crash: str) -> None:
+        """Raise CrashedError if the text is one of a crash."""
+        if crash:
+            raise CrashedError(crash, where=self.where, fix=self.fix)
+
+    @contextmanager
+    def _recorded(self, known: dict[T, str], key: T) -> Generator[None]:
+        """Record in ``known`` how what is tried inside the block crashes."""
+        known[key] = ""
+        try:
+            yield
         except CrashedError as error:
-            known[self.key] = error.what
+            known[key] = error.what
             raise
 
     def ask_to_run(self, feeds: Sequence[Feed], call: str, *, fresh: bool) -> Answer:
@@ -176,10 +203,15 @@ class DryRun:
         request = {"call": "run", "key": self.key, "feeds": stated, "fresh": fresh}
         payload = b"".join(a.tobytes() for _, a, _ in raw)
         answer = self._ask(request, payload)
-        if answer[0]["status"] == "absent":
+        if answer[0]["status"] == "absent" and self._can_be_sent():
             self._send_model(call)
             answer = self._ask(request, payload)
         return answer
+
+    def _can_be_sent(self) -> bool:
+        """Whether the model is still here: its file may have been a temporary one."""
+        model = self.model
+        return isinstance(model, bytes) or (model is not None and model.exists())
 
     def _identity(self, model: Path | bytes) -> str:
         """Equal for models that are the same, with the same settings."""

@@ -23,7 +23,13 @@ from typing import Any, Final, Protocol, TypeAlias, TypedDict
 import numpy as np
 
 _MOST_HELD_BYTES: Final = 256 << 20
-"""Models of more are let go as soon as they are loaded, and never run."""
+"""Of the models together that are held; a larger one is held alone."""
+_MEMORY_BYTES: Final = (
+    os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+)
+_LARGEST_HELD_BYTES: Final = max(_MOST_HELD_BYTES, _MEMORY_BYTES // 8)
+"""A larger model is let go as soon as it is loaded, and never run: it is in memory here and in
+the process that asks, and each time compiled, which may take twice its size."""
 
 _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 """Names, arrays, and their types in the library."""
@@ -340,6 +346,8 @@ class _Served:
         key = request["key"]
         if key not in self.kept and key not in self.held:
             return {"status": "absent"}, b""
+        if key in self.held:
+            self.held.move_to_end(key)
         loaded, _ = self.kept.get(key) or self.held[key]
         stated = [(dtype, shape) for _, dtype, shape, _ in request["feeds"]]
         arrays = arrays_of(stated, payload)
@@ -360,10 +368,13 @@ class _Served:
         return self.load_model(request["settings"], payload if path is None else path)
 
     def _hold(self, key: str, loaded: _Loaded, size: int) -> None:
-        if size > _MOST_HELD_BYTES:
+        if size > _LARGEST_HELD_BYTES:
             return
         self.held[key] = loaded, size
-        while sum(size for _, size in self.held.values()) > _MOST_HELD_BYTES:
+        while (
+            len(self.held) > 1
+            and sum(size for _, size in self.held.values()) > _MOST_HELD_BYTES
+        ):
             self.held.popitem(last=False)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from finecast.planning.edits import (
 )
 from finecast.planning.points import Switch
 
+OFFSET: Final = "finecast_offset"
+"""The input of a model that rounds at random: int64, the number of the first sample."""
+
 
 class NativeModel(ABC):
     """A copy of a native model, in which ops can be given other tensors to read.
@@ -43,11 +46,14 @@ class NativeModel(ABC):
     Attributes:
         library: What messages call models of this kind.
         states: Formats that models of this kind can state.
+        emulates_all: Whether copies round as any device does: at random, too, and after each
+            step of an op.
         graph: The graph of the model before anything was changed.
     """
 
     library: ClassVar[str]
     states: ClassVar[Collection[Format]]
+    emulates_all: ClassVar[bool] = False
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -85,6 +91,10 @@ class NativeModel(ABC):
     def rounded(self, tensor: Any, how: Rounder) -> Any:
         """``tensor`` rounded, in fp32: by arithmetic, unless a library has a better way."""
         return rounding.converted(self.op, tensor, how)
+
+    def round_numbers(self, node: int, how: Rounder) -> None:
+        """Round operands of a node that are its own numbers, and no values of the graph."""
+        del node, how
 
     # What edits of a plan need; a conversion notes these changes in the model.
 

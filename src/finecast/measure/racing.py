@@ -1,8 +1,9 @@
 """Which of several callables is faster, settled in as few rounds as possible.
 
 Everything runs in rounds, as ``measure.timing`` says. A speed is the median, over rounds, of
-the ratio to the anchor, a callable that is in every round. After the first rounds, callables
-leave that were far too slow in each of them, or clearly slower in each than another one of no
+the ratio to the anchor, a callable that is in every round. After the first round callables
+leave that took several times as long as what is too slow; after the first rounds, those that
+were far too slow in each of them, or clearly slower in each than another one of no
 more error. When the others have run all their rounds, only those go on whose order is not
 settled: neighbours by speed that may be in either order and may differ by more than matters,
 unless both are too slow.
@@ -39,6 +40,11 @@ _STEP = 5
 # than another one, by these factors: a disturbance would have to hit it alone every time.
 _FIRST = 3
 _FAR = 1.1
+# After one round it leaves if it took so many times the limit, by the clock and in processor
+# time: a disturbance takes no time of this process. bf16 on a CPU without it takes 10 times.
+_HOPELESS = 3.0
+# Less processor time of the anchor tells nothing: another device computes, or a call is short.
+_LEAST_USED_S = 0.01
 _CLEAR = 1.05
 # A machine is busy if this process was denied more than this share of the processor time that
 # it wanted: an idle one denies less than .01, one with a single other busy process .3.
@@ -152,7 +158,9 @@ class Race:
         """Time all, then those whose order or speed is not settled."""
         self._turns.warm_up(effort.warmup)
         end = now_s() + effort.min_time_s
-        self._go_on(self.calls, min(_FIRST, effort.rounds), 0.0)
+        self._go_on(self.calls, 1, 0.0)
+        names = {n for n in self.names if not self._is_hopeless(n, effort.limit)}
+        self._go_on({*names, ANCHOR}, min(_FIRST, effort.rounds) - 1, 0.0)
         names = {n for n in self.names if min(self._ratios(n)) <= effort.limit * _FAR}
         self._lost |= {n for n in names if self._loses(n, effort.errors)}
         names -= self._lost
@@ -162,6 +170,14 @@ class Race:
         end = now_s() + effort.settle_s
         while now_s() < end and (names := self._open(effort)):
             self._go_on({*names, ANCHOR}, _STEP, 0.0)
+
+    def _is_hopeless(self, name: str, limit: float) -> bool:
+        """Whether a call of the first round took several times as long as what is too slow."""
+        own, anchor = self._samples[name][0], self._samples[ANCHOR][0]
+        if anchor.used_s < _LEAST_USED_S:
+            return False
+        least = min(own.wall_s / anchor.wall_s, own.used_s / anchor.used_s)
+        return least > _HOPELESS * limit
 
     def _loses(self, name: str, errors: Mapping[str, float]) -> bool:
         """Whether another one of no more error was clearly faster in each round of both."""

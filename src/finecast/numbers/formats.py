@@ -2,7 +2,7 @@
 
 Sources: IEEE 754-2019 (fp16, fp32); Google's bfloat16; NVIDIA's TF32; OCP 8-bit Floating
 Point Specification 1.0 (e4m3 "fn", e5m2); the IEEE-like e4m3 and e3m4 are ml_dtypes' and
-Neuron's.
+AWS Trainium's.
 
 Code outside this package asks a format what it does (``encodes_values``, ``needs_ranges``,
 ``bytes_for``) and never what kind of format it is, so that a new format is one row here.
@@ -300,7 +300,7 @@ FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 CODED: Final = tuple(f for f in Format if f.has_scales)
 """Formats of integer codes: how each rounds depends on the parameters of an encoding."""
 _BY_LABEL = {f.label: f for f in Format}
-# What PyTorch, numpy, ONNX, RAF and tools that compress weights call them.
+# What PyTorch, numpy, ONNX and tools that compress weights call them.
 _BY_ALIAS = {
     "float32": Format.FP32,
     "float": Format.FP32,

@@ -115,7 +115,8 @@ class Conclusion:
         found = "what runs the model here takes none of them"
         if candidates:
             share = min(c.cost for c in candidates) / fp32
-            found = f"the {words.best} {takes(share, least)}"
+            by = "" if any(c.timed for c in candidates) else ", by times of single kernels,"
+            found = f"the {words.best}{by} {takes(share, least)}"
         where = "by the model" if emulated else "here"
         speeds = ()
         if objective.of_time and not emulated:

@@ -10,28 +10,52 @@ no passing rung has a shorter modelled time.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation, Setting, setting_of
-from finecast.devices.neuron import CompilerChoice, Rung
 from finecast.engines.base import Session
+from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.pipeline.cached_session import CachedSession
-from finecast.pipeline.device import DeviceModel, search_plans
+from finecast.pipeline.device import DeviceModel
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.search import Candidate, chain, fastest_passing
 from finecast.pipeline.trials import nan_baseline
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
+from finecast.planning.proposing import lowest, propose
 from finecast.progress import Progress, silent
+from finecast.rules.facts import first_nonfinite
 from finecast.rules.policy import Policy, Scope
 
-# Formats that a cast in the model can state and every Neuron compiler respects. Tf32 is not
+# Formats that a cast in the model can state and every compiler respects. Tf32 is not
 # one: ONNX has no such type, so that a compiler would see slow arithmetic and fp32 products.
 CASTABLE: Final = (Format.BF16, Format.FP16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One step of a compiler's ladder.
+
+    Attributes:
+        name: The options, as the compiler's guide spells them.
+        emulation: What they do to numbers.
+        template: The compiler's command line, with ``{model}`` and ``{output}`` in it.
+        snippet: One line of Python that passes the options through the framework.
+    """
+
+    name: str
+    emulation: Emulation
+    template: str
+    snippet: str
+
+    def command(self, model: str = "model.hlo", output: str = "model.neff") -> str:
+        """The compiler's exact command line."""
+        return self.template.format(model=shlex.quote(model), output=shlex.quote(output))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +116,14 @@ class LadderWalk:
         self.baseline = self.workload.evaluate(reference, None)
         # One program serves all rungs: they differ in no option that rewrites the model.
         self.device = DeviceModel(
-            program=self.model.program(self.rungs[0].options.emulation()),
+            program=self.model.program(self.rungs[0].emulation),
             workload=self.workload,
             reference=reference,
-            progress=self.progress,
         )
         if math.isnan(self.baseline):
-            name, device = self.model.name, self.device
-            raise nan_baseline(name, self.workload, lambda: device.first_nonfinite)
+            graph, facts = self.device.graph, dict(self.device.facts)
+            first = first_nonfinite(graph, facts) or ""
+            raise nan_baseline(self.model.name, self.workload, lambda: first)
         self.criterion.check(self.baseline, self.workload.worst)
         self.progress("fp32", 1, 1)
 
@@ -108,7 +132,7 @@ class LadderWalk:
         results: list[RungResult] = []
         for done, rung in enumerate(self.rungs):
             self.progress(rung.name, done, len(self.rungs))
-            results.append(self._judge(rung, rung.options.emulation()))
+            results.append(self._judge(rung, rung.emulation))
         self.progress("rungs", len(self.rungs), len(self.rungs))
         passing = [r for r in results if r.passed]
         best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
@@ -166,7 +190,7 @@ class PlanResult:
 
 
 def search_per_op(
-    walk: LadderWalk, outcome: LadderOutcome, named: CompilerChoice | None = None
+    walk: LadderWalk, outcome: LadderOutcome, named: tuple[Emulation, Policy] | None = None
 ) -> tuple[PlanResult | None, str]:
     """The fastest passing per-op plan that beats the best rung, and a text on the result.
 
@@ -186,14 +210,14 @@ def search_per_op(
 
 
 def _bases(
-    outcome: LadderOutcome, named: CompilerChoice | None
+    outcome: LadderOutcome, named: tuple[Emulation, Policy] | None
 ) -> list[tuple[Emulation, Policy]]:
     """Emulations and policies to search: those named, else each castable format of a rung."""
-    if named is not None and named.emulation is not None:
-        return [(named.emulation, named.policy)]
+    if named is not None:
+        return [named]
     chosen: dict[str, Emulation] = {}
     for result in outcome.rungs:
-        emulation = result.rung.options.emulation()
+        emulation = result.rung.emulation
         if emulation.format in CASTABLE and emulation.scope is not Scope.NONE:
             chosen.setdefault(emulation.format.label, emulation)
     return [(e, Policy(scope=Scope.AUTO, formats=(e.format,))) for e in chosen.values()]
@@ -202,16 +226,34 @@ def _bases(
 def _fastest(
     walk: LadderWalk, emulation: Emulation, policy: Policy, limit: float
 ) -> PlanResult | None:
-    search = search_plans(walk.device, emulation, policy)
+    subject = walk.model.subject(None, emulation)
+    examined = subject.examine(policy, (), walk.workload, walk.progress)
+    planner, analysis = examined.planner, examined.analysis()
+    proposals = (*propose(planner, analysis), *lowest(planner, analysis))
+    unique = {p.plan.digest: p for p in reversed(proposals)}
+    built = {digest: subject.model.build(p.plan) for digest, p in unique.items()}
+    times = subject.times(built, walk.workload, Effort(min_time_s=0.0))
     results: dict[str, PlanResult] = {}
 
     def passes(candidate: Candidate) -> bool:
-        metric, errors = search.evaluate(candidate.plan)
+        session = walk.device.program.plan_session(candidate.plan, emulation)
+        metric, errors = walk.device.evaluate(session)
         results[candidate.plan.digest] = PlanResult(
             plan=candidate.plan, metric=metric, errors=errors, time_s=candidate.latency_s
         )
         return walk.criterion.passes(metric, walk.baseline)
 
-    worthwhile = [c for c in search.candidates() if c.latency_s * _WORTHWHILE < limit]
+    candidates = [
+        Candidate(
+            name=p.name,
+            plan=p.plan,
+            error=p.error,
+            cost=(time_s := times.latency_s(digest)),
+            latency_s=time_s,
+            casts=built[digest].casts,
+        )
+        for digest, p in unique.items()
+    ]
+    worthwhile = [c for c in candidates if c.latency_s * _WORTHWHILE < limit]
     best = fastest_passing(chain(worthwhile, limit), passes)
     return None if best is None else results[best.plan.digest]

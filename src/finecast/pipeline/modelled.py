@@ -5,7 +5,7 @@ Law: casting more ops never makes the modelled time longer where casts are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from finecast.devices.emulation import Emulation, is_relayout
@@ -15,35 +15,12 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import bytes_moved, flops
 from finecast.planning.cost import RooflineCost
-from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
-from finecast.planning.proposing import lowest, propose
 
 # A byte move writes each 4-byte element as one burst of 64 bytes and reads it in sequence:
 # (16 + 1) / 2 times the traffic of a copy. An estimate; the guides say only "slower".
 _BYTE_MOVE_TRAFFIC: Final = 8.5
 _TERA: Final = 1e12
 _GIGA: Final = 1e9
-
-
-def fastest_plan(
-    planner: Planner, analysis: Analysis, time_s: Callable[[Plan], float] | None = None
-) -> Plan:
-    """The fastest plan that the rules allow, by modelled times.
-
-    Args:
-        planner: Makes plans.
-        analysis: The costs of ops and casts.
-        time_s: Time of a whole plan, by which the steps of the frontier and the plans of
-            everything in one format are compared. Without it the result is the last step of
-            the frontier, which by the analysis is the fastest plan of a single format.
-    """
-    proposed = propose(planner, analysis)
-    if time_s is None:
-        return proposed[-1].plan
-    candidates = (*reversed(proposed), *lowest(planner, analysis))
-    return min((p.plan for p in candidates), key=time_s)
 
 
 def plan_time_s(

@@ -16,6 +16,7 @@ import numpy as np
 from finecast.data.datasets import Dataset, data_set, load_npz
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.functions import load_function
+from finecast.data.input_ranges import Range
 from finecast.data.metrics import get_metric
 from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.engines.base import Feeds, Session, Steps, TensorSpec
@@ -473,12 +474,12 @@ class FeedMaker:
     def draw(
         self,
         session: Session,
-        last: Mapping[str, int] | None = None,
+        ranges: Mapping[str, Range] | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> Feeds:
         """The first batch, else random feeds.
 
-        Random integers go up to ``last``, by input name (else to 1). A free dimension has the
+        Random numbers are as ``ranges`` says of them, by input name. A free dimension has the
         size in ``dims``, else in ``lengths``, else a small one.
 
         Raises:
@@ -490,7 +491,7 @@ class FeedMaker:
         free = {*guessed, *(d for spec in session.inputs for d in spec.shape or ())}
         long = {name: size for name, size in (lengths or {}).items() if name in free}
         sizes = {**guessed, **long, **self.dims}
-        return synthetic_feeds(session.inputs, batch=self.batch, dims=sizes, last=last)
+        return synthetic_feeds(session.inputs, batch=self.batch, dims=sizes, ranges=ranges)
 
 
 def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:

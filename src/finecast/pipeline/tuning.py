@@ -41,6 +41,7 @@ from finecast.planning.proposing import (
     lowered_by_one,
     lowest,
     near,
+    predicted_cost,
     propose,
     raised_by_one,
 )
@@ -56,6 +57,9 @@ _MORE_STEPS: Final = 7
 # Uncertainty of predicted costs that the search reckons with: plans within about 14% of the
 # one found race with it. If that one gains nothing, all plans race.
 _PREDICTED: Final = 0.05
+# Where no plan is predicted to gain, one that is predicted to take this many times as long as
+# fp32 is not compiled to be timed. Sums of single kernels' times are off by some ten percent.
+_HOPELESS: Final = 1.5
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
@@ -190,11 +194,33 @@ class _Tuning:
             outcome = self._searched(proposals)
             if outcome is not None:
                 return outcome
-            self.predicting, self.fp32, self.candidates = False, None, []
             self._keep()
+            proposals = self._unsettled(proposals)
+            if not proposals:
+                return self._unchanged(self._none_better)
         outcome = self._searched(proposals)
         assert outcome is not None
         return outcome
+
+    def _unsettled(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+        """What may gain enough after all, where the search by predicted costs found nothing.
+
+        Each of these costs a compilation. Plans that raced and gained too little are left out;
+        if none raced, so are those that are predicted to be far slower than fp32.
+        """
+        assert self.analysis is not None
+        assert self.fp32 is not None
+        if not self.predicting:  # some raced
+            self.candidates = [c for c in self.candidates if c.timed]
+            raced = {c.plan.digest for c in self.candidates}
+            return [p for p in proposals if p.plan.digest not in raced]
+        price = partial(predicted_cost, self.examined.planner, self.analysis)
+        self.candidates = [replace(c, cost=price(c.plan)) for c in self.candidates]
+        limit = _HOPELESS * self.fp32
+        near = {c.plan.digest for c in self.candidates if c.cost <= limit}
+        if near:
+            self.predicting, self.fp32, self.candidates = False, None, []
+        return [p for p in proposals if p.plan.digest in near]
 
     def _searched(self, proposals: Sequence[Proposal]) -> Result | None:
         """The outcome of one search among ``proposals`` and what follows from them.
@@ -206,7 +232,7 @@ class _Tuning:
         if not chained:
             if self.predicting:
                 return None
-            return self._unchanged(self._conclusion.none_better(candidates, fp32))
+            return self._unchanged(self._none_better)
         if self.trials.misses(chained[0], self._evaluate):
             candidates += self._near()
             candidates += self._adjusted(candidates, None)
@@ -235,9 +261,12 @@ class _Tuning:
         """
         assert self.fp32 is not None
 
+        races: list[Measurements] = []
+
         def race(racing: Sequence[Candidate]) -> Measurements:
             errors = {c.plan.digest: c.error for c in racing}
-            return self._conclusion.race({d: self.built[d] for d in errors}, errors)
+            races.append(self._conclusion.race({d: self.built[d] for d in errors}, errors))
+            return races[-1]
 
         loaded = [c for c in self.candidates if c.plan.digest in self.built]
         if self.predicting:  # of those predicted to be equally fast one is compiled
@@ -253,9 +282,10 @@ class _Tuning:
             error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
         )
         if self.predicting:
+            for measured in races:
+                self._time(measured)
             if measurements.costs.speed(best.plan.digest).median < self._goal.min_speedup:
                 return None
-            self._time(measurements)
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
         return self._conclusion.improved(best, built, measurements, gains)
@@ -269,6 +299,12 @@ class _Tuning:
         kept = {c.plan.digest for c in candidates}
         for digest in [d for d in self.built if d not in kept]:
             self.built.pop(digest).release()
+
+    @property
+    def _none_better(self) -> str:
+        """Text: why no candidate gains enough."""
+        assert self.fp32 is not None
+        return self._conclusion.none_better(self.candidates, self.fp32)
 
     @property
     def _conclusion(self) -> Conclusion:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
-from typing import Any, Final, Protocol, cast, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 
@@ -232,59 +233,57 @@ def check_finite(baseline: float, where: str) -> None:
         )
 
 
-class Workload(Protocol):
-    """Evaluation on all data, calibration feeds, and the feeds that latency is measured on."""
+class Workload(ABC):
+    """Evaluation on all data, calibration feeds, and the feeds that latency is measured on.
+
+    Attributes:
+        of: Outputs that the user names, of which the metric and the error are; empty for all.
+        warnings: Why the metric says little on this data, once the baseline was evaluated.
+    """
+
+    of: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
 
     @property
+    @abstractmethod
     def higher_is_better(self) -> bool:
         """Which way the metric improves."""
-        ...
 
     @property
     def digest(self) -> str:
-        """Identifies the data and the metric."""
-        ...
+        """Identifies the data and the metric; empty if no study remembers trials on them."""
+        return ""
 
     @property
     def worst(self) -> float | None:
         """The metric's worst value, where it has one."""
-        ...
+        return None
 
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Why the metric says little on this data; call after the baseline was evaluated."""
-        ...
-
-    @property
-    def of(self) -> Sequence[str]:
-        """Outputs that the user names, of which the metric and the error are; may be empty."""
-        ...
-
+    @abstractmethod
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """The metric of ``session`` over all data; a ``Score`` tells it by output.
 
         ``reference`` is the model to compare with; None if ``session`` is that model.
         """
-        ...
+
+    @abstractmethod
+    def calibration(self) -> Iterable[Feeds]:
+        """Feeds for facts and sensitivities; each call starts again at the first."""
 
     def evaluated(self) -> Iterable[Feeds]:
         """The feeds of the evaluation, as far as they are known after the baseline's."""
-        ...
-
-    def calibration(self) -> Iterable[Feeds]:
-        """Feeds for facts and sensitivities; each call starts again at the first."""
-        ...
+        return ()
 
     def timing(self) -> Sequence[Feeds]:
         """Feeds to time; call after the baseline was evaluated."""
-        ...
+        return [*self.calibration()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataWorkload:
+@dataclass(slots=True, kw_only=True)
+class DataWorkload(Workload):
     """A data set and a built-in metric.
 
-    ``exact`` holds the cached session of the reference model once a metric compared with it,
+    ``exact`` is the cached session of the reference model once a metric compared with it,
     ``scored`` the outputs that the metric is of, once the baseline was evaluated.
     """
 
@@ -294,9 +293,9 @@ class DataWorkload:
     data_digest: str
     calibrate: CalibrationFunction
     of: tuple[str, ...] = ()
-    warnings: list[str] = field(default_factory=list[str])
-    scored: list[str] = field(default_factory=list[str], compare=False)
-    exact: list[CachedSession] = field(default_factory=list[CachedSession], compare=False)
+    warnings: Sequence[str] = ()
+    scored: Sequence[str] = field(default=(), compare=False)
+    exact: CachedSession | None = field(default=None, compare=False)
 
     @property
     def worst(self) -> float | None:
@@ -330,8 +329,7 @@ class DataWorkload:
             found = session.run(batch.feeds)
             if scoring is None:
                 if reference is None or not self.scored:
-                    names = scored_outputs(self.metric, self.of, batch.feeds, found)
-                    self.scored[:] = names
+                    self.scored = scored_outputs(self.metric, self.of, batch.feeds, found)
                 scoring = Scoring(self.metric, self.scored)
             outputs, beside = batch.trim(found), None
             if exact is not None:
@@ -339,16 +337,16 @@ class DataWorkload:
             scoring.update(outputs, batch.labels, beside)
         scoring = scoring or Scoring(self.metric, ())
         if reference is None:
-            self.warnings[:] = scoring.doubts()
+            self.warnings = scoring.doubts()
         return scoring.result()
 
     def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""
         if isinstance(session, CachedSession):
             return session
-        if not self.exact or self.exact[0].session is not session:
-            self.exact[:] = [CachedSession(session)]
-        return self.exact[0]
+        if self.exact is None or self.exact.session is not session:
+            self.exact = CachedSession(session)
+        return self.exact
 
     def evaluated(self) -> Iterable[Feeds]:
         """All samples, without those that are repeated to fill up a batch."""
@@ -364,7 +362,7 @@ class DataWorkload:
 
 
 @dataclass(slots=True, kw_only=True)
-class FunctionWorkload:
+class FunctionWorkload(Workload):
     """A user's evaluation function; feeds of its first call serve if no others are given."""
 
     function: EvalFunction
@@ -373,8 +371,6 @@ class FunctionWorkload:
     calibrate: CalibrationFunction | None = None
     of: tuple[str, ...] = ()
     remembered: list[Feeds] = field(default_factory=list[Feeds])
-    worst: None = None
-    warnings: tuple[str, ...] = ()
 
     @property
     def higher_is_better(self) -> bool:

@@ -108,6 +108,12 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     return found
 
 
+def predicted_cost(planner: Planner, analysis: Analysis, plan: Plan) -> float:
+    """The cost of a plan by the analysis: of its units and of its casts."""
+    problem = build_problem(planner.graph, planner.permissions, analysis)
+    return evaluate(problem, labels_of(planner, analysis, problem, plan)).time_s
+
+
 # Choices between two steps of the frontier: as fast as possible within a given error.
 #
 # The frontier is convex, so several units may change at once from one step to the next, and

@@ -1,213 +1,38 @@
-"""Overrides in ``with`` blocks: functions that give ops a format, as RAF's casting rules do.
+"""Overrides in ``with`` blocks: functions that give ops a format.
 
-``check_dtype``, ``gen_hint_helper`` and ``PrimType`` stand for RAF's helpers of these names,
-so that its rules run unchanged apart from their imports.
+A rule is a function ``rule(node) -> "fp32" | ["fp32", "bf16"] | None``, with ``node`` a
+``NodeView``, or is in the notation of a guest (``rules/guests.py``).
+
+An op computes in one format. Scales and statistics that kernels read in fp32 beside low values
+stay fp32, whatever a rule says.
+
+``bias_add`` is any op that adds a bias to what a product gives. PyTorch's linear layers and
+convolutions leave their biases to such ops where an override names it.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final
 
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
-from finecast.naming import suggestion, unknown_name
-from finecast.numbers.formats import Format
-from finecast.ops import OP_TABLE
+from finecast.naming import suggestion
 from finecast.ops.patterns import adds_bias
 from finecast.rules.base import NodeView, UserRule
+from finecast.rules.guests import GUESTS, Override, Overrides, guest_of
 from finecast.rules.user_rules import matches, op_names
 
-
-class DType(str):
-    """A format's label, equal to all other names of the format: ``bf16`` to ``bfloat16``."""
-
-    __slots__ = ()
-
-    @property
-    def checked_type(self) -> DType:
-        """Itself; RAF's rules read an argument's type by this name."""
-        return self
-
-    @property
-    def dtype(self) -> DType:
-        """Itself; RAF's rules read the type of a tensor's elements by this name."""
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and _label(self) == _label(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(_label(self))
-
-
-Hint: TypeAlias = "str | None"
-
-
-class PrimType:
-    """A hint in RAF's notation: ``PrimType("float16")``, or ``PrimType(None)``."""
-
-    def __init__(self, dtype: Hint) -> None:
-        self.dtype = dtype
-
-
-def check_dtype(kind: Any, dtype: str) -> bool:
-    """Whether ``kind``, an argument's ``checked_type`` (a tuple: all of it), is ``dtype``."""
-    return all(found is not None and DType(found) == dtype for found in _flat([kind]))
-
-
-def gen_hint_helper(kind: Any, target: Hint) -> PrimType:
-    """``target`` for an argument of floats; None, "keep the type", for any other."""
-    found = next(_flat([kind]))
-    return PrimType(None if found is None else target)
-
-
-def read_hints(given: object, count: int) -> tuple[Hint, ...]:
-    """The labels of the formats that a rule's answer ``given`` names for ``count`` tensors.
-
-    Law: all names of formats are accepted, and numpy's and torch's types. None stays None:
-    the argument keeps its type. Further hints, for arguments that are no tensors, are
-    ignored.
-
-    Raises:
-        UsageError: If the answer is no list, is too short, or has an unknown format.
-    """
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise UsageError(
-            f"it returned {given!r}", fix="return a list with one hint for each argument"
-        )
-    hints = tuple(_flat(given))
-    if len(hints) < count:
-        raise UsageError(
-            f"it returned {len(hints)} hints for {count} arguments",
-            fix="return one for each, None for those to leave as they are",
-        )
-    return tuple(None if h is None else Format.parse(h).label for h in hints[:count])
-
-
-def _flat(given: Any) -> Iterator[Hint]:
-    """Each hint as a string; RAF's tuple types and lists are flattened."""
-    for one in given:
-        fields = getattr(one, "fields", one)
-        if isinstance(fields, list | tuple):
-            yield from _flat(fields)
-        elif one is None or isinstance(one, str):
-            yield one
-        elif isinstance(one, Format):
-            yield one.label
-        elif hasattr(one, "dtype") and one.dtype is not one:
-            yield from _flat([one.dtype])
-        else:
-            yield getattr(one, "name", None) or str(one).removeprefix("torch.")
-
-
-def _label(name: str) -> str:
-    try:
-        return Format.parse(str(name)).label
-    except UsageError:
-        return str(name)
-
-
-_RAF: Final = "raf.op."
-# RAF's ops that have other names here: the canonical names of what PyTorch computes them by.
-RAF_OPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "conv2d": ("conv",),
-    "conv2d_transpose": ("conv_transpose",),
-    "dense": ("linear", "matmul", "addmm"),
-    "matmul": ("matmul", "addmm"),
-    "batch_matmul": ("matmul",),
-    "subtract": ("sub",),
-    "multiply": ("mul",),
-    "divide": ("div",),
-    "power": ("pow",),
-    "negative": ("neg",),
-    "maximum": ("max",),
-    "minimum": ("min",),
-    "sum": ("reduce_sum",),
-    "mean": ("reduce_mean",),
-    "prod": ("reduce_prod",),
-    "max": ("reduce_max",),
-    "min": ("reduce_min",),
-    "argmax": ("arg_max",),
-    "argmin": ("arg_min",),
-    "cumsum": ("cum_sum",),
-    "concatenate": ("concat",),
-    "expand_dims": ("unsqueeze",),
-    "broadcast_to": ("expand",),
-    "strided_slice": ("slice",),
-    "swap_axis": ("transpose",),
-    "embedding": ("gather",),
-    "take": ("gather",),
-    "avg_pool2d": ("average_pool",),
-    "max_pool2d": ("max_pool",),
-    "nll_loss": ("nll_loss",),
-    "cross_entropy": ("cross_entropy_loss",),
-    "batch_norm_infer": ("batch_norm",),
-    "batch_norm_train": ("batch_norm_training",),
-    "layer_norm_train": ("layer_norm",),
-    "_contrib_dropout": ("dropout",),
-}
-_TRANSPOSED: Final = re.compile(r"_(nt|tn|tt)$")
-# RAF names the gradient of an op for each argument, finecast one for all: ``NAME_backward``.
-_GRADIENT: Final = re.compile(r"_(dx|dw|dxwb|dpred|dtrue)$")
-
-
-def ops_named(name: str) -> tuple[str, ...]:
-    """The names of the ops that ``name`` stands for: those of RAF are translated.
-
-    Raises:
-        UsageError: If it is RAF's name of an op that has no row in the op table.
-    """
-    if not name.startswith(_RAF):
-        return (name,)
-    stripped = _TRANSPOSED.sub("", name.removeprefix(_RAF))
-    forward = _GRADIENT.sub("", stripped)
-    known = {info.name for info in OP_TABLE}
-    listed = RAF_OPS.get(forward, (forward,))
-    if forward != stripped:
-        listed = tuple(f"{one.removesuffix('_training')}_backward" for one in listed)
-    found = tuple(one for one in listed if one in known)
-    if not found:
-        raise unknown_name(name, sorted(known), what="op", fix="or PyTorch's own, aten::NAME")
-    return found
-
-
-# Rules that hold for a block: ``with override({"aten::softmax": rule}): ...``.
-#
-# A rule has finecast's form ``rule(node) -> "fp32" | ["fp32", "bf16"] | None``, with
-# ``node`` a ``NodeView``, or RAF's form ``rule(args, ret_type, amp_dtype) -> [hint, ...]``:
-# one hint for each tensor, by any name of a format, or None for "keep its type". Arguments
-# that are no float tensors are passed as None.
-#
-# An op computes in one format: it is low if every argument that shares its format is hinted
-# low, else fp32. Scales and statistics that kernels read in fp32 beside low values stay
-# fp32, whatever is hinted.
-#
-# ``bias_add``, RAF's name, is any op that adds a bias to what a product gives. PyTorch's
-# linear layers and convolutions leave their biases to such ops where an override names it.
-
-
-CastingRule: TypeAlias = Callable[[Sequence[Hint], Sequence[Hint], str], Sequence[Any]]
-
-AnyRule: TypeAlias = "UserRule | CastingRule"
-Overrides: TypeAlias = Mapping[str, AnyRule]
-
 _ACTIVE: ContextVar[Overrides] = ContextVar("overrides", default={})  # noqa: B039
-_RAF_PARAMETERS: Final = 3
 _BIAS_ADD: Final = "bias_add"
-_FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
 
 
 @contextmanager
-def override(rules: Overrides) -> Generator[None]:
-    """Let ``rules`` judge the ops that they are named after (canonical, native or RAF names).
+def override(rules: Mapping[str, Callable[..., Any]]) -> Generator[None]:
+    """Let ``rules`` judge the ops that they are named after (canonical, native, or a guest's).
 
     Laws: after the block, also on exceptions, the earlier overrides hold again; an inner
     block replaces an outer one's rule for the same op, and keeps its others; other threads
@@ -215,12 +40,10 @@ def override(rules: Overrides) -> Generator[None]:
     blocks around that call.
 
     Raises:
-        UsageError: If a rule is not a function of one or of three arguments.
+        UsageError: If a rule is not a function of one argument, or in a guest's notation.
     """
-    for name, rule in rules.items():
-        _parameters(name, rule)
-        ops_named(name)
-    token = _ACTIVE.set({**_ACTIVE.get(), **rules})
+    read = {name: _read(name, rule) for name, rule in rules.items()}
+    token = _ACTIVE.set({**_ACTIVE.get(), **read})
     try:
         yield
     finally:
@@ -235,7 +58,7 @@ def current() -> Overrides:
 def active(overrides: Overrides | None = None) -> tuple[tuple[str, UserRule], ...]:
     """``overrides`` (by default the current ones) in the form of ``Context.user_rules``."""
     held = current() if overrides is None else overrides
-    return tuple((name, _for_op(name, rule, held)) for name, rule in held.items())
+    return tuple((name, _for_op(name, held)) for name in held)
 
 
 def check_overrides(graph: Graph, overrides: Overrides | None = None) -> None:
@@ -252,127 +75,58 @@ def check_overrides(graph: Graph, overrides: Overrides | None = None) -> None:
         )
 
 
-def unmatched(names: Collection[str], graphs: Sequence[Graph]) -> list[str]:
-    """Names of overrides that match no op of any graph."""
-    return [
-        name
-        for name in names
-        if not any(_is_for(name, node, graph) for graph in graphs for node in graph.nodes)
-    ]
+def unmatched(overrides: Overrides, graphs: Sequence[Graph]) -> Overrides:
+    """Those of the overrides that match no op of any graph."""
+    return {
+        name: one
+        for name, one in overrides.items()
+        if not any(_is_for(one, node, graph) for graph in graphs for node in graph.nodes)
+    }
 
 
 def names_biases(overrides: Overrides | None = None) -> bool:
     """Whether an override is for additions of biases, which products must then not do."""
     held = current() if overrides is None else overrides
-    return any(_BIAS_ADD in ops_named(name) for name in held)
+    return any(_BIAS_ADD in one.ops for one in held.values())
 
 
-def find_override(
-    graph: Graph, node: Node, overrides: Overrides | None = None
-) -> CastingRule | None:
-    """The override for an op in RAF's form; None if no block names it.
-
-    Raises:
-        UsageError: If it has finecast's form, which RAF's forward pass cannot ask.
-    """
+def innermost(graph: Graph, node: Node, overrides: Overrides | None = None) -> str | None:
+    """The name of the override that counts for an op; None if no block names the op."""
     held = current() if overrides is None else overrides
-    name = _innermost(graph, node, held)
-    if name is None:
-        return None
-    if _parameters(name, held[name]) != _RAF_PARAMETERS:
-        raise UsageError(
-            "RAF's rule set takes rules of (args, ret_type, amp_dtype)", where=name
-        )
-    return cast("CastingRule", held[name])
+    return next((n for n in reversed(tuple(held)) if _is_for(held[n], node, graph)), None)
 
 
-def ask(rule: CastingRule, node: Node, args: Sequence[Hint], low: str) -> tuple[Hint, ...]:
-    """The hints of a rule for the arguments of ``node``, None for those that keep their type.
-
-    Raises:
-        UsageError: If the rule raises, or does not return a list of hints.
-    """
-    given = [None if a is None else DType(a) for a in args]
-    results = [DType("fp32") if f else None for f in node.follows_out]
+def parameters(rule: Callable[..., Any]) -> int:
+    """How many arguments a rule function takes; 0 if it is no function."""
     try:
-        answer = rule(given, results, DType(low))
-    except Exception as error:
-        raise UsageError(
-            f"the casting rule for {node.native} failed: {type(error).__name__}: {error}",
-            where=node.name,
-            fix="correct it; arguments that are no float tensors are None",
-        ) from error
-    try:
-        return read_hints(answer, len(args))
-    except UsageError as error:
-        raise UsageError(
-            f"the casting rule for {node.native}: {error.what}", where=node.name, fix=error.fix
-        ) from error
-
-
-def is_low(node: Node, hints: Sequence[Hint], low: str) -> bool:
-    """Whether the hints make ``node`` low: those of all arguments that share its format."""
-    own = [h for h, follows in zip(hints, node.follows_in, strict=True) if follows]
-    return bool(own) and all(h == low for h in own)
-
-
-def _is_for(name: str, node: Node, graph: Graph) -> bool:
-    return any(
-        adds_bias(graph, node) if one == _BIAS_ADD else matches(one, node)
-        for one in ops_named(name)
-    )
-
-
-def _innermost(graph: Graph, node: Node, held: Overrides) -> str | None:
-    return next((name for name in reversed(tuple(held)) if _is_for(name, node, graph)), None)
-
-
-def _for_op(name: str, rule: AnyRule, held: Overrides) -> UserRule:
-    count = _parameters(name, rule)
-    simple = (
-        cast("UserRule", rule) if count == 1 else from_casting_rule(cast("CastingRule", rule))
-    )
-
-    def judge(view: NodeView) -> str | list[str] | None:
-        return (
-            simple(view) if _innermost(view.context.graph, view.node, held) == name else None
-        )
-
-    return judge
-
-
-def _parameters(name: str, rule: Callable[..., Any]) -> int:
-    try:
-        count = len(inspect.signature(rule).parameters)
+        return len(inspect.signature(rule).parameters)
     except (TypeError, ValueError):
-        count = 0
-    if count not in (1, _RAF_PARAMETERS):
+        return 0
+
+
+def _read(name: str, rule: Callable[..., Any]) -> Override:
+    for guest in map(guest_of, GUESTS):
+        found = guest.override(name, rule)
+        if found is not None:
+            return found
+    if parameters(rule) != 1:
         raise UsageError(
             "a rule takes a node, or (args, ret_type, amp_dtype)",
             where=name,
             fix="write def rule(node) or def rule(args, ret_type, amp_dtype)",
         )
-    return count
+    return Override(ops=(name,), rule=rule)
 
 
-def from_casting_rule(rule: CastingRule) -> UserRule:
-    """Converts a rule in RAF's form to finecast's, by its answers for fp32 and low inputs.
+def _is_for(one: Override, node: Node, graph: Graph) -> bool:
+    return any(
+        adds_bias(graph, node) if op == _BIAS_ADD else matches(op, node) for op in one.ops
+    )
 
-    A rule that gives the same answer for both permits one format; a rule that follows its
-    inputs permits both, and the plan decides.
-    """
 
-    def judge(view: NodeView) -> list[str]:
-        low = view.context.low.label
-        return sorted({_wanted(rule, view, label, low) for label in ("fp32", low)})
+def _for_op(name: str, held: Overrides) -> UserRule:
+    def judge(view: NodeView) -> str | list[str] | None:
+        counts = innermost(view.context.graph, view.node, held) == name
+        return held[name].rule(view) if counts else None
 
     return judge
-
-
-def _wanted(rule: CastingRule, view: NodeView, label: str, low: str) -> str:
-    """The format that the rule gives the op if the inputs of its own format are ``label``."""
-    args = [
-        label if follows else value.dtype if value and value.dtype in _FLOATS else None
-        for value, follows in zip(view.inputs, view.node.follows_in, strict=True)
-    ]
-    return low if is_low(view.node, ask(rule, view.node, args, low), low) else "fp32"

@@ -23,10 +23,11 @@ BY_HINT: Final = " by hint"
 class Scope(Enum):
     """Which ops may be lowered.
 
-    NONE, MATMULT and ALL mean what they mean to neuronx-cc's ``--auto-cast``. AUTO decides by
-    time and error. The last two are ALL with what another tool keeps in fp32: LIKE_AUTOCAST as
-    much as the output error predicted for ``torch.autocast`` allows, beside all products, for
-    programs of PyTorch; LIKE_GRAPPLER all but what ends the model, as TensorFlow's Grappler.
+    NONE, MATMULT and ALL mean what they mean to the compilers that have ``--auto-cast``. AUTO
+    decides by time and error. The last two are ALL with what another tool keeps in fp32:
+    LIKE_AUTOCAST as much as the output error predicted for ``torch.autocast`` allows, beside
+    all products, for programs of PyTorch; LIKE_GRAPPLER all but what ends the model, as
+    TensorFlow's Grappler.
     """
 
     NONE = "none"

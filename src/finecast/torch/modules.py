@@ -17,10 +17,10 @@ from finecast.errors import UsageError
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.pipeline.conversion import NOTHING_CONVERTED
 from finecast.pipeline.result import Result
+from finecast.rules.guests import rule_set_of
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.planning import RuleSet
 from finecast.subjects.torch.subject import TuneOptions
 from finecast.subjects.torch.workload import Evaluate
 
@@ -116,19 +116,19 @@ def convert(
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         dynamic_shapes: As ``torch.export.export`` takes them.
         example_kwargs: Keyword inputs.
-        rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        rule_set: ``finecast``, or a guest's (``rules/guests.py``), as ``raf``.
         calibration: Positional and keyword inputs of further calls, each as a pair: int8 has
             scales by the ranges of values on these. By default by those on the example inputs.
         more: Other options of ``finecast.convert``: ``user_rules``, ``progress`` and the like.
 
     Raises:
-        ModelError: If the module cannot be captured, or RAF's lists lack an op.
+        ModelError: If the module cannot be captured, or a guest's rules lack an op.
         UsageError: If the policy cannot be read, a module comes without inputs, or an
             override names no op of the module.
     """
     arguments = arguments_of(module, example_inputs, example_kwargs)
     model = of_module(module, arguments, dynamic_shapes=dynamic_shapes)
-    model.rule_set = RuleSet.parse(rule_set)
+    model.rule_set = rule_set_of(rule_set)
     model.calibration = [model.signature.feeds(*one) for one in calibration]
     done = api.convert(model, policy=policy, verify=False, **more)
     engine = model.runners(None)[0]

@@ -25,13 +25,13 @@ from finecast.pipeline.measuring import drop_slow_formats
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
-from finecast.rules.override import Overrides, current, unmatched
+from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, rule_set_of
+from finecast.rules.override import current, unmatched
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.planning import (
     Judging,
-    RuleSet,
     analysis_of,
     as_autocast,
     compiled_cost,
@@ -120,7 +120,7 @@ def compile(  # noqa: A001 - named after torch.compile
             (FSDP's, a moving average that is swapped in so) do not raise: leave the option
             off there.
         user_rules: Rules by name.
-        rule_set: ``finecast``, or ``raf`` for RAF's lists.
+        rule_set: ``finecast``, or a guest's (``rules/guests.py``), as ``raf``.
         options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
     """
     if not callable(function):
@@ -166,11 +166,11 @@ class Backend:
         self.memory = Memory.parse(memory)
         self.cache = WeightCache() if accumulation else None
         self.user_rules = tuple((user_rules or {}).items())
-        chosen = RuleSet.parse(rule_set)
-        self.rule_set = RuleSet.TRAINING if chosen is RuleSet.FINECAST else chosen
+        chosen = rule_set_of(rule_set)
+        self.rule_set = TRAINING if chosen == FINECAST else chosen
         self.plans: list[Plan] = []
         self.overrides = current() if overrides is None else overrides
-        self.unmatched = list(self.overrides)
+        self.unmatched = self.overrides
         self.ops: dict[str, None] = {}
         self.followed: dict[str, Policy] = {}
         self.told: set[str] = set()
@@ -211,7 +211,7 @@ class Backend:
             overrides=self.overrides_held(),
         )
         planner = planner_of(TorchPrepared(graph=graph, of=CASTS), policy, engine, how)
-        if self.policy.scope is not Scope.AUTO or self.rule_set is RuleSet.RAF:
+        if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
             plan = planner.lowest()
         else:
             planner = as_autocast(planner)
@@ -255,8 +255,8 @@ class Backend:
 
     @property
     def key(self) -> str | None:
-        """Backends of equal keys compile alike; None with users' functions or RAF's rules."""
-        if self.user_rules or self.overrides_held() or self.rule_set is RuleSet.RAF:
+        """Backends of equal keys compile alike; None with functions of users or guests."""
+        if self.user_rules or self.overrides_held() or self.rule_set in GUESTS:
             return None
         return repr(self.policy)
 

@@ -22,8 +22,8 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy
 
 from finecast.frontends.torch.layout import free_of_strides, read_whole_memory
+from finecast.frontends.torch.native import TorchNative, apply_edits, convert_element_type
 from finecast.frontends.torch.reader import hinted_shapes, read
-from finecast.frontends.torch.writer import apply_edits, convert_element_type
 from finecast.graph import Graph
 from finecast.planning.edits import edits
 from finecast.planning.plan import Plan
@@ -50,7 +50,8 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
         plan = planning(graph, hinted_shapes(binding))
         by_name = {n.name: n.id for n in graph.nodes}
         formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
-        apply_edits(graph, binding, edits(graph, formats), convert=convert_element_type)
+        model = TorchNative(graph, binding, convert=convert_element_type)
+        apply_edits(model, edits(graph, formats))
     free_of_strides(module)
     _decompose(module, decompositions)
     return plan

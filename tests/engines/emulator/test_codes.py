@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from finecast import api
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.emulation import explicit_casts
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
 from finecast.subjects.onnx.model import OnnxModel

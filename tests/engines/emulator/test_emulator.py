@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from finecast.compat.neuron.compilers import resolve
+from finecast.compat.neuron.flags import read
 from finecast.devices.emulation import Emulation, Setting
-from finecast.devices.neuron import read, resolve
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.base import Session
@@ -216,9 +217,9 @@ def test_capabilities_and_names() -> None:
 
 def test_stochastic_rounding_needs_the_device() -> None:
     given = replace(read(["--auto-cast", "all"]), stochastic_rounding=True)
-    assert math.isfinite(resolve(given, target="trn1").emulation().seed)
+    assert math.isfinite(resolve(given, target="trn1").emulation.seed)
     with pytest.raises(UsageError, match="stochastic"):
-        resolve(given, target="sm80").emulation()
+        resolve(given, target="sm80")
 
 
 def test_a_model_with_low_types_of_its_own(mlp: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast import api
+from finecast.compat.neuron.flags import Given
+from finecast.compat.neuron.ladders import ladder
 from finecast.data.criterion import Criterion, CriterionKind
-from finecast.devices.neuron import Given, ladder
 from finecast.engines import get_engine
 from finecast.engines.emulator import exact_session
 from finecast.pipeline.ladder import LadderOutcome, LadderWalk, search_per_op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ import numpy as np
 import pytest
 
 from finecast import api
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine
-from finecast.engines.emulator import EmulatorEngine, exact_session
+from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
-from finecast.pipeline.device import DeviceModel, PlanSearch, search_plans
 from finecast.pipeline.result import Result, Verdict
 from finecast.pipeline.workload import Run
+from finecast.planning.plan import Plan
+from finecast.progress import silent
 from finecast.rules.policy import Policy
+from finecast.subjects.engine.emulated import EmulatedSubject, OnDevice
 from finecast.subjects.engine.planning import make_planner
 from tests.engines.emulator import models
 
@@ -91,7 +94,7 @@ def test_another_policy_starts_from_the_original(tmp_path: Path, policy: str) ->
 
 def searched(
     folder: Path, policy: str, forced: Format | None = None, **options: Any
-) -> PlanSearch:
+) -> OnDevice:
     """Plans of a product whose operand goes to 300: beyond trn1's e4m3, and not ONNX's."""
     model = models.plain_product(folder / "m.onnx")
     x = np.random.default_rng(0).uniform(250, 300, (16, 4)).astype(np.float32)
@@ -102,12 +105,20 @@ def searched(
     if forced is not None:  # the rules would not: it is too close to the largest
         asked = replace(asked, op_formats={"MatMul": forced})
     workload = api.workload_of(data, get_engine("onnxruntime").load(model))
-    device = DeviceModel(
-        program=api.load(model).program(replace(emulation, format=asked.format)),
-        workload=workload,
-        reference=exact_session(model),
-    )
-    return search_plans(device, replace(emulation, format=asked.format), asked)
+    subject = api.load(model).subject(None, emulation)
+    assert isinstance(subject, EmulatedSubject)
+    found = subject.examine(asked, (), workload, silent)
+    assert isinstance(found, OnDevice)
+    return found
+
+
+def evaluated(found: OnDevice, plan: Plan) -> tuple[float, Mapping[str, float]]:
+    session = found.device.program.plan_session(plan, found.subject.emulation)
+    return found.device.evaluate(session)
+
+
+def time_s(found: OnDevice, plan: Plan) -> float:
+    return found.device.plan_time_s(found.subject.emulation, plan)
 
 
 @pytest.mark.parametrize("fmt", [Format.FP16, Format.BF16, Format.FP8_E4M3])
@@ -121,8 +132,8 @@ def test_a_plan_of_one_format_is_what_it_is_beside_others(
     plan = alone.planner.lowest()
     assert fmt in plan.formats.values()
     assert among.planner.lowest(fmt).digest == plan.digest
-    np.testing.assert_equal(among.evaluate(plan), alone.evaluate(plan))
-    assert among.time_s(plan) == alone.time_s(plan)
+    np.testing.assert_equal(evaluated(among, plan), evaluated(alone, plan))
+    assert time_s(among, plan) == time_s(alone, plan)
 
 
 def test_stored_fp8_is_that_of_the_device(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import parser
 
-from finecast.devices.emulation import Emulation, Setting
-from finecast.devices.neuron import explicit_casts
+from finecast.devices.emulation import Emulation, Setting, explicit_casts
 from finecast.devices.targets import EngineRole, Target, load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
 from finecast.frontends import onnx as frontend

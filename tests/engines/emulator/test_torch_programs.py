@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 torch: Any = pytest.importorskip("torch")
 
+from finecast.compat.neuron.flags import Given  # noqa: E402
+from finecast.compat.neuron.ladders import ladder  # noqa: E402
 from finecast.devices.emulation import Emulation, Setting  # noqa: E402
-from finecast.devices.neuron import Given, ladder  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
 from finecast.engines.base import Array  # noqa: E402
 from finecast.engines.emulator import (  # noqa: E402
@@ -23,21 +24,18 @@ from finecast.engines.emulator import (  # noqa: E402
     setting_of,
     setting_of_plan,
 )
-from finecast.engines.emulator.torch_program import (  # noqa: E402
-    observe_program,
-    prepare_program,
-)
-from finecast.engines.emulator.torch_session import (  # noqa: E402
-    TorchEmulatorSession,
-    convert_tensor,
-)
+from finecast.engines.emulator.native_session import NativeEmulatorSession  # noqa: E402
+from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
 from finecast.frontends.torch import Captured, capture  # noqa: E402
+from finecast.frontends.torch.native import converted  # noqa: E402
 from finecast.numbers.formats import FLOATS, Format  # noqa: E402
 from finecast.numbers.rounding import round_to  # noqa: E402
 from finecast.numbers.roundmodes import Rounder, Rounding, convert  # noqa: E402
 from finecast.rules.policy import Scope  # noqa: E402
+from finecast.subjects.torch.model import of_module  # noqa: E402
+from finecast.subjects.torch.program import TorchProgram  # noqa: E402
 from tests.engines.emulator import exported_pairs as pairs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -53,11 +51,16 @@ def pair(request: pytest.FixtureRequest) -> tuple[str, Captured]:
     return request.param, capture(pairs.program(request.param), ())
 
 
+def program_of(captured: Captured, how: Emulation) -> TorchProgram:
+    program = captured.program
+    return TorchProgram(source=of_module(program, examples(program)), emulation=how)
+
+
 def session_of(
     captured: Captured, how: Emulation, setting: Setting | None = None
-) -> TorchEmulatorSession:
-    prepared = prepare_program(captured, how)
-    return TorchEmulatorSession(prepared, how, setting or setting_of(prepared.graph, how))
+) -> NativeEmulatorSession:
+    program = program_of(captured, how)
+    return program.session(how, setting or setting_of(program.graph, how))
 
 
 def torch_y(captured: Captured, how: Emulation, x: Floats) -> Floats:
@@ -146,7 +149,7 @@ def test_all_rungs_of_a_ladder_agree(
     name, captured = pair
     x = pairs.inputs(name)
     for rung in ladder(target, base):
-        how = rung.options.emulation()
+        how = rung.emulation
         got, expected = torch_y(captured, how, x), onnx_y(name, how, x)
         # inf1's fp32 products run in bf16; what nothing casts is fp32 elsewhere.
         fmt = Format.BF16 if target == "inf1" else how.format
@@ -270,7 +273,7 @@ def test_tensors_convert_as_arrays_do(
         format=fmt, rounding=rounding, saturate=saturate, flush_subnormals=flush, seed=3
     )
     expected = convert(x, how, offset=5, stream=2)
-    got = convert_tensor(torch.from_numpy(x), how, offset=5, stream=2).numpy()
+    got = converted(torch.from_numpy(x), how, offset=5, stream=2).numpy()
     assert np.array_equal(got, expected, equal_nan=True)
     zeros = got == 0
     assert np.array_equal(np.signbit(got[zeros]), np.signbit(expected[zeros]))
@@ -303,7 +306,7 @@ def test_a_switched_session_is_one_built_for_the_setting(pair: tuple[str, Captur
     session = session_of(captured, how, Setting())
     feeds = {session.inputs[0].name: x}
     (exact,) = session.run(feeds).values()
-    setting = setting_of(prepare_program(captured, how).graph, how)
+    setting = setting_of(program_of(captured, how).graph, how)
     (low,) = session.apply(setting).run(feeds).values()
     assert np.array_equal(low, torch_y(captured, how, x))
     (again,) = session.apply(Setting()).run(feeds).values()
@@ -324,7 +327,7 @@ def test_a_plan_keeps_the_scales_of_norms_in_fp32() -> None:
     x = round_to(wide(), Format.BF16)
     captured = captured_of(Norm(), torch.from_numpy(x))
     how = Emulation(target=load_target("trn1"), scope=Scope.ALL)
-    prepared = prepare_program(captured, how)
+    prepared = program_of(captured, how)
     formats = dict.fromkeys((n.id for n in prepared.graph.float_nodes), Format.BF16)
     plan = setting_of_plan(formats, how, fp32_parameters=prepared.fp32_parameters)
     module = captured.module
@@ -370,7 +373,7 @@ def test_attention_in_steps_is_attention(options: dict[str, Any]) -> None:
     assert distance(got, Attends()(q, k).numpy()) <= TERMS * Format.FP32.unit_roundoff
     # What the softmax gives is an operand of the second product: it rounds, too.
     low = session_of(captured, replace(how, scope=Scope.MATMULT))
-    seen = {n.op for n in prepare_program(captured, how).graph.nodes}
+    seen = {n.op for n in program_of(captured, how).graph.nodes}
     assert "matmul" in seen
     assert "attention" not in seen
     assert distance(next(iter(low.run(feeds).values())), got) > 1e-4
@@ -401,15 +404,15 @@ def test_control_flow_is_refused() -> None:
 
     program = torch.export.export(Branches(), (torch.ones(3, 8),))
     with pytest.raises(ModelError, match="control flow"):
-        prepare_program(capture(program, ()), Emulation(target=load_target("trn1")))
+        program_of(capture(program, ()), Emulation(target=load_target("trn1")))
 
 
 def test_facts_are_those_of_the_fp32_program(pair: tuple[str, Captured]) -> None:
     name, captured = pair
     x = pairs.inputs(name)
-    prepared = prepare_program(captured, Emulation(target=load_target("trn1")))
-    feed = prepared.signature.inputs[0].name
-    facts = observe_program(prepared, [{feed: x[:2]}, {feed: x[2:]}])
+    prepared = program_of(captured, Emulation(target=load_target("trn1")))
+    feed = prepared.graph.inputs[0].name
+    facts = prepared.observe([{feed: x[:2]}, {feed: x[2:]}])
     graph = prepared.graph
     (given,) = graph.inputs
     assert facts[given.id].largest == np.abs(x).max()

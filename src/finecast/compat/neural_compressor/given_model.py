@@ -16,6 +16,7 @@ from finecast.compat.neural_compressor.config import (
     MixedPrecisionConfig,
     PostTrainingQuantConfig,
 )
+from finecast.data.criterion import Criterion
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.errors import EngineError, ModelError, UsageError
@@ -25,7 +26,7 @@ from finecast.ops import by_name
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.tuning import tune
-from finecast.pipeline.workload import check_finite, metric_value, spread
+from finecast.pipeline.workload import Workload, check_finite, metric_value, spread
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
@@ -259,7 +260,7 @@ class GivenModel(ABC):
         workload = ModelWorkload(
             score=partial(self.score, evaluation),
             feeds=[self.feeds(inputs) for inputs in calibration],
-            higher_is_better=goal.criterion.higher_is_better,
+            criterion=goal.criterion,
         )
         found = tune(self.subject(), workload, goal, policy, user_rules=tuple(rules.items()))
         for text in found.warnings:
@@ -271,7 +272,7 @@ class GivenModel(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWorkload:
+class ModelWorkload(Workload):
     """The user's evaluation of a model itself, and calibration data to time it on.
 
     ``score`` is of the model that a session runs, and of the fp32 model for None.
@@ -279,11 +280,12 @@ class ModelWorkload:
 
     score: Callable[[Session | None], float]
     feeds: Sequence[Feeds]
-    higher_is_better: bool
-    digest: str = ""  # no study remembers its trials
-    of: tuple[str, ...] = ()
-    worst: None = None
-    warnings: tuple[str, ...] = ()
+    criterion: Criterion
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether higher is better, by the criterion."""
+        return self.criterion.higher_is_better
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """The user's score of the model that was loaded."""

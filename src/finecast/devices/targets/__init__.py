@@ -79,7 +79,7 @@ class Target:
     Attributes:
         name: As on the command line.
         description: One line for people.
-        unit: The part that rates and bandwidth are given for: "one NeuronCore-v2".
+        unit: The part that rates and bandwidth are given for: "one GPU".
         engines: Its engines; a device without a scalar engine uses the vector one.
         bandwidth_gb_s: Memory bandwidth of the unit, 1e9 bytes a second.
         op_overhead_s: Fixed cost of starting an op.
@@ -142,6 +142,8 @@ class Target:
         return (*wide, *narrow, *alone)
 
 
+# Devices without a file of their own, and the one whose file describes them.
+_ALIASES: Final = {"trn1n": "trn1"}
 _WIDE: Final = (Format.BF16, Format.FP16, Format.TF32)
 _NARROW: Final = (Format.FP8_E4M3, Format.INT8)
 _SCALAR_KINDS = frozenset({OpKind.TRANSCENDENTAL, OpKind.SOFTMAX})
@@ -169,7 +171,8 @@ def load_target(name: str) -> Target:
     Raises:
         UsageError: If there is none; the message lists those that are.
     """
-    return _load(look_up(name, {n: n for n in list_targets()}, what="target"))
+    known = {n: n for n in list_targets()} | _ALIASES
+    return _load(look_up(name, known, what="target"))
 
 
 @cache

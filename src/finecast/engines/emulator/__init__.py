@@ -28,12 +28,13 @@ from finecast.engines.loading import exact_engine, load_model
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
+from finecast.frontends.native_model import OFFSET
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
 from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.source_types import stored_format, widen
-from finecast.frontends.onnx.writer import OFFSET, EditedModel
+from finecast.frontends.onnx.writer import EditedModel
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup

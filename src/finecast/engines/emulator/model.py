@@ -99,6 +99,7 @@ class _Builder:
         for node in graph.float_nodes:
             for index in range(len(node.inputs)):
                 self._round_constant(node, index)
+            self._round_numbers(node)
             self._spoil_infinities(node)
         return Emulated(
             model=self.model.finish(len(self.conditions)),
@@ -156,6 +157,17 @@ class _Builder:
                 if switched:
                     low = self._chosen(bits, low, self.model.read_at(node.id, index))
             self.model.give(value.id, [Use(node=node.id, index=index)], low)
+
+    def _round_numbers(self, node: Node) -> None:
+        """Round numbers that are operands of ``node`` by the last rounding that is done."""
+        setting = self.fixed
+        if setting is None:
+            return
+        roundings = self.roundings.scalars(node).items()
+        done = [into for into, bits in roundings if setting.on(bits)]
+        for into in done[-1:]:
+            how = self.roundings.emulation.conversion(into.format, flush=into.flush)
+            self.model.round_numbers(node.id, how)
 
     def _fed(
         self,

@@ -1,4 +1,4 @@
-"""Models of OpenVINO and TensorFlow run as a device would: rounded by arithmetic in fp32.
+"""Models of OpenVINO, TensorFlow and PyTorch run as a device would: rounded in fp32.
 
 ``roundings`` says what the device rounds. A copy of the model is built for each setting.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
+
+import numpy as np
 
 from finecast.devices.emulation import (
     Emulation,
@@ -21,7 +23,7 @@ from finecast.engines.emulator.model import emulated
 from finecast.engines.emulator.roundings import GraphRoundings
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
-from finecast.frontends.native_model import NativeModel
+from finecast.frontends.native_model import OFFSET, NativeModel
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.planning.plan import Plan
@@ -60,16 +62,18 @@ class NativeEmulatorSession(EmulatedSession):
     setting: Setting
     formats: Mapping[int, Format] = field(default_factory=dict[int, Format])
     _session: Session = field(init=False)
+    _seen: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         """Build the model for the setting."""
         self.apply(self.setting)
 
     def apply(self, setting: Setting) -> NativeEmulatorSession:
-        """Cast what ``setting`` says from now on."""
+        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
         self.setting = setting
         model = self.copy()
-        check_emulation(self.emulation, model.library)
+        if not model.emulates_all:
+            check_emulation(self.emulation, model.library)
         roundings = GraphRoundings(
             graph=model.graph,
             emulation=self.emulation,
@@ -77,11 +81,20 @@ class NativeEmulatorSession(EmulatedSession):
             formats=self.formats,
         )
         self._session = exact_session(emulated(model, roundings, setting).model)
-        self.inputs, self.outputs = self._session.inputs, self._session.outputs
+        self.inputs = [spec for spec in self._session.inputs if spec.name != OFFSET]
+        self.outputs = self._session.outputs
+        return self.restart()
+
+    def restart(self) -> NativeEmulatorSession:
+        """The next sample is the first of the stream."""
+        self._seen = 0
         return self
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch as the device would."""
+        if len(self.inputs) < len(self._session.inputs):  # it draws numbers for each sample
+            feeds = {**feeds, OFFSET: np.array(self._seen, dtype=np.int64)}
+            self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
         return self._session.run(feeds)
 
     @property

@@ -1,8 +1,7 @@
 """Which values a device rounds, for which readers, to which formats, and on which bits.
 
-This is decided once, on the neutral graph, for models of every library: ONNX models are
-rewritten accordingly (``model``), models of OpenVINO and TensorFlow as well
-(``native_session``), and PyTorch programs are interpreted so (``torch_session``).
+This is decided once, on the neutral graph, for models of every library, of which copies are
+made accordingly (``model``).
 
 Laws: where rounding commutes with ops that only move numbers, it is done once, after the last
 of a chain of them. What is added to a product (a bias) is not an operand of the product: the

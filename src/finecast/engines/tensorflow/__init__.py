@@ -27,7 +27,7 @@ from finecast.engines.ports import ordered_feeds
 from finecast.engines.probe_models import Probe
 from finecast.engines.source import ModelStep
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.dry_run import MOST_BYTES, DryRun
+from finecast.frontends.dry_run import DryRun
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
 from finecast.frontends.tensorflow.functions import bodies, opened, plain_name, tensor_of
 from finecast.frontends.tensorflow.library import (
@@ -155,17 +155,15 @@ class TensorFlowSession(Session):
         self._fetches = {p.name: tensors[p.tensor] for p in model.outputs}
         self._session = tf.compat.v1.Session(graph=graph, config=self._config)
         self._calls: dict[tuple[str, ...], Callable[..., Any]] = {}
-        self._dry_run: DryRun | None = None
-        if model.size_bytes <= MOST_BYTES:
-            self._dry_run = DryRun(
-                library=NAME,
-                settings={
-                    "config": self._config.SerializeToString(deterministic=True).hex(),
-                    "outputs": [p.tensor for p in model.outputs],
-                },
-                model=model.graph.SerializeToString(deterministic=True),
-                fix="keep its ops in fp32, or use another engine",
-            )
+        self._dry_run = DryRun(
+            library=NAME,
+            settings={
+                "config": self._config.SerializeToString(deterministic=True).hex(),
+                "outputs": [p.tensor for p in model.outputs],
+            },
+            model=model.graph.SerializeToString(deterministic=True),
+            fix="keep its ops in fp32, or use another engine",
+        )
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once; outputs by name in model order.
@@ -185,10 +183,7 @@ class TensorFlowSession(Session):
         """
         arrays = ordered_feeds(feeds, self.inputs)
         key = tuple(names)
-        if self._dry_run is not None:  # TensorFlow makes kernels as it first runs them
-            ports = zip(self._model.inputs, arrays, strict=True)
-            self._dry_run.load().run([(port.tensor, array, None) for port, array in ports])
-            self._dry_run = None
+        self._check(arrays)
         try:
             if key not in self._calls:
                 wanted = [self._fetches[n] for n in names]
@@ -199,6 +194,15 @@ class TensorFlowSession(Session):
                 f"TensorFlow cannot run the model: {explain(error)}",
                 fix="check the feeds' sizes, or keep the op named in fp32",
             ) from error
+
+    def _check(self, arrays: Sequence[Array]) -> None:
+        """Raise EngineError for inputs on which the model would end the process."""
+        if not self._dry_run.key:  # TensorFlow makes kernels as it first runs them
+            self._dry_run.load()
+        ports = zip(self._model.inputs, arrays, strict=True)
+        self._dry_run.run(
+            arrays, lambda: [(port.tensor, array, None) for port, array in ports]
+        )
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
         """The formats of each op that is in the graph after Grappler's optimization."""
@@ -214,6 +218,7 @@ class TensorFlowSession(Session):
         if not self._profiling:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         arrays = ordered_feeds(feeds, self.inputs)
+        self._check(arrays)
         given = dict(zip(self._feeds, arrays, strict=True))
         options = tf.compat.v1.RunOptions(
             trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from finecast import ops
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.instrument import Isolated
+from finecast.frontends.torch.runnable import Isolated
 from finecast.ops import OpKind
 
 _NO_KERNEL: Final = re.compile(r"not implemented for|not support|expected scalar type|dtype")

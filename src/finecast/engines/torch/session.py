@@ -23,16 +23,19 @@ from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.engines.ports import dtype_label as dtype_label_of
 from finecast.engines.ports import ordered_feeds
 from finecast.errors import EngineError, ModelError, UsageError
+from finecast.frontends.native_model import OFFSET
 from finecast.frontends.torch import RunnableModule
 from finecast.frontends.torch.aten import DTYPES, dtype_label
 from finecast.frontends.torch.capture import evaluating
-from finecast.frontends.torch.instrument import Isolated
+from finecast.frontends.torch.runnable import Isolated
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
 
 _LONGEST: Final = 200
 """Characters of an error of PyTorch's that a message quotes."""
 _LOW: Final = {Format.BF16.label: Format.BF16}
+_FURTHER: Final = {SWITCH: "bool", OFFSET: "int64"}
+"""Types of the inputs that copies may have besides those of their program."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a module."""
@@ -193,10 +196,10 @@ class CopySession(Session):
     signature: ProgramSignature
 
     def __post_init__(self) -> None:
-        """The inputs are the program's, and the switches of a copy that has some."""
+        """The inputs are the program's, and those that a copy has besides."""
         one = self.runnable
-        switch = TensorSpec(name=SWITCH, dtype="bool", shape=(one.switches,))
-        self.inputs = (*self.signature.inputs, *((switch,) if one.switches else ()))
+        further = (TensorSpec(name=n, dtype=_FURTHER[n], shape=None) for n in one.further)
+        self.inputs = (*self.signature.inputs, *further)
         given = [spec for spec in self.signature.outputs if spec is not None]
         named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in one.outputs or ()]
         self.outputs = given if one.outputs is None else named
@@ -209,10 +212,9 @@ class CopySession(Session):
         Raises:
             EngineError: If PyTorch fails.
         """
-        own = {name: array for name, array in feeds.items() if name != SWITCH}
+        own = {name: array for name, array in feeds.items() if name not in _FURTHER}
         leaves = self.signature.leaves(feeds if isinstance(feeds, ExampleFeeds) else own)
-        if self.runnable.switches:
-            leaves.append(torch.from_numpy(np.array(feeds[SWITCH])))
+        leaves += [torch.from_numpy(np.array(feeds[name])) for name in self.runnable.further]
         with torch.no_grad(), as_engine_error():
             found = tree_leaves(self.interpreter.leaves(leaves))
         tensors = [x for x in found if isinstance(x, torch.Tensor)]

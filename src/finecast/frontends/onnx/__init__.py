@@ -40,6 +40,7 @@ from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32, widen
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
+from finecast.frontends.onnx.tied_weights import tie_again
 from finecast.frontends.onnx.types import (
     check_inferable,
     correct_outputs,
@@ -252,6 +253,7 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     """
     model = file.model if own else file.model.clone()
     name_nodes(model)
+    tie_again(model)
     undo(model, policy)
     if policy.partition(":")[0] != Scope.NONE.value:
         model = inline_functions(model)

@@ -251,9 +251,9 @@ def save(
     return size
 
 
-def fits_one_message(model: ir.Model) -> bool:
-    """Whether the model, with all its tensors, can be one protobuf message."""
-    return _tensor_bytes(model) <= EXTERNAL_ABOVE_BYTES
+def fits_one_message(model: ir.Model, most_bytes: int = EXTERNAL_ABOVE_BYTES) -> bool:
+    """Whether the model, with all its tensors, can be one protobuf message of that size."""
+    return _tensor_bytes(model) <= most_bytes
 
 
 def to_bytes(model: ir.Model) -> bytes:

@@ -35,6 +35,7 @@ from finecast.frontends.onnx.redefined import (
     trains,
 )
 from finecast.frontends.onnx.statements import stated_since
+from finecast.frontends.onnx.tied_weights import confused_weights, untied
 from finecast.frontends.onnx.types import ranks_of
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, Tier, lookup
@@ -202,32 +203,50 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
 
 
 def stated_for_engines(file: OnnxFile) -> OnnxFile:
-    """``file`` by versions of ONNX that engines read, in a temporary folder.
+    """``file`` in a form that engines read, and compute right, in a temporary folder.
 
     ``onnx.helper.make_model`` writes the newest versions that onnx knows, whatever a model
     needs of them, and ONNX Runtime reads those of some releases before. And some ops OpenVINO
-    misreads at some opsets, without a word: its fp32 would be another model. The result has
-    the digest of ``file``. It is ``file`` itself where that is read as it is, and where a
-    newer version is needed.
+    misreads at some opsets, or computes wrongly, without a word: its fp32 would be another
+    model. The result has the digest of ``file``. It is ``file`` itself where that is read as
+    it is, and where a newer version is needed.
     """
-    stated = _stated(file.model)
-    if stated is not None:
-        told = (*file.told, _note(file.model, stated))
-        return replace(staged(file, stated, file.name), told=told)
-    opset = opset_of(file.model)
-    wrong, version = misread(file.model, opset)
-    over_last = _over_last_axis(file.model, opset) if wrong else []
+    model, told = file.model, list[str]()
+    for change in (_by_older_versions, _at_an_opset_that_is_read, _with_weights_apart):
+        model, text = change(model)
+        told += filter(None, [text])
+    if not told:
+        return file
+    stated = file if model is file.model else staged(file, model, file.name)
+    return replace(stated, told=(*file.told, *told))
+
+
+def _by_older_versions(model: ir.Model) -> tuple[ir.Model, str]:
+    """The model by versions that ONNX Runtime reads, and a note of them."""
+    stated = _stated(model)
+    return (model, "") if stated is None else (stated, _note(model, stated))
+
+
+def _at_an_opset_that_is_read(model: ir.Model) -> tuple[ir.Model, str]:
+    """The model at an opset at which OpenVINO misreads none of its ops, and a note of them."""
+    opset = opset_of(model)
+    wrong, version = misread(model, opset)
+    over_last = _over_last_axis(model, opset) if wrong else []
     kinds = sorted({node.op_type for node in wrong if node not in over_last})
     if not kinds:
-        return file
+        return model, ""
     text = f"OpenVINO misreads {' and '.join(kinds)} at opset {opset}"
     try:
-        raised = raise_opset(file.model.clone(), version)
+        raised = raise_opset(model.clone(), version)
     except ModelError:
-        said = f"{text}: its numbers are not the model's; use --engine onnxruntime"
-        return replace(file, told=(*file.told, said))
-    told = (*file.told, f"{text}: the model is taken at opset {version}")
-    return replace(staged(file, raised, file.name), told=told)
+        return model, f"{text}: its numbers are not the model's; use --engine onnxruntime"
+    return raised, f"{text}: the model is taken at opset {version}"
+
+
+def _with_weights_apart(model: ir.Model) -> tuple[ir.Model, str]:
+    """The model without weights that OpenVINO confuses, and a note of them."""
+    apart, names = untied(model)
+    return apart, confused_weights(names)
 
 
 def _stated(model: ir.Model) -> ir.Model | None:

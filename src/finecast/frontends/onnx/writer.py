@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import in_blocks
-from finecast.frontends.native_model import NativeModel
+from finecast.frontends.native_model import OFFSET, NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -62,8 +62,6 @@ SCALES: Final = f"{MARK}.scales"
 # The type of the numbers in these notes.
 STORED: Final = np.dtype("<f4")
 
-OFFSET: Final = "finecast_offset"
-"""The extra input of a model that rounds stochastically: the index of its first sample."""
 _EXACT: Final = "finecast_exact/"
 """Prefix of the names that another model's nodes and values get in this one."""
 _AXES_ARE_INPUTS: Final = AXES_ARE_INPUTS_SINCE["ReduceMean"]

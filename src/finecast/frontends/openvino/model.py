@@ -20,11 +20,14 @@ from finecast.frontends.keras_models import (
     load_keras,
 )
 from finecast.frontends.onnx import model as onnx_model
+from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import without_links
+from finecast.frontends.onnx.tied_weights import confused_weights
 from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
+from finecast.frontends.openvino.tied_weights import tie_again, untie
 from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
 
 if TYPE_CHECKING:
@@ -152,6 +155,8 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if not own:  # IR has the names in the file
         renumber_ops(model)
     name_ops(model)
+    tie_again(model)
+    told += (confused_weights(untie(model)),)
     return OvFile(
         path=path,
         model=model,
@@ -171,7 +176,15 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    return OvFile(path=_IN_MEMORY, model=copy, digest=found, _size_bytes=size)
+    tie_again(copy)
+    told = confused_weights(untie(copy))
+    return OvFile(
+        path=_IN_MEMORY,
+        model=copy,
+        digest=found,
+        told=tuple(filter(None, [told])),
+        _size_bytes=size,
+    )
 
 
 def from_keras(model: Any) -> OvFile:
@@ -214,22 +227,25 @@ def save(model: openvino.Model, path: Path) -> int:
     return sum(p.stat().st_size for p in _parts(path))
 
 
-def serialized(model: openvino.Model) -> tuple[bytes, int] | None:
-    """IR in memory, and how many of the bytes are its description: behind it are weights.
+@contextmanager
+def sent(model: openvino.Model) -> Generator[tuple[Path | bytes | None, int]]:
+    """The model as IR for another process, and how many bytes are not its weights.
 
-    None for a model that is too large to be written for a dry run, or where the disk is full.
+    IR of more than ``MOST_BYTES`` is a file inside the block; if less, its description with
+    the weights behind it. None where the disk is full.
     """
-    ops = [op for op in model.get_ops() if op.get_type_name() == "Constant"]
-    if sum(op.get_byte_size() for op in ops) > MOST_BYTES:
-        return None
     with staging() as folder:
         path = folder / f"model{IR_SUFFIX}"
         try:
-            save(model, path)
+            size = save(model, path)
         except UsageError:
-            return None
+            yield None, 0
+            return
+        if size > MOST_BYTES:
+            yield path, path.stat().st_size
+            return
         described, weights = path.read_bytes(), path.with_suffix(WEIGHTS_SUFFIX).read_bytes()
-    return described + weights, len(described)
+    yield described + weights, len(described)
 
 
 def size_bytes(model: openvino.Model) -> int:
@@ -264,12 +280,17 @@ def _parts(path: Path) -> list[Path]:
     """The files of a model: itself and its weights, or all in its folder, sorted.
 
     Raises:
-        ModelError: If an ONNX model is malformed, or its weights are outside of its folder.
+        ModelError: If an ONNX model is malformed, or its weights are outside of its folder; or
+            if OpenVINO computes an op of it wrongly.
     """
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
     if _suffix(path) == ONNX_SUFFIX:
-        return [path, *onnx_model.load(path).external]
+        file = onnx_model.load(path)
+        if wrong := miscomputed(file.model.graph):
+            fix = _KINDS[ONNX_SUFFIX][1]
+            raise ModelError(f"not given to OpenVINO: {wrong}", where=str(path), fix=fix)
+        return [path, *file.external]
     beside = _BESIDE.get(_suffix(path))
     weights = None if beside is None else path.with_suffix(beside)
     return [path] if weights is None or not weights.is_file() else [path, weights]

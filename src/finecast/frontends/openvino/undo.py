@@ -27,6 +27,7 @@ from finecast.frontends.openvino.changes import (
     Changes,
     changes_of,
     converted_to,
+    keep,
     unmark,
 )
 from finecast.frontends.openvino.marks import marked, unmark_ops
@@ -74,6 +75,8 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
     _restore_products(changes, ops)
     unmark_ops(model, marked(model).difference(changes.marked))
     unmark(model)
+    if changes.tied:  # the engine needs them whatever the policy is
+        keep(model, Changes(tied=changes.tied))
     model.validate_nodes_and_infer_types()
 
 

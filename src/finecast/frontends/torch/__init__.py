@@ -13,17 +13,12 @@ from torch.export import ExportedProgram
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.aten import native_name
-from finecast.frontends.torch.capture import Captured, capture, shared_copy
+from finecast.frontends.torch.capture import Captured, capture
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
-from finecast.frontends.torch.instrument import (
-    RunnableModule,
-    TorchRoundable,
-    observable,
-    with_outputs,
-)
-from finecast.frontends.torch.reader import hinted_shapes, read
-from finecast.frontends.torch.writer import apply_edits
+from finecast.frontends.torch.native import TorchNative, apply_edits
+from finecast.frontends.torch.reader import hinted_shapes
+from finecast.frontends.torch.runnable import RunnableModule, observable, with_outputs
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit
@@ -107,10 +102,10 @@ class TorchPrepared(PreparedAsIs):
         assert self.captured is not None
         return with_outputs(self.captured, self.captured.module, names)
 
-    def roundable(self) -> TorchRoundable:
+    def roundable(self) -> TorchNative:
         """A copy whose values can be rounded."""
         assert self.captured is not None
-        return TorchRoundable(self.captured)
+        return TorchNative.of(self.captured)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes by observable name; those of the example inputs where sizes are free."""
@@ -188,8 +183,8 @@ def apply(captured: Captured, edits: Sequence[Edit]) -> ConvertedModule:
     Parameters that stay fp32 are shared with the module that was captured; tensors that the
     graph writes to (running statistics, caches) are not. The copy checks its inputs.
     """
-    module = shared_copy(captured.module)
-    graph, binding = read(module)
+    copy = TorchNative.of(captured)
     with torch.no_grad():
-        apply_edits(graph, binding, edits)
+        apply_edits(copy, edits)
+    module = copy.binding.module
     return ConvertedModule.of(module, input_check(module, captured.program))

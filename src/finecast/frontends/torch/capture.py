@@ -87,11 +87,11 @@ def capture(
         if names_biases():
             expand(unlifted, BIASES)
     read_whole_memory(unlifted)
-    graph, binding = read(unlifted, **_port_names(program))
+    graph, binding = read(unlifted, **port_names(program))
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
 
 
-def _port_names(program: ExportedProgram) -> dict[str, list[str]]:
+def port_names(program: ExportedProgram) -> dict[str, list[str]]:
     """The names of the program's arguments and results, by which sessions know them."""
     of = program.graph_signature
     taken = (s.arg for s in of.input_specs if s.kind is InputKind.USER_INPUT)

@@ -168,7 +168,7 @@ BIASES: Final[Mapping[str, Steps]] = {
     "aten::conv2d": _biased(_aten.conv2d),
     "aten::conv3d": _biased(_aten.conv3d),
 }
-"""Products without their biases, which are added behind them: RAF has no other products."""
+"""Products without their biases, which are added behind them: rules may judge each apart."""
 
 ACCUMULATIONS: Final[Mapping[str, Steps]] = {
     "aten::softmax": _softmax,

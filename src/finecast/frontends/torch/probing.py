@@ -21,9 +21,11 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.frontends.native_model import with_switches
 from finecast.frontends.torch.capture import Captured
-from finecast.frontends.torch.instrument import Isolated, TorchRoundable, is_tensor, rounded
+from finecast.frontends.torch.native import TorchNative, converted
 from finecast.frontends.torch.reader import as_array, tensor_inputs, value_ids
+from finecast.frontends.torch.runnable import Isolated, is_tensor
 from finecast.numbers.formats import Format
+from finecast.numbers.roundmodes import Rounder
 from finecast.planning.points import Point, Switch
 from finecast.planning.sensitivity import counted_outputs, measure
 
@@ -104,7 +106,7 @@ def probe_all(
         else Switch(ports={(p.reader, p.port): low})
         for p in points
     ]
-    copy = Isolated(with_switches(TorchRoundable(captured), switches).module)
+    copy = Isolated(with_switches(TorchNative.of(captured), switches).module)
 
     def probe(on: NDArray[np.bool_]) -> list[NDArray[np.generic]]:
         given = [*args, torch.from_numpy(on)] if switches else args
@@ -187,7 +189,7 @@ def _squared_errors(
     """The sum over ``outputs`` of their squared relative errors, by what is rounded."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     with torch.no_grad():
-        deltas = [rounded(t, low) - t for t in tensors.values()]
+        deltas = [converted(t, Rounder(format=low)) - t for t in tensors.values()]
     totals = dict.fromkeys(tensors, 0.0)
     for _ in range(draws):
         combination = torch.stack(

@@ -62,6 +62,15 @@ class FxBinding:
     nodes: list[FxNode] = field(default_factory=list[FxNode])
     values: list[ValueSource] = field(default_factory=list[ValueSource])
 
+    def on(self, copy: GraphModule) -> FxBinding:
+        """What the ids stand for in a copy of the module, whose nodes have the same names."""
+        found = {node.name: node for node in copy.graph.nodes}
+        return FxBinding(
+            module=copy,
+            nodes=[found[node.name] for node in self.nodes],
+            values=[ValueSource(node=found[s.node.name], index=s.index) for s in self.values],
+        )
+
 
 def read(
     module: GraphModule, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()

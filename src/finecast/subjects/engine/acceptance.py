@@ -15,11 +15,11 @@ of the plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,15 +43,8 @@ from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
+from finecast.subjects.engine.first_wrong import FirstWrong, Outputs
 from finecast.subjects.engine.native import EngineBuilt, Source
-
-Outputs: TypeAlias = Mapping[str, Array]
-
-_SHOWN: Final = 8
-"""Values that one run of the search outputs: few, as an output may prevent fusion."""
-
-_MOST_RUNS: Final = 24
-"""Most runs of the search: enough for 8 to the power of 7 ops and some detours."""
 
 _FIX: Final = (
     "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
@@ -404,63 +397,23 @@ def _mistaken(
 
 def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
     """The op whose result is wrong though its inputs are right; None if it is not found."""
-    graph = case.applied.graph
-    target = next((v.id for v in graph.outputs if v.name == fault.output), None)
-    if target is None:
-        return None
-    try:
-        search = _Search(case, fault, bounds.decided)
-        found = search.first_bad(target)
-        while (wrong := search.bad(_inputs(graph, found))) and search.runs < _MOST_RUNS:
-            found = search.first_bad(wrong[0])
-    except EngineError:
-        return None  # the engine does not run the model with other outputs
-    producer = graph.values[found].producer
-    return graph.nodes[producer] if producer is not None else None
+    original, converted = case.pair.original(), case.applied
+    shown = converted.observable().keys()
+    names = {
+        index: name
+        for name, index in original.observable().items()
+        if name in shown and index not in bounds.decided
+    }
 
+    def run(model: Any) -> Outputs:
+        session = load_model(case.engine, model)
+        return session.run(feeds_for(session, case.feeds))
 
-class _Search:
-    """A search for the first wrong value, by runs of both models that output a few values."""
+    def both(values: Sequence[str]) -> tuple[Outputs, Outputs]:
+        return run(converted.with_outputs(values)), run(original.with_outputs(values))
 
-    def __init__(self, case: Case, fault: _Fault, decided: frozenset[int]) -> None:
-        self.case = case
-        self.fault = fault
-        self.original = case.pair.original()
-        shown = case.applied.observable().keys()
-        self.names = {
-            index: name
-            for name, index in self.original.observable().items()
-            if name in shown and index not in decided
-        }
-        self.runs = 0
-
-    def bad(self, ids: Iterable[int]) -> list[int]:
-        """Those of ``ids`` that are wrong; values that cannot be output count as right."""
-        names = {self.names[i]: i for i in ids if i in self.names}
-        if not names:
-            return []
-        self.runs += 1
-        models = (self.original, self.case.applied)
-        wanted, got = (self._run(m.with_outputs(list(names))) for m in models)
-        pairs = ((i, deviation(got[n], wanted[n])) for n, i in names.items())
-        return [i for i, found in pairs if found.comparable and self.fault.bad(found)]
-
-    def _run(self, model: Any) -> Outputs:
-        session = load_model(self.case.engine, model)
-        return session.run(feeds_for(session, self.case.feeds))
-
-    def first_bad(self, target: int) -> int:
-        """A wrong value that ``target`` depends on, before which no value seen was wrong."""
-        order = [i for i in _ancestors(self.case.applied.graph, target) if i in self.names]
-        order.append(target)
-        low, high = -1, len(order) - 1
-        while high - low > 1 and self.runs < _MOST_RUNS:
-            count = min(_SHOWN, high - low - 1)
-            picks = [low + (k + 1) * (high - low) // (count + 1) for k in range(count)]
-            wrong = set(self.bad(order[k] for k in picks))
-            first = next((k for k in picks if order[k] in wrong), high)
-            low, high = max((k for k in picks if k < first), default=low), first
-        return order[high]
+    search = FirstWrong(graph=converted.graph, names=names, both=both, wrong=fault.bad)
+    return search.op_before(fault.output)
 
 
 def feeds_for(session: Session, feeds: Feeds) -> Feeds:
@@ -470,25 +423,3 @@ def feeds_for(session: Session, feeds: Feeds) -> Feeds:
         feeds,
         lambda call: {s.name: call[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs},
     )
-
-
-def _inputs(graph: Graph, value: int) -> list[int]:
-    producer = graph.values[value].producer
-    return (
-        [i for i in graph.nodes[producer].inputs if i is not None]
-        if producer is not None
-        else []
-    )
-
-
-def _ancestors(graph: Graph, value: int) -> list[int]:
-    """Ids of all values that ``value`` is computed from, in the order of computation."""
-    waiting, nodes = [value], set[int]()
-    while waiting:
-        producer = graph.values[waiting.pop()].producer
-        if producer is not None and producer not in nodes:
-            nodes.add(producer)
-            waiting.extend(i for i in graph.nodes[producer].inputs if i is not None)
-    last = graph.values[value].producer
-    made = (graph.nodes[n].outputs for n in sorted(nodes) if n != last)
-    return [i for outputs in made for i in outputs if i is not None]

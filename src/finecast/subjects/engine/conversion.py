@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -29,12 +29,14 @@ from finecast.pipeline.conversion import (
     nothing_converted,
 )
 from finecast.pipeline.measuring import drop_slow_formats
-from finecast.pipeline.modelled import fastest_plan, plan_time_s
+from finecast.pipeline.modelled import plan_time_s
 from finecast.pipeline.result import Measured, Result, Verdict
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import lowest, propose
 from finecast.planning.units import make_units, pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
@@ -308,6 +310,25 @@ def _modelled_plan(
         return plan_time_s(graph, cost, device, {ids[n]: f for n, f in plan.formats.items()})
 
     return fastest_plan(planner, analysis, time_s)
+
+
+def fastest_plan(
+    planner: Planner, analysis: Analysis, time_s: Callable[[Plan], float] | None = None
+) -> Plan:
+    """The fastest plan that the rules allow, by modelled times.
+
+    Args:
+        planner: Makes plans.
+        analysis: The costs of ops and casts.
+        time_s: Time of a whole plan, by which the steps of the frontier and the plans of
+            everything in one format are compared. Without it the result is the last step of
+            the frontier, which by the analysis is the fastest plan of a single format.
+    """
+    proposed = propose(planner, analysis)
+    if time_s is None:
+        return proposed[-1].plan
+    candidates = (*reversed(proposed), *lowest(planner, analysis))
+    return min((p.plan for p in candidates), key=time_s)
 
 
 def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
@@ -27,8 +27,8 @@ from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.emulated import EmulatedSubject
 from finecast.subjects.engine.conversion import Converter
+from finecast.subjects.engine.emulated import EmulatedSubject, NativeProgram
 from finecast.subjects.engine.judging import batches_of, counted, judged
 from finecast.subjects.engine.native import (
     AS_IT_IS,
@@ -37,7 +37,6 @@ from finecast.subjects.engine.native import (
     NativeSource,
     PreparedT,
 )
-from finecast.subjects.engine.program import NativeProgram
 from finecast.subjects.engine.subject import EngineSubject
 
 # OpenVINO 2026.4 compiles 200 MB of weights in 0.6 s of a CPU, and 6,000 nodes in 10 s.
@@ -63,10 +62,8 @@ class EngineModel(NativeSource[FileT, PreparedT]):
                     " not here runs in its emulator",
                     fix="keep one of them",
                 )
-            states = self.prepare(AS_IT_IS).states
-            return EmulatedSubject(
-                model=self, emulation=device, states=states, truth=truth, told=notes
-            )
+            emulator = EmulatorEngine(emulation=device)
+            return self.emulated(engine=emulator, truth=truth, told=notes)
         if engine is not None and get_engine(engine).emulates:
             raise UsageError(
                 "the emulator's time says nothing of the device",
@@ -74,11 +71,20 @@ class EngineModel(NativeSource[FileT, PreparedT]):
                 fix="give --target: its times are modelled",
             )
         crashes: list[str] = []
-        chosen, session = first_that_loads(self.runners(engine), self.loadable, crashes)
+        chosen, session = first_that_loads(
+            self.runners(engine),
+            self.loadable,
+            crashes,
+            check=lambda: self.prepare(AS_IT_IS).states,
+        )
         told = (*notes, *crashes)
         return EngineSubject(
             model=self, engine=chosen, reference=session, truth=truth, told=told
         )
+
+    def emulated(self, **parts: Any) -> EmulatedSubject:
+        """The model on a device, of these parts."""
+        return EmulatedSubject(model=self, **parts)
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Result:
         """Converted and verified by the engine given, or by the device's emulator."""

@@ -181,6 +181,11 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         """The model in the types that it states, used for its numbers and never timed."""
         return exact_session(self.model)
 
+    def second_engine(self, engine: Engine) -> Engine | None:
+        """Another engine that computes the fp32 model, to compare ``engine`` with, if any."""
+        del engine
+        return None
+
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if any, and notes for the user."""
         return None, tuple(self.told)

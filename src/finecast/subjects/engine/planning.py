@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from finecast import rules
-from finecast.devices.neuron import check_formats
+from finecast.devices.emulation import check_formats
 from finecast.engines.base import Engine
 from finecast.engines.faults import faults
 from finecast.engines.integers import codes_results, engines_for

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.exact import Exact
@@ -38,6 +38,7 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.adjusting import Adjuster
+from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
     check_on_integers,
@@ -105,20 +106,20 @@ class EngineSubject(Subject):
     @property
     def _plain(self) -> PreparedModel:
         """The model prepared without a change."""
-        return self.model.prepare(AS_IT_IS)
+        return self.prepared(AS_IT_IS)
+
+    def prepared(self, policy: Policy) -> PreparedModel:
+        """The model prepared for ``policy``."""
+        return self.model.prepare(policy)
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
     ) -> EngineExamined:
         """Observe values on calibration data, then let the rules judge."""
-        prepared = self.model.prepare(policy)
-        facts = observe(
-            prepared,
-            workload.calibration,
-            on_step=lambda done, total: progress("calibration", done, total),
-        )
+        prepared = self.prepared(policy)
+        facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
-        self._compare_quantized(prepared, workload.timing()[0])
+        self._compare_engines(prepared, workload.timing()[0])
         planner = make_planner(
             prepared,
             policy,
@@ -129,8 +130,7 @@ class EngineSubject(Subject):
         )
         with suppress(EngineError):  # the analysis runs the same plan and reports the error
             planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
-        return EngineExamined(
-            subject=self,
+        return self.judged(
             prepared=prepared,
             facts=facts,
             planner=planner,
@@ -141,14 +141,28 @@ class EngineSubject(Subject):
             ),
         )
 
-    def _compare_quantized(self, prepared: PreparedModel, feeds: Feeds) -> None:
-        """Note it if the engine computes a model that came quantized wrongly."""
+    def judged(self, **parts: Any) -> EngineExamined:
+        """The model as the rules judged it, of these parts."""
+        return EngineExamined(subject=self, **parts)
+
+    def observed(
+        self, prepared: PreparedModel, workload: Workload, progress: Progress
+    ) -> Mapping[int, ValueFacts]:
+        """Facts of the model's values on calibration data."""
+        return observe(
+            prepared,
+            workload.calibration,
+            on_step=lambda done, total: progress("calibration", done, total),
+        )
+
+    def _compare_engines(self, prepared: PreparedModel, feeds: Feeds) -> None:
+        """Note it if the engine computes the model wrongly as it came: the baseline."""
         got = self.reference.run(feeds)
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        if note:
-            self.tell(note)
+        differs = differing(self.model, self.engine, prepared.graph, feeds, got)
+        self.tell(*filter(None, (note, differs)))
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The fp32 model under each precision hint of the engine, if it has any."""

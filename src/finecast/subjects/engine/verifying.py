@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from finecast.data.deviation import NOTICED, deviation
-from finecast.data.feeds import last_indices
+from finecast.data.input_ranges import Range, input_ranges
 from finecast.data.lengths import affordable, length_limits
 from finecast.data.response import change, resampled
 from finecast.engines import crashes, what_loads_it
@@ -21,6 +21,7 @@ from finecast.graph import Graph
 from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
 from finecast.subjects.engine.acceptance import Case, Outputs, Pair, accept, feeds_for
+from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers
 from finecast.subjects.engine.native import EngineBuilt, Source
@@ -49,6 +50,9 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         careful = None if emulated else pair.source.careful_session(applied.graph)
         ran = reference_run(reference, feeds, applied.graph, careful)
     followed = _followed(reference, ran)
+    doubt = ""
+    if ran.feeds is not None:
+        doubt = differing(pair.source, engine, applied.graph, ran.feeds, ran.outputs)
     del reference, careful  # one large model at a time
     session, after = pair.converted()
     check_marks(plan, applied.graph, session)
@@ -67,7 +71,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     if not emulated:
         check_on_integers(engine, plan, applied, given)
     case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
-    warnings = accept(case, got, wanted)
+    warnings = (*filter(None, [doubt]), *accept(case, got, wanted))
     alone = engine.on_one_thread()
     if alone is not None:
         _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
@@ -277,9 +281,9 @@ def reference_run(
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
     careful = None if feeds.batches else first
-    for lengths, last in _extremes(graph, feeds):
+    for lengths, ranges in _extremes(graph, feeds):
         try:
-            given = feeds.draw(reference, last, lengths)
+            given = feeds.draw(reference, ranges, lengths)
         except UsageError as error:
             if feeds.dims:
                 raise
@@ -337,8 +341,8 @@ def _remedy(reference: Session) -> str:
 
 def _extremes(
     graph: Graph, feeds: FeedMaker
-) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Lengths and largest indices of random feeds, to be tried until the fp32 model runs.
+) -> Iterator[tuple[dict[str, int], Mapping[str, Range]]]:
+    """Lengths and ranges of random feeds, to be tried until the fp32 model runs.
 
     First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
     in RoBERTa; then small ones, which a model may need for a reason that the graph hides; then
@@ -347,18 +351,18 @@ def _extremes(
     if feeds.batches:  # data is taken as it is
         yield {}, {}
         return
-    last = last_indices(graph)
+    ranges = input_ranges(graph)
     limits = length_limits(graph)
     for spare in (0, 2):
         lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
         if lengths:
-            yield affordable(lengths, graph), last
-    if last:
-        yield {}, last
+            yield affordable(lengths, graph), ranges
+    if ranges:
+        yield {}, ranges
     yield {}, {}
     inputs = input_specs(graph)
     for size in OPEN_SIZES[1:]:
         larger = guessed_dims(inputs, size)
         open_axes = [sum(not isinstance(d, int) for d in (s.shape or ())[1:]) for s in inputs]
         if larger and size ** max(open_axes) <= _MOST_POSITIONS:
-            yield larger, last
+            yield larger, ranges

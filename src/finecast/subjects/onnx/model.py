@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -13,7 +13,7 @@ from finecast.engines import candidates
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator import exact_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
-from finecast.engines.loading import from_memory
+from finecast.engines.loading import exact_engine, from_memory
 from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
@@ -46,10 +46,8 @@ from finecast.engines.emulator import (
 )
 from finecast.engines.loading import load_model
 from finecast.numbers.formats import Format
-from finecast.pipeline.device import PlanRequest
-from finecast.rules.facts import facts_in
 from finecast.rules.policy import Scope
-from finecast.subjects.engine.program import EngineProgram, OnDevice
+from finecast.subjects.engine.emulated import NativeProgram
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
@@ -123,6 +121,12 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
     def reference(self) -> Session:
         """The model by the definitions of its ops, in an engine used for numbers alone."""
         return exact_session(self.file.path)
+
+    def second_engine(self, engine: Engine) -> Engine | None:
+        """ONNX Runtime beside other engines of this machine; none for large models."""
+        other = exact_engine()
+        apart = engine.emulates is None and engine.name != other.name
+        return other if apart and self.explains else None
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if it runs; and notes."""
@@ -226,8 +230,11 @@ def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
+class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
+
+    source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
+    prepared: Prepared = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         """Write out ops that the device computes in steps."""
@@ -266,12 +273,6 @@ class OnnxProgram(EngineProgram[OnnxModel, Prepared]):
         session = load_model(engine, frontend.apply(self.source.file, plan).model)
         assert isinstance(session, EmulatorSession)
         return session
-
-    def examine(self, request: PlanRequest) -> OnDevice:
-        """Let the rules judge the model that the device's compiler is given."""
-        prepared = self.source.prepare(request.policy)
-        facts = facts_in(prepared.graph, request.facts, self.graph)
-        return OnDevice.of(prepared, request, facts)
 
 
 def _op_of(step: str) -> str:

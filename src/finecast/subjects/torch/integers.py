@@ -14,7 +14,7 @@ from finecast.engines.torch.integers import compiled_frozen, relative_error
 from finecast.engines.torch.session import Arguments
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
-from finecast.frontends.torch.instrument import Isolated
+from finecast.frontends.torch.runnable import Isolated
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
 from finecast.planning.points import Switch

@@ -13,10 +13,11 @@ import torch
 from torch.export import ExportedProgram
 
 from finecast.data.deviation import LIMIT
+from finecast.data.input_ranges import Range
 from finecast.devices.emulation import Emulation
 from finecast.engines import PROGRAMS, get_engine, reading
-from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.fallen_apart import FallenApart
+from finecast.engines.base import Engine, Feeds, Loadable, Session
+from finecast.engines.fallen_apart import FallenApart, Kernels
 from finecast.engines.torch import NAME
 from finecast.engines.torch.session import (
     Arguments,
@@ -30,7 +31,6 @@ from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import (
-    CASTS,
     RunnableModule,
     TorchApplied,
     TorchFile,
@@ -40,9 +40,9 @@ from finecast.frontends.torch.aten import BODIES
 from finecast.frontends.torch.capture import exported
 from finecast.frontends.torch.converted import own_tensors
 from finecast.frontends.torch.input_check import check_examples
-from finecast.frontends.torch.instrument import TorchRoundable
+from finecast.frontends.torch.native import TorchNative
 from finecast.graph import Dim, Graph
-from finecast.pipeline.artefact import Destination, Verified, compare_finite
+from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.device import Program
 from finecast.pipeline.model import ReadOptions, RunOptions
 from finecast.pipeline.sources import DataOptions, FeedMaker
@@ -50,8 +50,9 @@ from finecast.pipeline.subject import Built, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
+from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.emulated import EmulatedSubject
+from finecast.subjects.engine.emulated import EmulatedSubject
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt
 from finecast.subjects.engine.subject import EngineSubject
@@ -59,8 +60,7 @@ from finecast.subjects.engine.verifying import verify
 from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.lengths import longest
-from finecast.subjects.torch.planning import RuleSet
-from finecast.subjects.torch.program import TorchProgram
+from finecast.subjects.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 from finecast.subjects.torch.workload import ModuleWorkload
 
@@ -157,12 +157,12 @@ class ExampleMaker(FeedMaker):
     def draw(
         self,
         session: Session,
-        last: Mapping[str, int] | None = None,
+        ranges: Mapping[str, Range] | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> Feeds:
         """The first batch, else random feeds of the sizes given, else the examples."""
         if self.batches or self.dims or self.batch != 1:
-            return FeedMaker.draw(self, session, last, lengths)
+            return FeedMaker.draw(self, session, ranges, lengths)
         return self.examples
 
 
@@ -183,7 +183,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
 
     given: Arguments | None = None
-    rule_set: RuleSet = RuleSet.FINECAST
+    rule_set: str = FINECAST
     calibration: Sequence[Feeds] = ()
     tuning: TuneOptions = TuneOptions()
     as_program: bool = False
@@ -235,10 +235,10 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """The module as it was given."""
         return self.runners(None)[0].load(self.loadable)
 
-    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchRoundable:
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchNative:
         """A copy whose values can be rounded."""
         assert not adjustments
-        return TorchRoundable(self.file.captured(policy))
+        return TorchNative.of(self.file.captured(policy))
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """None: PyTorch does not tell its kernels, so nothing is compiled to compare them."""
@@ -247,15 +247,21 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def program(self, emulation: Emulation) -> Program:
         """The program in the form that the emulator runs."""
-        captured = self.file.captured(Policy().label)
-        return TorchProgram(program=self.file.program, captured=captured, emulation=emulation)
+        return TorchProgram(source=self, emulation=emulation)
+
+    def load_written(
+        self, built: EngineBuilt, written: Loadable, engine: Engine
+    ) -> tuple[Session, Kernels]:
+        """The plan's model as it was written; a device's emulator takes the program."""
+        device = engine.emulates
+        if device is None:
+            return EngineModel.load_written(self, built, written, engine)
+        return self.program(device).plan_session(built.plan, device), ()
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The program compiled, if there is a compiler, else as it is; or on ``device``."""
         found = EngineModel.subject(self, engine, device)
-        if isinstance(found, EmulatedSubject):
-            found.states = CASTS.states
-        if not isinstance(found, EngineSubject):
+        if not isinstance(found, EngineSubject) or isinstance(found, EmulatedSubject):
             return found
         return TorchSubject(
             model=self,
@@ -273,9 +279,13 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         return ModuleWorkload(
             function=evaluate,
             known=options.baseline,
-            higher_is_better=not options.lower_is_better,
+            lower_is_better=options.lower_is_better,
             examples=self.examples,
         )
+
+    def emulated(self, **parts: Any) -> TorchEmulatedSubject:
+        """The program on a device, of these parts."""
+        return TorchEmulatedSubject(model=self, **parts)
 
     def observed(
         self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
@@ -391,15 +401,9 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         Raises:
             WrongNumbersError: If its formats do not explain its outputs.
         """
-        device = engines[0].emulates if engines else None
-        if device is not None:
-            given = feeds.draw(self.reference())
-            emulated = self.program(device).plan_session(built.plan, device).run(given)
-            wanted = self.reference().run(given)
-            name = f"{engines[0].name}:{device.target.name}"
-            return compare_finite(name, [*emulated.values()], [*wanted.values()])
         found = verify(self, built, written, engines, feeds)
-        if not isinstance(feeds, ExampleMaker) or feeds.batches or not engines:
+        measured = engines and engines[0].emulates is None
+        if not isinstance(feeds, ExampleMaker) or feeds.batches or not measured:
             return found
         long = longest(self.file.program, self.arguments)
         if long is None:

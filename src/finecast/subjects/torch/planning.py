@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, Final
 
 import numpy as np
@@ -21,11 +20,10 @@ from finecast.engines.torch.kernels import KernelTimes
 from finecast.engines.torch.rates import rate_here
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import Captured, TorchPrepared, applied
-from finecast.frontends.torch.instrument import Isolated
 from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
 from finecast.frontends.torch.reader import FxBinding
+from finecast.frontends.torch.runnable import Isolated
 from finecast.graph import Graph
-from finecast.naming import look_up
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.flops import Shapes
@@ -41,9 +39,9 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
-from finecast.rules.override import Overrides, active, check_overrides
+from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, guest_of
+from finecast.rules.override import active, check_overrides, current
 from finecast.rules.policy import Policy
-from finecast.rules.raf import raf_rules
 from finecast.rules.training import TRAINING_RULES
 from finecast.subjects.engine.planning import context_of, planner_in
 
@@ -55,23 +53,6 @@ _PROMOTED: Final = (
 _SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
-class RuleSet(Enum):
-    """Which rules judge ops: finecast's for inference or for training, or RAF's lists."""
-
-    FINECAST = "finecast"
-    TRAINING = "training"
-    RAF = "raf"
-
-    @classmethod
-    def parse(cls, name: str) -> RuleSet:
-        """Read a rule set's name.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        return look_up(name, {r.value: r for r in cls}, what="rule set", where="rule_set")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
     """How ops are judged.
@@ -81,7 +62,7 @@ class Judging:
         user_rules: The user's rule functions by name.
         measured: Whether errors will be measured.
         broken: Reasons why ops, by name, stay in fp32.
-        rule_set: Which rules judge ops.
+        rule_set: Which rules judge ops: a name that ``rule_set_of`` gives.
         overrides: Overrides, some of which may be for other graphs; None for those that are
             active around the caller, which have to be for ops of this graph.
     """
@@ -90,7 +71,7 @@ class Judging:
     user_rules: Sequence[tuple[str, UserRule]] = ()
     measured: bool = False
     broken: Mapping[str, str] = field(default_factory=dict[str, str])
-    rule_set: RuleSet = RuleSet.FINECAST
+    rule_set: str = FINECAST
     overrides: Overrides | None = None
 
 
@@ -105,27 +86,27 @@ def planner_of(
     Raises:
         RuleConflictError: If they leave an op no format.
         UsageError: If the graph cannot state a format, or an override names no op of it.
-        ModelError: If RAF's lists lack an op.
+        ModelError: If a guest's rules lack an op.
     """
     graph = prepared.graph
     if how.overrides is None:
         check_overrides(graph)
-    # RAF's rules are of another kind: they apply overrides themselves.
-    raf = how.rule_set is RuleSet.RAF
+    held = current() if how.overrides is None else how.overrides
+    # A guest's rules are of another kind: they apply overrides themselves.
+    guest = guest_of(how.rule_set) if how.rule_set in GUESTS else None
     context = context_of(
         prepared,
         policy,
         engine,
         facts=how.facts,
-        user_rules=(*how.user_rules, *(() if raf else active(how.overrides))),
+        user_rules=(*how.user_rules, *(() if guest else active(held))),
         measured=how.measured,
         broken=how.broken,
     )
-    if raf:
-        return planner_in(
-            context, prepared, engine, raf_rules(graph, _only_format(policy), how.overrides)
-        )
-    training = how.rule_set is RuleSet.TRAINING
+    if guest is not None:
+        low = _only_format(policy, how.rule_set)
+        return planner_in(context, prepared, engine, guest.rules(graph, low, held))
+    training = how.rule_set == TRAINING
     return planner_in(context, prepared, engine, TRAINING_RULES if training else rules.RULES)
 
 
@@ -179,11 +160,12 @@ def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
         ) from error
 
 
-def _only_format(policy: Policy) -> Format:
+def _only_format(policy: Policy, rule_set: str) -> Format:
     """The policy's one low format; raises UsageError if there are several."""
     if len(policy.formats) > 1:
         raise UsageError(
-            f"RAF's rule set takes one format, not {policy.label}", fix="name one of them"
+            f"the rule set {rule_set} takes one format, not {policy.label}",
+            fix="name one of them",
         )
     return policy.format
 

@@ -1,140 +1,164 @@
-"""PyTorch programs in the form that the emulator runs."""
+"""PyTorch programs on emulated devices: ops in the steps that the device runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
-from torch.export import ExportedProgram
+import torch
+from torch.fx import GraphModule
 
-from finecast.devices.emulation import Emulation, Setting, setting_of_formats
-from finecast.engines.base import Feeds
-from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.emulator.torch_program import (
-    PreparedProgram,
-    observe_program,
-    prepare_program,
-)
-from finecast.engines.emulator.torch_session import TorchEmulatorSession
+from finecast.devices.emulation import Emulation, is_parameter, setting_of_formats
+from finecast.engines.emulator.native_session import NativeEmulatorSession
 from finecast.engines.torch.session import ProgramSignature
-from finecast.frontends import torch as frontend
+from finecast.errors import ModelError
+from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import CASTS, Captured, TorchPrepared
-from finecast.frontends.torch.reader import hinted_shapes
-from finecast.graph import Graph
+from finecast.frontends.torch.capture import port_names, shared_copy
+from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand
+from finecast.frontends.torch.layout import free_of_strides
+from finecast.frontends.torch.reader import hinted_shapes, read
+from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
-from finecast.pipeline.device import PlanRequest, Program
-from finecast.pipeline.subject import Examined
 from finecast.planning.cost import RooflineCost
-from finecast.planning.edits import cast_count
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.rules.facts import ValueFacts, facts_in
-from finecast.rules.policy import Scope
-from finecast.rules.user_rules import check_names
-from finecast.subjects.engine.planning import make_planner
+from finecast.rules.policy import Policy
+from finecast.subjects.engine.emulated import EmulatedSubject, NativeProgram, OnDevice
 from finecast.subjects.torch.planning import analysis_of, points_of, sensitivities
+
+# The op whose parameters keep their format: its statistics were observed, not learned.
+_STATISTICS: Final = "batch_norm"
 
 
 @dataclass(slots=True, kw_only=True)
-class TorchProgram(Program):
-    """A ``Program`` of an exported program."""
+class TorchProgram(NativeProgram):
+    """A ``Program`` of an exported program, with attention in single steps.
 
-    program: ExportedProgram
-    captured: Captured
-    emulation: Emulation
-    prepared: PreparedProgram = field(init=False)
+    Where a device rounds sums, accumulations are in single steps, too. In ``graph`` scale and
+    shift of norms follow their op's format, because a device's compiler casts them.
+
+    Attributes:
+        steps: Ids of the nodes in ``graph`` that each node of the captured graph became, by
+            its name.
+        fp32_parameters: Nodes whose scale and shift PyTorch keeps in fp32 beside low values.
+    """
+
+    prepared: TorchPrepared = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    steps: Mapping[str, tuple[int, ...]] = field(init=False)
+    fp32_parameters: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Write out ops that the device computes in steps."""
-        prepared = prepare_program(self.captured, self.emulation)
-        # Outputs have the names that the file gives them.
-        signature = ProgramSignature.of(self.program)
-        self.prepared = replace(prepared, signature=signature)
+        """Write out ops that the device computes in steps.
+
+        Raises:
+            ModelError: If the program has control flow, whose bodies are not emulated.
+        """
+        captured = self._captured
+        module = shared_copy(captured.module)
+        _check_no_bodies(module)
+        with torch.no_grad():
+            free_of_strides(module)
+            expand(module, ATTENTION)
+            if not self.emulation.mixed_accumulation:
+                expand(module, ACCUMULATIONS)
+        graph, binding = read(module, **port_names(captured.program))
+        pairs = zip(captured.binding.nodes, captured.graph.nodes, strict=True)
+        names = {fx.name: node.name for fx, node in pairs}
+        steps: dict[str, tuple[int, ...]] = {}
+        for number, fx in enumerate(binding.nodes):
+            own = names[str(fx.meta.get(STEP_OF, fx.name))]
+            steps[own] = (*steps.get(own, ()), number)
+        self.steps = steps
+        kept = {n.id: follows for n in graph.nodes if (follows := _with_parameters(graph, n))}
+        self.fp32_parameters = frozenset(kept)
+        nodes = (replace(n, follows_in=kept.get(n.id, n.follows_in)) for n in graph.nodes)
+        low = replace(graph, nodes=tuple(nodes))
+        emulated = replace(captured, module=module, graph=low, binding=binding)
+        self.prepared = TorchPrepared(graph=low, captured=emulated)
 
     @property
-    def graph(self) -> Graph:
-        """The graph that is emulated."""
-        return self.prepared.graph
-
-    def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
-        """Facts of all float values."""
-        return observe_program(self.prepared, feeds)
-
-    def session(
-        self, emulation: Emulation, setting: Setting, *, switched: bool = False
-    ) -> TorchEmulatorSession:
-        """A session under ``setting``; any session takes other settings later."""
-        del switched
-        return TorchEmulatorSession(self.prepared, emulation, setting)
+    def _captured(self) -> Captured:
+        return self.source.file.captured(Policy().label)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by node id; each step of an op has the op's format."""
-        steps = self.prepared.steps
-        return {i: f for name, f in plan.formats.items() for i in steps.get(name, ())}
+        return {i: f for name, f in plan.formats.items() for i in self.steps.get(name, ())}
 
-    def plan_session(self, plan: Plan, emulation: Emulation) -> TorchEmulatorSession:
+    def plan_session(self, plan: Plan, emulation: Emulation) -> NativeEmulatorSession:
         """A session of the program with the plan's formats."""
         low = {i: f for i, f in self.formats(plan).items() if f is not Format.FP32}
-        setting = setting_of_formats(
-            low, emulation, fp32_parameters=self.prepared.fp32_parameters
-        )
-        return TorchEmulatorSession(self.prepared, emulation, setting, formats=low)
-
-    def examine(self, request: PlanRequest) -> TorchOnDevice:
-        """Let the rules judge the captured graph.
-
-        Raises:
-            UsageError: If the policy names a format that PyTorch's ops do not compute in, or
-                an op that the program does not have.
-        """
-        captured = self.captured
-        check_names(request.policy, captured.graph)
-        facts = facts_in(captured.graph, request.facts, self.graph)
-        planner = make_planner(
-            TorchPrepared(graph=captured.graph, captured=captured, of=CASTS),
-            request.policy,
-            # The casts are the plan's: the device's compiler adds none.
-            EmulatorEngine(emulation=replace(request.emulation, scope=Scope.NONE)),
-            facts=facts,
-            user_rules=tuple(request.user_rules),
-            measured=request.measured,
-        )
-        return TorchOnDevice(
-            planner=planner,
-            captured=captured,
-            facts=facts,
-            leaves=self.prepared.signature.leaves(request.feeds[0]),
-            request=request,
+        return NativeEmulatorSession(
+            copy=self.prepared.roundable,
+            emulation=emulation,
+            setting=setting_of_formats(low, emulation, fp32_parameters=self.fp32_parameters),
+            formats=low,
         )
 
-    def casts(self, plan: Plan) -> int:
-        """Number of casts in the plan's module."""
-        edits = frontend.planned_edits(self.captured, plan)
-        return cast_count(self.captured.graph, edits)
+
+def _check_no_bodies(module: GraphModule) -> None:
+    """Raise ModelError for control flow."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(module, str(node.target), None), GraphModule):
+            raise ModelError(
+                "the program has control flow, whose bodies the emulator cannot round",
+                where=node.name,
+                fix="export the module without torch.cond, while_loop and the like",
+            )
+
+
+def _with_parameters(graph: Graph, node: Node) -> tuple[bool, ...]:
+    """Which inputs follow the node's format if scale and shift do, too; else empty.
+
+    Empty if PyTorch's kernel keeps none of them in fp32.
+    """
+    if node.format is not Format.FP32 or node.op == _STATISTICS:
+        return ()
+    found = tuple(
+        follows
+        or (
+            value is not None
+            and is_parameter(node, index)
+            and graph.values[value].format is Format.FP32
+        )
+        for index, (value, follows) in enumerate(
+            zip(node.inputs, node.follows_in, strict=True)
+        )
+    )
+    return found if found != node.follows_in else ()
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchEmulatedSubject(EmulatedSubject):
+    """A program on a device."""
+
+    def prepared(self, policy: Policy) -> PreparedModel:
+        """The program prepared for ``policy``: codes are not emulated."""
+        return replace(self.model.prepare(policy), of=CASTS)
+
+    def judged(self, **parts: Any) -> TorchOnDevice:
+        """The program as the rules judged it for the device."""
+        return TorchOnDevice(subject=self, **parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchOnDevice(Examined):
-    """A program judged for a device; ``leaves`` are the inputs that errors are measured on."""
+class TorchOnDevice(OnDevice):
+    """A program judged for a device."""
 
-    planner: Planner
-    captured: Captured
-    facts: Mapping[int, ValueFacts]
-    leaves: Sequence[Any]
-    request: PlanRequest
+    prepared: TorchPrepared
 
     def analysis(self) -> Analysis:
         """Times by the roofline, errors by one backward pass."""
+        captured, device = self.prepared.captured, self.device
+        assert captured is not None
         points = points_of(self.planner)
-        formats = self.planner.policy.formats
-        errors = sensitivities(
-            self.captured, points, formats, self.leaves, counted=self.request.counted
-        )
+        leaves = ProgramSignature.of(captured.program).leaves(device.feeds[0])
+        formats, counted = self.planner.policy.formats, device.exact.counted
+        errors = sensitivities(captured, points, formats, leaves, counted=counted)
         shapes = {
-            **hinted_shapes(self.captured.binding),
+            **hinted_shapes(captured.binding),
             **{i: f.shape for i, f in self.facts.items()},
         }
-        cost = RooflineCost(target=self.request.emulation.target, shapes=shapes)
+        cost = RooflineCost(target=self.subject.emulation.target, shapes=shapes)
         return analysis_of(self.planner, cost, points, errors)

@@ -60,6 +60,10 @@ FROZEN_TIMES: Final = (
     " products run there alone"
 )
 
+_AS_IT_IS: Final = (
+    "no plan was worth compiling: the time of a call is that of the module as it is"
+)
+
 # Plans of the frontier that are built and timed: each costs a compilation.
 _STEPS: Final = 5
 
@@ -215,6 +219,9 @@ class TorchSubject(EngineSubject):
                     calls[name] = partial(call, self._prepared(one, (args, kwargs)))
                 except EngineError as error:
                     self.tell(f"a plan was dropped: {error.what}")
+            if not built and self._run is None and self.compiles:
+                self.tell(_AS_IT_IS)  # a compilation takes longer than all else up to here
+                return Race.of(partial(call, original), {}, effort)
             anchor = self._prepared(None, (args, kwargs))
             self._compile([partial(call, anchor), *calls.values()])
             return Race.of(partial(call, anchor), calls, effort)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
 
 from finecast.engines.base import Feeds, Session
-from finecast.pipeline.workload import check_finite, metric_value
+from finecast.pipeline.workload import Workload, check_finite, metric_value
 from finecast.usercode import guarded
 
 Evaluate = Callable[[torch.nn.Module], float]
@@ -20,17 +20,18 @@ class _OfModule(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleWorkload:
+class ModuleWorkload(Workload):
     """A user's evaluation of a module; the only data are the module's example inputs."""
 
     function: Evaluate
     known: float | None
     examples: Feeds
-    higher_is_better: bool = True
-    digest: str = ""
-    of: tuple[str, ...] = ()
-    worst: None = None
-    warnings: tuple[str, ...] = ()
+    lower_is_better: bool = False
+
+    @property
+    def higher_is_better(self) -> bool:
+        """As the user states it."""
+        return not self.lower_is_better
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """The function's value for the session's module; for fp32 ``known``, if given."""
@@ -52,14 +53,6 @@ class ModuleWorkload:
             check_finite(value, name)
         return value
 
-    def evaluated(self) -> Iterable[Feeds]:
-        """Empty: the function's data is its own."""
-        return ()
-
     def calibration(self) -> Iterable[Feeds]:
-        """The module's example inputs."""
-        return (self.examples,)
-
-    def timing(self) -> Sequence[Feeds]:
         """The module's example inputs."""
         return (self.examples,)

@@ -1,0 +1,1 @@
+"""The Neuron compilers' precision options, as neuronx-cc and neuron-cc take them."""

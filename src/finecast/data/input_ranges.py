@@ -1,0 +1,423 @@
+"""What a graph says of the numbers that its inputs have, so that random ones look like them.
+
+A model that gets numbers it never saw in training computes numbers that cancel or grow, and
+random inputs then refuse good conversions. Three things in a graph say what it saw:
+
+1. A table of rows: an integer input that looks up rows has at most as many values.
+2. A batch normalization: its running statistics are those of the data in training, of the
+   input itself or of a product with it, from which the input's own are estimated.
+3. Constants that bring an input to about 0 and 1 before it is used: a mean that is
+   subtracted, a deviation that is divided by, 255 for bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.graph import SCALARS, Graph, Node, Value
+from finecast.ops import OpKind, by_name
+
+Floats: TypeAlias = NDArray[np.float64]
+
+_INDEX_TYPES: Final = frozenset({"int64", "int32"})
+_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
+_TOP_BYTE: Final = 255
+_MOST_READ: Final = 1 << 22
+"""Elements of the largest weight that is read: the first layers of networks have fewer."""
+_MOST_STEPS: Final = 64
+"""Ops behind an input that are looked at: normalization is among the first."""
+_MOST_SCALE: Final = 100.0
+"""An input that is divided by more, and nothing else, goes from 0 to that number, as bytes go
+to 255. The scale of attention, the root of a head's size, is smaller."""
+_FAR: Final = 16.0
+"""An input from which so much is subtracted is no standard normal one: the means of bytes are
+above 100. Of what is added nothing is known: learned positions are below 1, and 273 makes
+kelvins of degrees around 0."""
+
+_NEAR: Final = 0.02
+"""Bytes are taken to -1 and 1 by 127.5 or by 128, which differ by less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """Whole numbers from 0 to ``last``, which is among those drawn."""
+
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normal:
+    """Normal numbers; both arrays broadcast to the input's shape."""
+
+    mean: Floats
+    deviation: Floats
+
+
+Range: TypeAlias = Whole | Normal
+
+
+def input_ranges(graph: Graph) -> dict[str, Range]:
+    """What is known of the numbers of inputs, by the inputs' names.
+
+    Law: an integer input is listed if it is only moved, converted, compared and used to look
+    up rows of tables of known size; it goes up to the last row of the smallest table.
+    Positions and tokens at a model's limits show errors that small ones hide. An input of
+    bytes is listed, too, if it is only moved until it is converted to floats. A float input is
+    listed if batch normalizations or constants say what it is scaled from.
+    """
+    found: dict[str, Range | None] = {}
+    for value in graph.inputs:
+        if value.dtype == "uint8":
+            found[value.name] = _bytes(graph, value)
+        elif value.dtype in _INDEX_TYPES or value.format is not None:
+            found[value.name] = _rows_indexed(graph, value) or _seen_in_training(graph, value)
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _bytes(graph: Graph, value: Value) -> Range | None:
+    """All bytes if ``value`` is only moved, measured and converted to floats."""
+    waiting, seen, converted = [value.id], {value.id}, False
+    while waiting:
+        for node in _readers(graph, waiting.pop()):
+            kind = by_name(node.op).kind
+            made = [i for i in node.outputs if i is not None]
+            if kind is OpKind.CAST and all(graph.values[i].format for i in made):
+                converted = True
+            elif kind in (OpKind.MOVEMENT, OpKind.RELAYOUT):
+                waiting.extend(i for i in made if i not in seen)
+                seen.update(made)
+            elif node.op != "shape":
+                return None
+    return Whole(last=_TOP_BYTE) if converted else None
+
+
+def _rows_indexed(graph: Graph, value: Value) -> Range | None:
+    """The rows that ``value`` can index; None if it has another use, or none is known.
+
+    A constant may be added before: positions of RoBERTa begin at 2. An index to which so much
+    is added that no row is left is one from the end, of which Keras takes the other branch.
+    """
+    found: list[int] = []
+    waiting, seen = [(value.id, 0)], {value.id}
+    while waiting:
+        index, added = waiting.pop()
+        for node in _readers(graph, index):
+            kind = by_name(node.op).kind
+            if node.op == "gather" and node.inputs[0] != index:
+                rows = _rows(graph, node)
+                if rows is None:
+                    return None
+                found.append(rows - 1 - added)
+            elif node.op == "shape" or kind is OpKind.COMPARISON:
+                continue
+            elif kind in _MOVES or node.op in ("where", "add"):
+                more = _added(graph, node, index) if node.op == "add" else 0
+                if more is None:
+                    return None
+                made = [i for i in node.outputs if i is not None and i not in seen]
+                seen.update(made)
+                waiting.extend((i, added + more) for i in made)
+            else:
+                return None
+    return Whole(last=min(found)) if (found := [last for last in found if last >= 0]) else None
+
+
+def _added(graph: Graph, node: Node, value: int) -> int | None:
+    """The whole number that an Add adds to indices; None if it adds anything else."""
+    constant = _other_operand(graph, node, value)
+    if constant is None or constant.size != 1 or constant.item() != round(constant.item()):
+        return None
+    return max(round(constant.item()), 0)
+
+
+def _rows(graph: Graph, node: Node) -> int | None:
+    """The number of rows of the table that a Gather reads; None if unknown."""
+    table = graph.values[node.inputs[0]] if node.inputs[0] is not None else None
+    axis = node.attributes.get("axis", 0)
+    if table is None or not table.shape or not isinstance(axis, int):
+        return None
+    size = table.shape[axis] if -len(table.shape) <= axis < len(table.shape) else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scaled:
+    """A value that is ``scale`` times the input, plus ``shift``.
+
+    Both arrays broadcast to the input's shape. ``axes`` are the input's axes in the order that
+    the value has them; None where they were taken apart or joined, so that only the scales and
+    shifts of all channels together are known. ``scales`` and ``shifts`` tell which of both a
+    constant was seen for.
+    """
+
+    value: int
+    scale: Floats
+    shift: Floats
+    axes: tuple[int, ...] | None
+    scales: bool = False
+    shifts: bool = False
+
+    def at_input(self, array: Floats) -> Floats:
+        """An array that broadcasts to the value, as one that broadcasts to the input."""
+        if array.size == 1:
+            return array.reshape([1] * self.scale.ndim)
+        if self.axes is None or array.ndim > len(self.axes):
+            return np.full([1] * self.scale.ndim, np.median(array))
+        whole = array.reshape([1] * (len(self.axes) - array.ndim) + [*array.shape])
+        return whole.transpose(np.argsort(self.axes))
+
+    def by_channel(self, numbers: Floats, axis: int) -> Floats:
+        """A number for each channel along ``axis`` of the value, as an array for the input."""
+        rank = self.scale.ndim
+        shape = [1] * rank
+        if -rank <= axis < rank:
+            shape[axis] = -1
+            return self.at_input(numbers.reshape(shape))
+        return self.at_input(np.full([1], np.median(numbers)))
+
+    def normal(self, mean: Floats, deviation: Floats) -> Normal | None:
+        """The input's numbers, if the value has this mean and deviation."""
+        with np.errstate(all="ignore"):
+            found = Normal(
+                mean=np.asarray((mean - self.shift) / self.scale),
+                deviation=np.asarray(np.abs(deviation / self.scale)),
+            )
+        usable = np.isfinite(found.mean).all() and np.isfinite(found.deviation).all()
+        return found if usable and (found.deviation > 0).all() else None
+
+
+def _seen_in_training(graph: Graph, value: Value) -> Range | None:
+    """What the ops behind a float input say of its numbers; None if they say nothing.
+
+    Statistics come before constants: they were observed.
+    """
+    if value.shape is None or value.format is None:
+        return None
+    ones = np.ones([1] * len(value.shape))
+    begun = _Scaled(
+        value=value.id, scale=ones, shift=0 * ones, axes=tuple(range(len(value.shape)))
+    )
+    by_constants: Range | None = None
+    waiting, left = [begun], _MOST_STEPS
+    while waiting and left:
+        here = waiting.pop(0)
+        left -= 1
+        for node in _readers(graph, here.value):
+            after = _rescaled(graph, node, here)
+            if after is not None:
+                waiting.append(after)
+                continue
+            found = _by_statistics(graph, node, here)
+            if found is not None:
+                return found
+            by_constants = by_constants or _by_constants(here)
+    return by_constants
+
+
+def _rescaled(graph: Graph, node: Node, here: _Scaled) -> _Scaled | None:
+    """What ``node`` makes of a value: None if it does more than move, scale and shift it."""
+    made = node.outputs[0] if node.outputs else None
+    if made is None or not node.inputs or here.value not in node.inputs:
+        return None
+    kind = by_name(node.op).kind
+    if node.op == "identity" or kind is OpKind.CAST:
+        return replace(here, value=made) if graph.values[made].format else None
+    if node.op == "transpose":
+        turned = _turned(graph, node, here)
+        return None if turned is None else replace(here, value=made, axes=turned)
+    if node.op in ("reshape", "flatten", "squeeze", "unsqueeze"):
+        return replace(here, value=made, axes=None)
+    if node.op not in ("add", "bias_add", "sub", "mul", "div"):
+        return None
+    other = _other_operand(graph, node, here.value)
+    if other is None:
+        return None
+    constant, first = here.at_input(other), node.inputs[0] == here.value
+    first = first and node.native != "aten::rsub"
+    scale, shift = here.scale, here.shift
+    if node.op in ("add", "bias_add", "sub"):
+        sign = -1.0 if node.op == "sub" and not first else 1.0
+        constant = -constant if node.op == "sub" and first else constant
+        shifts = here.shifts or bool(constant.any())
+        return replace(
+            here, value=made, scale=sign * scale, shift=sign * shift + constant, shifts=shifts
+        )
+    if node.op == "div" and not first:
+        return None
+    with np.errstate(all="ignore"):
+        factor = 1 / constant if node.op == "div" else constant
+    return replace(here, value=made, scale=scale * factor, shift=shift * factor, scales=True)
+
+
+def _turned(graph: Graph, node: Node, here: _Scaled) -> tuple[int, ...] | None:
+    """The input's axes in the order that they have behind a Transpose; None if unknown."""
+    order = node.attributes.get("perm", node.attributes.get("dims"))
+    if order is None and len(node.inputs) > 1:
+        stated = _constant(graph, node, 1)
+        order = None if stated is None else tuple(int(axis) for axis in stated.reshape(-1))
+    if here.axes is None or not isinstance(order, tuple) or len(order) != len(here.axes):
+        return None
+    return tuple(here.axes[int(axis)] for axis in order)
+
+
+def _other_operand(graph: Graph, node: Node, value: int) -> Floats | None:
+    """The constant that an elementwise op of two operands has beside ``value``."""
+    scalars = node.attributes.get(SCALARS)
+    if isinstance(scalars, tuple):
+        return np.array([float(s) for s in scalars[:1]])
+    others = [k for k, index in enumerate(node.inputs[:2]) if index != value]
+    return _constant(graph, node, others[0]) if len(others) == 1 else None
+
+
+def _constant(graph: Graph, node: Node, port: int) -> Floats | None:
+    """What ``node`` reads at ``port``, if that is a constant of numbers, and no large one."""
+    index = node.inputs[port] if port < len(node.inputs) else None
+    constant = None if index is None else graph.values[index].constant
+    if constant is None or not 0 < constant.size <= _MOST_READ:
+        return None
+    array = constant.read()
+    return array.astype(np.float64) if array.dtype.kind not in "OSU" else None
+
+
+def _by_constants(here: _Scaled) -> Range | None:
+    """The input's numbers if constants bring them to 0 and 1; None if there are none."""
+    if here.scales and not here.shifts:
+        divisor = 1 / float(np.median(np.abs(here.scale)) or 1)
+        return Whole(last=round(divisor)) if _MOST_SCALE <= divisor < 1 << 16 else None
+    if not here.shifts:
+        return None
+    zero, one = np.zeros_like(here.scale), np.ones_like(here.scale)
+    if here.scales:
+        found = here.normal(zero, one)
+        if found is None:
+            return None
+        low, high = found.mean - found.deviation, found.mean + found.deviation
+        evenly = np.abs(low).max() < _NEAR * high.min() and _MOST_SCALE <= high.max() < 1 << 16
+        return Whole(last=round(float(high.max()))) if evenly else found
+    if here.shift.max() > -_FAR:
+        return None
+    return here.normal(zero, np.abs(here.shift) / 2)
+
+
+def _by_statistics(graph: Graph, node: Node, here: _Scaled) -> Normal | None:
+    """The input's numbers by the batch normalization that ``node`` is, or that follows it."""
+    if node.op == "batch_norm":
+        found = _statistics(graph, node, here.value)
+        if found is None:
+            return None
+        mean, variance = found
+        axis = -1 if node.attributes.get("data_format") in ("NHWC", "NDHWC") else 1
+        deviation = np.sqrt(np.maximum(variance, 0))
+        return here.normal(here.by_channel(mean, axis), here.by_channel(deviation, axis))
+    if node.op not in ("conv", "nhwc_conv", "matmul", "linear", "gemm"):
+        return None
+    weights = _constant(graph, node, 1) if node.inputs[0] == here.value else None
+    if weights is None or weights.ndim < 2:
+        return None
+    if any(node.attributes.get(name, 1) != 1 for name in ("group", "groups")):
+        return None
+    bias = _constant(graph, node, 2)
+    added = np.zeros(1) if bias is None else bias.reshape(-1)
+    found = _normalized(graph, node)
+    if found is None:
+        return None
+    return _before_product(node, here, weights, (found[0] - added, found[1]))
+
+
+def _normalized(graph: Graph, product: Node) -> tuple[Floats, Floats] | None:
+    """Mean and variance by channel of what ``product`` gives, by a normalization behind it.
+
+    A batch normalization in one multiplication and one addition, as Keras writes it, still
+    says what becomes about 0 and 1.
+    """
+    made = product.outputs[0]
+    if made is None:
+        return None
+    rank = len(graph.values[made].shape or (0, 0))
+    ones = np.ones([1] * rank)
+    waiting = [_Scaled(value=made, scale=ones, shift=0 * ones, axes=tuple(range(rank)))]
+    left, by_constants = _MOST_STEPS, None
+    while waiting and left:
+        here = waiting.pop(0)
+        left -= 1
+        readers = _readers(graph, here.value)
+        for node in readers:
+            found = _statistics(graph, node, here.value) if node.op == "batch_norm" else None
+            if found is not None:
+                return _undone(found, here)
+        after = [_rescaled(graph, node, here) for node in readers]
+        waiting.extend(one for one in after if one is not None)
+        if here.scales and here.shifts and by_constants is None and not any(after):
+            count = max(here.scale.size, here.shift.size)
+            by_constants = _undone((np.zeros(count), np.ones(count)), here)
+    return by_constants
+
+
+def _undone(statistics: tuple[Floats, Floats], behind: _Scaled) -> tuple[Floats, Floats]:
+    """Mean and variance by channel, before what is done between a product and its norm."""
+    count = statistics[0].size
+    scale, shift = (
+        array.reshape(-1) if array.size in (1, count) else np.median(array).reshape(1)
+        for array in (behind.scale, behind.shift)
+    )
+    with np.errstate(all="ignore"):
+        return (statistics[0] - shift) / scale, statistics[1] / scale**2
+
+
+def _before_product(
+    node: Node, here: _Scaled, weights: Floats, statistics: tuple[Floats, Floats]
+) -> Normal | None:
+    """The input's numbers by the mean and variance of a product with ``weights``.
+
+    The mean of a product is the sum of its weights times the mean of what it reads, and its
+    variance that of what it reads times the sum of the squared weights, if numbers are
+    independent. Those of images are not: of the variances that the product's channels say,
+    the median is taken.
+    """
+    by_output = _outputs_first(node, weights, statistics[1].size)
+    if by_output is None:
+        return None
+    means, variances = statistics
+    count = by_output.shape[0]
+    with np.errstate(all="ignore"):
+        squares = np.square(by_output).reshape(count, -1).sum(axis=1)
+        variance = float(np.median(variances / squares))
+    if not (np.isfinite(means).all() and np.isfinite(variance) and variance > 0):
+        return None
+    deviation = np.full([1] * here.scale.ndim, np.sqrt(variance))
+    axis = -1 if node.native.startswith("tf::") else 1
+    if node.op in ("conv", "nhwc_conv") and by_output.shape[axis] <= count:
+        others = tuple(k for k in range(1, by_output.ndim) if k != axis % by_output.ndim)
+        sums = by_output.sum(axis=others)
+        mean = np.linalg.lstsq(sums, np.broadcast_to(means, count))[0]
+        return here.normal(here.by_channel(mean, axis), deviation)
+    sums = by_output.reshape(count, -1).sum(axis=1)
+    mean = np.full([1] * here.scale.ndim, float(sums @ means) / float(sums @ sums or 1))
+    return here.normal(mean, deviation)
+
+
+def _outputs_first(node: Node, weights: Floats, count: int) -> Floats | None:
+    """Weights with the axis of the ``count`` output channels first."""
+    last = node.op == "matmul" or node.native.startswith("tf::")
+    for axis in (-1, 0) if last else (0, -1):
+        if weights.shape[axis] == count:
+            return np.moveaxis(weights, axis, 0)
+    return None
+
+
+def _statistics(graph: Graph, node: Node, value: int) -> tuple[Floats, Floats] | None:
+    """Running mean and variance of what ``node`` normalizes, if that is ``value``."""
+    if value not in (node.inputs[0], node.inputs[2]):
+        return None
+    mean, variance = _constant(graph, node, 3), _constant(graph, node, 4)
+    if mean is None or variance is None or mean.size != variance.size:
+        return None
+    return mean.reshape(-1), variance.reshape(-1)
+
+
+def _readers(graph: Graph, value: int) -> list[Node]:
+    return [graph.nodes[n] for n in dict.fromkeys(graph.values[value].uses)]

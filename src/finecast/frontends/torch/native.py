@@ -1,0 +1,457 @@
+"""A captured module as a ``NativeModel``: casts, low constants, codes, roundings.
+
+Laws: run on fake tensors, a module with the edits of a plan gives the types that the plan
+states; inputs and outputs of the module keep theirs. Copies that round are run node by node
+(``Isolated``): no code is generated for them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.export import ExportedProgram
+from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
+
+from finecast.errors import ModelError
+from finecast.frontends.native_model import OFFSET, NativeModel, replay
+from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
+from finecast.frontends.torch.capture import Captured, shared_copy
+from finecast.frontends.torch.casts import simplify_casts
+from finecast.frontends.torch.codes import (
+    give_bf16,
+    read_back,
+    round_trip,
+    state_by_axis,
+    state_rows,
+    stored_codes,
+)
+from finecast.frontends.torch.layout import free_of_strides
+from finecast.frontends.torch.reader import (
+    FxBinding,
+    attribute,
+    forget_unused,
+    register,
+    tensor_inputs,
+    value_ids,
+)
+from finecast.frontends.torch.runnable import RunnableModule
+from finecast.graph import Graph
+from finecast.numbers import roundmodes
+from finecast.numbers.encodings import Encoding, Scaled
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import convert_scalar, overflow_limit
+from finecast.numbers.roundmodes import Rounder, Rounding
+from finecast.planning.edits import ConvertConstant, Edit, RoundTrip, Use
+from finecast.planning.points import SWITCH
+
+# Makes a node that converts another's result to a type: one of the two functions below.
+Converter = Callable[[torch.fx.Graph, FxNode, torch.dtype], FxNode]
+
+
+def to_copy(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
+    """A conversion for eager PyTorch and export."""
+    return graph.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": dtype})
+
+
+def convert_element_type(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
+    """A conversion for Inductor, whose passes merge and fuse this op."""
+    return graph.call_function(torch.ops.prims.convert_element_type.default, (value, dtype))
+
+
+def apply_edits(model: TorchNative, edits: Sequence[Edit]) -> None:
+    """Make ``edits`` in the module of ``model``, and drop what they leave unused.
+
+    Raises:
+        ModelError: If an edit changes the type of an input or output, which FX modules do not
+            declare, or rounds to a type that PyTorch does not compute in.
+    """
+    replay(model, edits)
+    module = model.binding.module
+    module.graph.eliminate_dead_code()
+    if edits:
+        simplify_casts(module)
+        if any(isinstance(edit, RoundTrip) for edit in edits):
+            give_bf16(module)
+            state_by_axis(module)
+            state_rows(module)
+        free_of_strides(module)
+    if any(isinstance(edit, ConvertConstant | RoundTrip) for edit in edits):
+        forget_unused(module)
+    module.graph.lint()
+    module.recompile()
+
+
+@final
+class TorchNative(NativeModel):
+    """A module that is changed in place; its tensors are FX nodes.
+
+    Attributes:
+        binding: What the ids of the graph stand for, in the module.
+    """
+
+    library: ClassVar[str] = "PyTorch"
+    states: ClassVar[Collection[Format]] = (Format.BF16, Format.FP16, Format.INT8)
+    emulates_all: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        graph: Graph,
+        binding: FxBinding,
+        *,
+        program: ExportedProgram | None = None,
+        convert: Converter = to_copy,
+    ) -> None:
+        super().__init__(graph)
+        self.binding = binding
+        self._fx = binding.module.graph
+        self._program = program
+        self._convert = convert
+        (self._end,) = self._fx.find_nodes(op="output")
+        ids = value_ids(binding)
+        self._outputs = [ids.get(node) for node in tensor_inputs(self._end)]
+        # Names of what constants are stored as, by tensor and not by path: tied weights stay
+        # one.
+        self._stored: dict[tuple[int, Encoding], dict[str, str]] = {}
+        self._further: dict[str, FxNode] = {}
+        self._streams = 0
+
+    @classmethod
+    def of(cls, captured: Captured) -> TorchNative:
+        """A copy of a captured module, which shares the tensors that it does not write to."""
+        binding = captured.binding.on(shared_copy(captured.module))
+        return cls(captured.graph, binding, program=captured.program)
+
+    def tensor(self, value: int) -> FxNode:
+        """The node whose result is the value; for an element of a tuple its ``getitem``."""
+        node, index = self.binding.values[value].node, self.binding.values[value].index
+        if index is None:
+            return node
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == index:
+                return user
+        with self._fx.inserting_after(node):
+            element = self._fx.call_function(operator.getitem, (node, index))
+        return _mark(element, node, node.meta["val"][index])
+
+    def read_at(self, node: int, index: int) -> FxNode:
+        """The node that input ``index`` of ``node`` reads after the changes so far."""
+        return tensor_inputs(self.binding.nodes[node])[index]
+
+    def give(self, value: int, uses: Iterable[Use], tensor: FxNode) -> None:
+        """Have ``uses`` of the value read ``tensor`` instead."""
+        for use in uses:
+            if use.node is not None:
+                _read_instead(self.binding.nodes[use.node], use.index, tensor)
+                continue
+            for place, shown in enumerate(self._outputs):
+                if shown == value:
+                    _read_instead(self._end, place, tensor)
+
+    def retype(self, node: int, to: Format) -> None:
+        """Let an op compute in ``to``: the type that it names, its numbers, its results."""
+        native, own = self.binding.nodes[node], self.graph.nodes[node].format
+        assert own is not None
+
+        def converted(arg: Any, *, operand: bool) -> Any:
+            if arg is DTYPES[own]:
+                return DTYPES[to]
+            return convert_scalar(arg, to) if operand and is_number(arg) else arg
+
+        _change_arguments(native, converted)
+        for value in self.graph.following_outputs(self.graph.nodes[node]):
+            self._set_type(value.id, DTYPES[to])
+
+    def _set_type(self, value: int, dtype: torch.dtype) -> None:
+        """Give the fake result that is the value another type."""
+        node, index = self.binding.values[value].node, self.binding.values[value].index
+        val = node.meta["val"]
+        if index is None:
+            node.meta["val"] = val.to(dtype)
+            return
+        low = val[index].to(dtype)
+        node.meta["val"] = type(val)((*val[:index], low, *val[index + 1 :]))
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == index:
+                user.meta["val"] = low
+
+    def declare(self, value: int, to: Format) -> None:
+        """Refuse: the module declares no types."""
+        del to
+        raise ModelError(
+            "a PyTorch module declares no types of inputs and outputs",
+            where=self.graph.values[value].name,
+            fix="leave io out of the policy, or convert the tensors yourself",
+        )
+
+    def cast(self, value: int, to: Format, *, exact: bool = False) -> FxNode:
+        """The new node that casts the value."""
+        del exact  # PyTorch rounds right
+        origin = self.tensor(value)
+        with self._after(origin):
+            low = self._convert(self._fx, origin, DTYPES[to])
+        return _mark(low, origin, origin.meta["val"].to(DTYPES[to]))
+
+    def stored(self, value: int, to: Format) -> FxNode:
+        """The node that reads the low copy of a constant."""
+        (low,) = self._kept(value, to, lambda tensor: {"": _converted(tensor, to)}).values()
+        low.meta["val"] = self.tensor(value).meta["val"].to(DTYPES[to])
+        return low
+
+    def stored_and_read(self, value: int, to: Encoding) -> FxNode:
+        """The node that decodes a constant, which is stored as codes."""
+        assert isinstance(to, Scaled)
+        parts = self._kept(value, to, lambda tensor: stored_codes(tensor, to))
+        source = self.tensor(value)
+        with self._fx.inserting_after([*parts.values()][-1]):
+            back = read_back(self._fx, parts, to)
+        return _mark(back, source, source.meta["val"].to(torch.float32))
+
+    def _kept(
+        self,
+        value: int,
+        to: Encoding,
+        store: Callable[[torch.Tensor], Mapping[str, torch.Tensor]],
+    ) -> dict[str, FxNode]:
+        """Nodes that read what ``store`` makes of a constant, which is stored once."""
+        source, module = self.tensor(value), self.binding.module
+        path = str(source.target)
+        tensor = attribute(module, path)
+        key = (id(tensor), to)
+        if key not in self._stored:
+            number = sum(isinstance(other, Scaled) for _, other in self._stored)
+            name = (
+                f"{path}_{to.label}_{number}_"
+                if isinstance(to, Scaled)
+                else f"{path}_{to.label}"
+            )
+            parts = store(tensor).items()
+            self._stored[key] = {p: register(module, f"{name}{p}", t) for p, t in parts}
+        made: dict[str, FxNode] = {}
+        with self._fx.inserting_before(source.next):
+            for part, name in self._stored[key].items():
+                held = attribute(module, name)
+                fake = source.meta["val"].new_empty(held.shape, dtype=held.dtype)
+                made[part] = _mark(self._fx.get_attr(name), source, fake)
+        return made
+
+    def round_trip(self, tensor: FxNode, to: Encoding) -> FxNode:
+        """``tensor`` encoded with one scale, and decoded to fp32."""
+        assert isinstance(to, Scaled)
+        fake = tensor.meta["val"].to(torch.float32)
+        with self._after(tensor):
+            # Each node is put right after ``tensor``, the second before the first: reorder.
+            codes, back = round_trip(self._fx, tensor, to)
+            codes.append(back)
+        _mark(codes, tensor, fake.to(getattr(torch, to.dtype.name)))
+        return _mark(back, tensor, fake)
+
+    # Copies that round, and are run without the metadata of nodes.
+
+    def constant(self, array: NDArray[np.float32]) -> FxNode:
+        """A new node that reads a constant of these numbers."""
+        module = self.binding.module
+        held = next(iter((*module.parameters(), *module.buffers())), None)
+        tensor = torch.from_numpy(np.array(array))
+        tensor = tensor if held is None else tensor.to(held.device)
+        name = register(module, "finecast_constant", tensor)
+        with self._after():
+            return self._fx.get_attr(name)
+
+    def rounded(self, tensor: FxNode, how: Rounder) -> FxNode:
+        """``tensor`` rounded, in fp32; at random by draws that belong to samples."""
+        options: dict[str, Any] = {"how": how}
+        if how.rounding is Rounding.STOCHASTIC:
+            self._streams += 1
+            options |= {"stream": self._streams, "first": self._input(OFFSET)}
+        return self._call(_rounded, (tensor,), options)
+
+    def round_numbers(self, node: int, how: Rounder) -> None:
+        """Round operands of a node that are numbers of its own."""
+
+        def converted(arg: Any, *, operand: bool) -> Any:
+            if not operand or not is_number(arg):
+                return arg
+            exact = np.float32(arg)
+            found = float(roundmodes.convert(np.asarray(exact), how))
+            return arg if found == float(exact) else found
+
+        _change_arguments(self.binding.nodes[node], converted)
+
+    def op(self, kind: str, *inputs: Any, **attributes: Any) -> FxNode:
+        """The result of a function of PyTorch's."""
+        options = {_ATTRIBUTES[name]: given for name, given in attributes.items()}
+        return self._call(_FUNCTIONS[kind], inputs, options)
+
+    def switched(self, k: int, on: FxNode, off: FxNode) -> FxNode:
+        """``on`` where element ``k`` of the extra input ``SWITCH`` is true, else ``off``."""
+        options = {"switch": self.switch_in(0), "element": k}
+        if on.target is _rounded and on.args == (off,):
+            # Rounded only where it is switched on: a run has most of the switches off.
+            return self._call(_rounded, (off,), {**on.kwargs, **options})
+        return self._call(_selected, (on, off), options)
+
+    def add_switch(self) -> FxNode:
+        """The new input ``SWITCH``, after all others."""
+        return self._input(SWITCH)
+
+    def finish(
+        self, switches: int = 0, outputs: Mapping[str, FxNode] | None = None
+    ) -> RunnableModule:
+        """The changed module."""
+        del switches  # PyTorch's graphs do not state the size of an input
+        assert outputs is None
+        assert self._program is not None
+        self._fx.eliminate_dead_code()
+        return RunnableModule(
+            module=self.binding.module,
+            program=self._program,
+            further=tuple(self._further),
+            is_copy=True,
+        )
+
+    def _input(self, name: str) -> FxNode:
+        """A further input of the module, after all others; made once."""
+        if name not in self._further:
+            with self._after():
+                self._further[name] = self._fx.placeholder(name)
+        return self._further[name]
+
+    def _call(
+        self, function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]
+    ) -> FxNode:
+        read = [x for x in (*inputs, *options.values()) if isinstance(x, FxNode)]
+        with self._after(*read):
+            return self._fx.call_function(function, tuple(inputs), options)
+
+    def _after(self, *nodes: FxNode) -> Any:
+        """A block whose new nodes stand after the last of ``nodes`` and of the inputs."""
+        last = max((*nodes, *self._fx.find_nodes(op="placeholder")), default=None)
+        if last is None:
+            return self._fx.inserting_before(next(iter(self._fx.nodes)))
+        return self._fx.inserting_after(last)
+
+
+def _rounded(
+    x: torch.Tensor,
+    *,
+    how: Rounder,
+    stream: int = 0,
+    first: torch.Tensor | None = None,
+    switch: torch.Tensor | None = None,
+    element: int = 0,
+) -> torch.Tensor:
+    """``x`` rounded, if there is no ``switch`` or its ``element`` is on.
+
+    The first row is sample number ``first`` of the numbers that ``stream`` draws.
+    """
+    if switch is not None and not switch[element]:
+        return x
+    rows = x.shape[0] if x.dim() else 1
+    offset = 0 if first is None else int(first) * (x.numel() // max(rows, 1))
+    return converted(x, how, offset=offset, stream=stream)
+
+
+def _selected(
+    on: torch.Tensor, off: torch.Tensor, *, switch: torch.Tensor, element: int
+) -> torch.Tensor:
+    """The first tensor if an element of a switch is on, else the second."""
+    return on if switch[element] else off
+
+
+# The ops that emulated devices need: ``engines/emulator/model.py`` has the infinities of
+# transposes of them. Roundings are PyTorch's own casts, and numpy's.
+_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "add": torch.add,
+    "clamp": torch.clamp,
+    "is_inf": torch.isinf,
+    "multiply": torch.mul,
+    "reduce_sum": torch.sum,
+    "select": torch.where,
+}
+_ATTRIBUTES: Final = {"min_value": "min", "max_value": "max", "keep_dims": "keepdim"}
+
+# Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 types are
+# not Neuron's, and whether they saturate depends on the processor.
+_CASTS: Final = (Format.BF16, Format.FP16)
+
+
+def converted(
+    x: torch.Tensor, how: Rounder, *, offset: int = 0, stream: int = 0
+) -> torch.Tensor:
+    """Convert an fp32 tensor; the results are fp32, in the same shape.
+
+    Law: that is ``roundmodes.convert``, bit for bit; by torch where its conversions are exact.
+    """
+    plain = how.rounding is Rounding.NEAREST_EVEN and not how.saturate and how.encoding is None
+    if plain and how.format in (*_CASTS, Format.TF32, Format.FP32):
+        out = _nearest(x, how.format)
+        return _flushed(out, how.format) if how.flush_subnormals else out
+    array = x.detach().cpu().numpy()
+    found = np.asarray(roundmodes.convert(array, how, offset=offset, stream=stream))
+    return torch.from_numpy(found.reshape(array.shape)).to(x.device)
+
+
+def _nearest(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    if fmt is Format.FP32:
+        return x
+    if fmt in _CASTS:
+        return x.to(DTYPES[fmt]).to(x.dtype)
+    drop = Format.FP32.mantissa_bits - fmt.mantissa_bits
+    bits = x.view(torch.int32)
+    odd = (bits >> drop) & 1
+    rounded = (bits + (1 << (drop - 1)) - 1 + odd) & -(1 << drop)
+    return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)
+
+
+def _flushed(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    zero = torch.copysign(torch.zeros_like(x), x)
+    return torch.where(x.abs() < fmt.smallest_normal, zero, x)
+
+
+def _change_arguments(node: FxNode, change: Callable[..., Any]) -> None:
+    """Replace each argument by ``change(argument, operand=...)``.
+
+    ``operand`` is whether a number would be an operand there, and no setting.
+    """
+    operands, names = scalar_names(node.target), list(named_arguments(node))
+    given = zip(names, node.args, strict=False)
+    node.args = tuple(change(arg, operand=name in operands) for name, arg in given)
+    node.kwargs = {n: change(arg, operand=n in operands) for n, arg in node.kwargs.items()}
+
+
+def _read_instead(node: FxNode, port: int, new: FxNode) -> None:
+    """Let ``node`` read ``new`` at ``port``, which is counted as in ``tensor_inputs``."""
+    seen = -1
+
+    def swap(arg: FxNode) -> FxNode:
+        nonlocal seen
+        seen += 1
+        return new if seen == port else arg
+
+    args, kwargs = map_arg((node.args, node.kwargs), swap)
+    node.args, node.kwargs = args, kwargs
+
+
+def _mark(new: FxNode, origin: FxNode, val: Any) -> FxNode:
+    """``new`` with the metadata of ``origin`` and the fake result ``val``."""
+    new.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
+    new.meta["val"] = val
+    return new
+
+
+def _converted(constant: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """``rounding.convert_constant`` on the tensor's device; a parameter if ``constant`` is."""
+    tensor = constant.detach()
+    low = tensor.to(DTYPES[fmt])
+    magnitude = tensor.abs()
+    barely_over = (magnitude > fmt.max) & (magnitude < overflow_limit(fmt))
+    low = torch.where(barely_over, tensor.sign().to(low.dtype) * fmt.max, low)
+    if isinstance(constant, torch.nn.Parameter):
+        return torch.nn.Parameter(low, requires_grad=constant.requires_grad)
+    return low
