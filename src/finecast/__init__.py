@@ -9,7 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from finecast.api import DataOptions, apply, convert, inspect, load, tune
+    from finecast.api import (
+        DataOptions,
+        apply,
+        convert,
+        emulate,
+        explain,
+        inspect,
+        ladder,
+        load,
+        profile,
+        tune,
+    )
     from finecast.data.criterion import Criterion, CriterionKind
     from finecast.engines import default_engine, get_engine
     from finecast.errors import (
@@ -28,8 +39,12 @@ if TYPE_CHECKING:
 _MODULES = {
     "apply": "finecast.api",
     "convert": "finecast.api",
+    "emulate": "finecast.api",
+    "explain": "finecast.api",
     "inspect": "finecast.api",
+    "ladder": "finecast.api",
     "load": "finecast.api",
+    "profile": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
@@ -73,9 +88,13 @@ __all__ = [
     "apply",
     "convert",
     "default_engine",
+    "emulate",
+    "explain",
     "get_engine",
     "inspect",
+    "ladder",
     "load",
+    "profile",
     "tune",
 ]
 

@@ -9,22 +9,28 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from finecast.data.criterion import Criterion
-from finecast.devices.emulation import Emulation, check_formats, explicit_casts
-from finecast.errors import UsageError
+from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
+from finecast.engines import ENGINES
+from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
+from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
 from finecast.pipeline.arguments import checked, group_of
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
+from finecast.pipeline.emulating import EmulationReport
+from finecast.pipeline.emulating import emulate as emulated
+from finecast.pipeline.explanation import Explanation
 from finecast.pipeline.goal import Goal
+from finecast.pipeline.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.pipeline.model import OpenedModel, ReadOptions, RunOptions, TuneRequest
 from finecast.pipeline.result import Result
 from finecast.pipeline.sources import Data, DataOptions, workload_of
@@ -32,7 +38,7 @@ from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.tuning import tune as search
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, reporting
-from finecast.rules.policy import DEFAULT_POLICY, Policy
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
 from finecast.subjects import (
     check_output_name,
@@ -41,26 +47,37 @@ from finecast.subjects import (
     plan_beside,
     written_with,
 )
+from finecast.subjects.profiling import Profiles, Rounds
+from finecast.subjects.profiling import profile as profiled
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
     import openvino
+    import torch
 
-Model: TypeAlias = "OpenedModel | str | Path | onnx.ModelProto | ir.Model | openvino.Model"
+Model: TypeAlias = (
+    "OpenedModel | str | Path | onnx.ModelProto | ir.Model | openvino.Model"
+    " | torch.nn.Module | torch.export.ExportedProgram"
+)
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
+_OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
 
 __all__ = [
     "DataOptions",
     "apply",
     "convert",
+    "emulate",
+    "explain",
     "graph_for",
     "inspect",
     "judge",
+    "ladder",
     "load",
+    "profile",
     "tune",
     "tuned",
     "workload_of",
@@ -157,7 +174,8 @@ def apply(
     run = _run_options(options, data, engine=engine)
     how = group_of(ReadOptions, options)
     given, files = _declared(model, how, written, run.data, plan=plan)
-    stated = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    stated = _plan(plan)
+    assert stated is not None
     with files.locked() as removed:
         done = given().apply(written, stated, run)
     return _savable(replace(done, warnings=(*removed, *done.warnings)), given)
@@ -370,6 +388,195 @@ def judge(
     asked = Policy.of(policy)
     run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
     return _opened(model, group_of(ReadOptions, options)).judge(asked, run)
+
+
+@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+def explain(
+    model: Model,
+    node: str | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    policy: Policy | str = DEFAULT_POLICY,
+    data: DataOptions | Data | None = None,
+    engine: str | None = None,
+    target: Emulation | str | None = None,
+    **options: Any,
+) -> Explanation:
+    """Why an op has its format in a plan: what decided, and every rule's verdict.
+
+    Args:
+        model: The model, or its path.
+        node: The op's name; None for a summary of all.
+        plan: The plan; without it the rules alone are asked, under ``policy``.
+        policy: As for ``convert``, like ``data``, ``target`` and ``options``.
+        data: Their ranges guide the rules.
+        engine: The engine whose kernels are compared; by default that of the plan.
+        target: A device that is not here.
+        options: Options of ``RunOptions``, ``DataOptions`` and ``ReadOptions`` by name.
+
+    Raises:
+        FinecastError: If the model cannot be read, it has no such node, or rules conflict.
+    """
+    how, stated = group_of(ReadOptions, options), _plan(plan)
+    if stated is not None:
+        read = opened(model, how, plan=stated)
+        graph, found = read.graph_for(stated), stated
+    else:
+        asked = Policy.of(policy)
+        run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
+        read = _opened(model, how)
+        graph, found = read.judge(asked, run)
+    if node is None:
+        return Explanation(graph=graph, plan=found)
+    names = [one.name for one in graph.nodes]
+    if node not in names:
+        raise unknown_name(node, names, what="node")
+    explained = Explanation(graph=graph, plan=found, node=graph.find(node))
+    decision = explained.decision
+    if target is not None or decision is None or decision.format is Format.FP32:
+        return explained
+    own = found.engine if found.engine in ENGINES else None
+    try:
+        broken = read.fallen_apart(found, engine or own)
+    except EngineError as error:
+        return replace(explained, warnings=(f"kernels were not compared: {error.line}",))
+    apart = [one.text for one in broken if any(node in part for part in one.parts)]
+    return replace(explained, apart=apart)
+
+
+def _plan(given: Plan | str | Path | None) -> Plan | None:
+    return given if given is None or isinstance(given, Plan) else Plan.load(Path(given))
+
+
+@checked(DataOptions, ReadOptions, without=("dims", "baseline", "from_type"))
+def emulate(
+    model: Model,
+    target: Emulation | str,
+    policy: Policy | str = "none",
+    *,
+    data: DataOptions | Data | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> EmulationReport:
+    """What a device that is not here would do to a model's metric and outputs.
+
+    Args:
+        model: The model, or its path.
+        target: The device, by name (``finecast targets``) or with options.
+        policy: What its compiler casts: a scope and one format, such as ``all:bf16``. It is
+            for a device by name; one with options has its own.
+        data: The data, as for ``tune``.
+        progress: As for ``convert``.
+        options: Options of ``DataOptions`` and ``ReadOptions`` by name: ``metric``, ``batch``.
+
+    Raises:
+        FinecastError: If the model cannot be emulated, or the device cannot do that.
+    """
+    asked = Policy.of(policy)
+    emulation = target if isinstance(target, Emulation) else explicit_casts(target)
+    if not isinstance(target, Emulation) and asked.scope is not Scope.NONE:
+        check_formats(emulation, asked)
+        emulation = replace(emulation, scope=asked.scope, format=asked.format)
+        check(emulation)
+    stated = group_of(DataOptions, options, data=data).loaded()
+    given = _opened(model, group_of(ReadOptions, options))
+    loaded = given.reference()
+    workload = given.workload(stated, loaded)
+    with reporting(progress, "emulating") as report:
+        found = emulated(given, loaded, emulation, workload, progress=report)
+    return replace(
+        found,
+        target=emulation.target.name,
+        metric_name=stated.label,
+        warnings=tuple(workload.warnings),
+    )
+
+
+@checked(Destination, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
+def ladder(
+    model: Model,
+    rungs: Sequence[Rung],
+    output: Destination | str | Path | None = None,
+    *,
+    data: DataOptions | Data | None = None,
+    per_op: bool = True,
+    formats: tuple[Emulation, Policy] | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> LadderOutcome:
+    """Emulate every rung of a compiler's options, and look for a plan by op that is faster.
+
+    Args:
+        model: The model, or its path.
+        rungs: The rungs: ``finecast.compat.neuron.ladders.ladder("trn1")``.
+        output: Where the model of the plan by op goes.
+        data: The data, as for ``tune``.
+        per_op: Whether a plan by op is looked for.
+        formats: Formats of that plan: a device with options, and a policy; by default those
+            of the rungs.
+        progress: As for ``convert``.
+        options: Options of ``Destination``, ``Criterion``, ``DataOptions`` and ``ReadOptions``
+            by name: ``metric``, ``max_drop``, ``force``.
+
+    Raises:
+        FinecastError: If the model cannot be emulated, or its metric is no number.
+    """
+    written = group_of(Destination, options, path=output)
+    stated = group_of(DataOptions, options, data=data).loaded()
+    kept = _goal(None, options).criterion
+    given, files = _declared(model, group_of(ReadOptions, options), written, stated)
+    with reporting(progress, "ladder") as report, files.locked():
+        reference = given().reference()
+        workload = given().workload(stated, reference)
+        walk = LadderWalk(
+            model=given(),
+            reference=reference,
+            workload=workload,
+            criterion=replace(kept, higher_is_better=workload.higher_is_better),
+            rungs=rungs,
+            progress=report,
+        )
+        found = replace(walk.walk(), warnings=tuple(workload.warnings))
+        if not per_op:
+            return found
+        plan, why = search_per_op(walk, found, formats)
+    if plan is None or written.path is None:
+        return replace(found, plan=plan, why=why)
+    # Not verified: no engine here computes as the device, and the emulation judged it.
+    apply(plan.plan, given(), written, verify=False)
+    return replace(found, plan=plan, why=why, output=written.path)
+
+
+@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, *_OF_READING))
+def profile(
+    models: str | Path | Sequence[str | Path],
+    *,
+    data: DataOptions | Data | None = None,
+    engine: str | None = None,
+    rounds: Rounds | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> Profiles:
+    """Latency, throughput and peak memory of models, compared with those of the first.
+
+    Args:
+        models: Paths of models, which run in turns.
+        data: The feeds, as for ``convert``; random ones without data.
+        engine: ``NAME[:DEVICE]``; by default the first that runs all of them.
+        rounds: How long they are timed.
+        progress: As for ``convert``.
+        options: Options of ``Rounds`` and ``DataOptions`` by name, such as ``ops``,
+            ``seconds``, ``batch``, ``dims``; and ``trust``.
+
+    Raises:
+        FinecastError: If a model cannot be read or run.
+    """
+    paths = [Path(models)] if isinstance(models, str | Path) else [Path(m) for m in models]
+    stated = group_of(DataOptions, options, data=data)
+    how = group_of(Rounds, options, runs=rounds)
+    trust = group_of(ReadOptions, options).trust
+    with reporting(progress, "profiling") as report:
+        return profiled(paths, engine, stated, how, trust=trust, report=report)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

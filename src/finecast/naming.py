@@ -148,7 +148,7 @@ class Option:
     metavar: str | None = None
     kind: type = str
     many: bool = False
-    least: int | None = None
+    least: float | None = None
     python: tuple[Any, str] | None = None
     keywords: tuple[str, ...] = ()
     convert: Callable[[Any], Any] | None = None

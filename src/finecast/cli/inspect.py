@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,7 +46,7 @@ def run(
             model, data=data, low=low, from_type=how.from_type, trust=how.trust
         )
     if as_json:
-        write_json(_to_dict(census))
+        write_json(census.to_dict())
     else:
         _print(census, low.label)
 
@@ -89,31 +89,3 @@ def _number(value: float, unknown: int) -> str:
     if not value:
         return "unknown" if unknown else ""
     return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}"
-
-
-def _to_dict(census: Census) -> dict[str, Any]:
-    return {
-        "model": census.name,
-        "opset": census.opset,
-        "nodes": census.nodes,
-        "parameters": census.parameters,
-        "size_bytes": census.size_bytes,
-        "classes": [
-            {
-                "class": row.kind,
-                "nodes": row.nodes,
-                "ops": row.ops,
-                "types": row.types,
-                "flops": row.flops,
-                "bytes": row.bytes,
-                "unknown_flops": row.uncounted,
-                "unknown_shapes": row.unknown,
-                "parameters": row.parameters,
-            }
-            for row in census.classes
-        ],
-        "notes": census.notes,
-        "warnings": [
-            {"value": w.value, "node": w.node, "text": w.text} for w in census.warnings
-        ],
-    }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from finecast.errors import UsageError
 from finecast.naming import Option, convert_options, default_of, look_up, spelled
@@ -161,6 +161,16 @@ class Policy:
         convert=lambda given: Adjust.parse(given) if isinstance(given, str) else given,
     ).field(None)
 
+    if TYPE_CHECKING:
+        # The generated one has the fields' types, which text is converted to.
+        def __init__(
+            self,
+            scope: Scope | str = Scope.AUTO,
+            *,
+            keep: Mapping[str, Format | str] | None = None,
+            **fields: Any,
+        ) -> None: ...
+
     def __post_init__(self, keep: Mapping[str, Format | str] | None) -> None:
         """Read what was given as text.
 
@@ -173,9 +183,10 @@ class Policy:
             for name in ("scope", "formats", "open_formats", "calibration", "adjust"):
                 if name == "scope" or getattr(self, name) == default_of(Policy, name):
                     object.__setattr__(self, name, getattr(stated, name))
-        if not isinstance(self.io, Mapping):
-            ports = [port for port in self.io if spelled(port) != "low"]
-            object.__setattr__(self, "io_low", len(ports) < len(self.io))
+        io: object = self.io
+        if isinstance(io, list | tuple):
+            ports = [port for port in cast("Sequence[str]", io) if spelled(port) != "low"]
+            object.__setattr__(self, "io_low", len(ports) < len(io))
             object.__setattr__(self, "io", ports)
         convert_options(self)
         if keep:
