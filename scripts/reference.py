@@ -8,11 +8,10 @@ from the targets' files. A test holds the pages to what this script writes; afte
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from finecast.cli import VERBS, _app  # pyright: ignore[reportPrivateUsage]
+from finecast.cli import VERBS, command
 from finecast.devices.targets import Target, list_targets, load_target
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -54,10 +53,10 @@ def command_line() -> str:
 
 
 def _verb(verb: str) -> list[str]:
-    command: Any = typer.main.get_command(_app([verb])).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
-    context = typer.Context(command, info_name=verb)
-    text, examples = _help(command.help)
-    records = [p.get_help_record(context) for p in command.params]
+    found = command(verb)
+    context = typer.Context(found, info_name=verb)
+    text, examples = _help(found.help)
+    records = [p.get_help_record(context) for p in found.params]
     arguments = [name for name, _ in records if not name.startswith("-")]
     rows = [(f"`{_cell(_value(name))}`", _cell(meaning)) for name, meaning in records]
     parts = [

@@ -47,7 +47,7 @@ from finecast.subjects import (
     plan_beside,
     written_with,
 )
-from finecast.subjects.profiling import Profiles, Rounds
+from finecast.subjects.profiling import ProfileReport, Rounds
 from finecast.subjects.profiling import profile as profiled
 
 if TYPE_CHECKING:
@@ -556,7 +556,7 @@ def profile(
     rounds: Rounds | None = None,
     progress: Progress | bool = True,
     **options: Any,
-) -> Profiles:
+) -> ProfileReport:
     """Latency, throughput and peak memory of models, compared with those of the first.
 
     Args:

@@ -28,6 +28,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--batch": "batch",
     "--calib": "calib",
     "--calibration": "Policy.calibration",
+    "--clean": "clean=True",
     "--criterion": "criterion",
     "--data": "data",
     "--dim": "dims",

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from finecast.errors import UsageError
 from finecast.terminal import one_line, safe, write
 
-_EVERY_S: Final = 15.0
+_EVERY_S: Final = 10.0
 """Least time between two lines of progress in a file or a pipe: short work writes none."""
 _REDRAWN_S: Final = 0.2
 """Least time between two states of a line that is written anew in its place."""

@@ -310,6 +310,21 @@ def test_what_crashes_openvino_is_one_line(
         assert make is neural_ode
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_run_that_never_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of 2^62 steps, which no engine would come back from."""
+    endless = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+net (float[2, 4] x) => (float[2, 4] y) <int64 n = {4611686018427387904}, bool t = {1}>
+{ y = Loop (n, t, x) <body = step (int64 i, bool c, float[2, 4] v) => (bool d, float[2, 4] w)
+    { d = Identity (c) w = Sub (x, v) }> }"""
+    )
+    session = get_engine(name).load(endless.SerializeToString())
+    monkeypatch.setattr(dry_run, "_MOST_SECONDS", 1.0)
+    with pytest.raises(CrashedError, match="did not end in 1 s as it ran the model"):
+        session.run(FEEDS)
+
+
 @pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 @pytest.mark.parametrize("engine", [[], ["--engine", "openvino"]])
 @pytest.mark.parametrize("verb", ["tune", "profile"])

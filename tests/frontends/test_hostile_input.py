@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
-from finecast.errors import FinecastError, ModelError
+import finecast
+from finecast.cli import main
+from finecast.errors import ExitCode, FinecastError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import native
 from tests.frontends.tools import convert_file, model, parse, tensor
@@ -256,6 +258,36 @@ def functions(calls: list[list[int]]) -> onnx.ModelProto:
 @pytest.mark.parametrize("calls", [[[0]], [[1], [2], [0]], [[1, 1], [2], [1]]])
 def test_recursive_functions(tmp_path: Path, calls: list[list[int]]) -> None:
     assert "calls itself" in attempt(functions(calls).SerializeToString(), tmp_path)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "profile", "emulate"])
+def test_a_recursive_function_is_named_by_every_verb(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(functions([[0]]).SerializeToString())
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 2), np.float32))
+    target = ["--target", "trn1", "--data", str(tmp_path / "x.npz")]
+    assert main([verb, str(path), *(target if verb == "emulate" else [])]) == ExitCode.FAILED
+    assert "calls itself" in capsys.readouterr().err
+
+
+def test_graphs_without_a_name_get_one(tmp_path: Path) -> None:
+    """Onnx's checker wants names, of bodies, too; engines do not."""
+    given = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+g (float[2, 2] x, bool c) => (float[2, 2] y)
+{ z = MatMul (x, x) y = If (c) <then_branch = a () => (float[2, 2] t) { t = Relu (z) },
+                 else_branch = b () => (float[2, 2] e) { e = Neg (z) }> }"""
+    )
+    given.graph.name = ""
+    for attribute in given.graph.node[1].attribute:
+        attribute.g.name = ""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(given.SerializeToString())
+    for one in (path, given):
+        finecast.convert(one, tmp_path / "low.onnx", "all:fp16", verify=False, force=True)
+        onnx.checker.check_model(tmp_path / "low.onnx", full_check=True)
 
 
 def test_functions_that_expand_without_end(tmp_path: Path) -> None:

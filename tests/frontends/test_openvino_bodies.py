@@ -16,7 +16,7 @@ import finecast
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
-from finecast.engines.emulator.native_session import plan_session
+from finecast.engines.emulator.session import plan_session
 from finecast.frontends import openvino as frontend
 from finecast.frontends.native_model import with_roundings
 from finecast.frontends.openvino.bodies import every_op

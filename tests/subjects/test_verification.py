@@ -140,6 +140,14 @@ def test_what_low_products_do_not_explain_is_refused(
     assert not (tmp_path / f"low.{suffix}").exists()
 
 
+@pytest.mark.parametrize("kind", NOT_EXPLAINED)
+def test_so_it_is_on_a_device_with_bf16(kind: str, tmp_path: Path) -> None:
+    net = saved(NOT_EXPLAINED[kind], tmp_path, "onnx")
+    with pytest.raises(WrongNumbersError, match=r"no digit of it is right|NaN or Inf"):
+        finecast.convert(net, tmp_path / "low.onnx", "all:bf16", target="amx")
+    assert not (tmp_path / "low.onnx").exists()
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("kind", BLIND)
 def test_inputs_that_show_no_error_are_said_to_be_so(

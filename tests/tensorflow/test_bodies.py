@@ -16,7 +16,7 @@ from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.base import Session
-from finecast.engines.emulator.native_session import plan_session
+from finecast.engines.emulator.session import plan_session
 from finecast.engines.tensorflow import TensorFlowEngine
 from finecast.errors import ExitCode
 from finecast.frontends import tensorflow as frontend

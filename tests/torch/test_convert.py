@@ -284,7 +284,14 @@ def test_tune_leaves_them_alone_too() -> None:
     net, x = Writing(), torch.randn(4, 8)
     given, state = x.clone(), {k: v.clone() for k, v in net.state_dict().items()}
     options = ft.TuneOptions(prepare=lambda module: module, probing=True)
-    ft.tune(net, (x,), evaluate=lambda module: 1.0, policy="auto:bf16", options=options)
+    ft.tune(
+        net,
+        (x,),
+        evaluate=lambda module: 1.0,
+        baseline=1.0,
+        policy="auto:bf16",
+        options=options,
+    )
     assert torch.equal(x, given)
     assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
 

@@ -48,6 +48,7 @@ VERBS = {
     "targets": "The devices that emulate and ladder know.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Latency, throughput, memory and per-op times of models, compared.",
+    "mcp": "Serve the verbs as tools of the Model Context Protocol, over stdio.",
 }
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""
 
@@ -198,6 +199,12 @@ def _completed() -> list[str]:
     # bash passes the line in its own variable, other shells in Typer's.
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     return line.split()[1:]
+
+
+def command(verb: str) -> Any:
+    """Typer's command of a verb: its help and its parameters."""
+    group: Any = typer.main.get_command(_app([verb]))
+    return group.commands[verb]
 
 
 def _app(args: Sequence[str]) -> typer.Typer:

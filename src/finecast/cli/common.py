@@ -31,7 +31,8 @@ Model = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Written = Annotated[Destination, Only(required=("path",))]
+Written = Annotated[Destination, Only("path", "force", "external_data", required=("path",))]
+Cleaned = Annotated[Destination, Only(required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify")]

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from finecast.cli.common import (
+    Cleaned,
     Json,
     Model,
     PlanOut,
     Read,
     Run,
     SizedSamples,
-    Written,
     files_of,
     open_model,
     telling_stale,
@@ -42,7 +42,7 @@ _MOST_LINES: Final = 8
 def run(
     model: Model,
     how: Read,
-    written: Written,
+    written: Cleaned,
     casting: Casting,
     narrowing: Narrowing,
     ranges: Ranges,

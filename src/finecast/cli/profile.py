@@ -20,7 +20,7 @@ from finecast.progress import shown
 from finecast.subjects.profiling import Rounds
 
 if TYPE_CHECKING:
-    from finecast.subjects.profiling import Figures, Profiles
+    from finecast.subjects.profiling import Figures, ProfileReport
 
 _Runner = Annotated[
     str | None,
@@ -76,7 +76,7 @@ def run(
         _print(found)
 
 
-def _print(found: Profiles) -> None:
+def _print(found: ProfileReport) -> None:
     figures = found.figures
     table = new_table(
         f"{found.engine}, batch {figures[0].model.batch}",

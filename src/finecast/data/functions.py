@@ -64,7 +64,7 @@ def load_module(path: Path) -> ModuleType:
             f"cannot read the file: {error.strerror}", where=str(path), fix="check the path"
         ) from error
     real, digest = str(path.resolve()), hashlib.sha256(source).hexdigest()
-    name = f"finecast_user_{path.stem}_{hashlib.sha256(real.encode()).hexdigest()[:8]}"
+    name = f"finecast_user_{path.stem}_{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
     known = sys.modules.get(name)
     if known is not None and getattr(known, _SOURCE, None) == digest:
         return known

@@ -193,7 +193,7 @@ class _Scaled:
 def _seen_in_training(graph: Graph, value: Value) -> Range | None:
     """What the ops behind a float input say of its numbers; None if they say nothing.
 
-    Statistics come before constants: they were observed.
+    Statistics come before constants, for they were observed, and constants before weights.
     """
     if value.shape is None or value.format is None:
         return None
@@ -202,6 +202,7 @@ def _seen_in_training(graph: Graph, value: Value) -> Range | None:
         value=value.id, scale=ones, shift=0 * ones, axes=tuple(range(len(value.shape)))
     )
     by_constants: Range | None = None
+    by_weights: Range | None = None
     waiting, left = [begun], _MOST_STEPS
     while waiting and left:
         here = waiting.pop(0)
@@ -211,11 +212,12 @@ def _seen_in_training(graph: Graph, value: Value) -> Range | None:
             if after is not None:
                 waiting.append(after)
                 continue
-            found = _by_statistics(graph, node, here)
-            if found is not None:
+            found, observed = _by_statistics(graph, node, here)
+            if found is not None and observed:
                 return found
             by_constants = by_constants or _by_constants(here)
-    return by_constants
+            by_weights = by_weights or found
+    return by_constants or by_weights
 
 
 def _rescaled(graph: Graph, node: Node, here: _Scaled) -> _Scaled | None:
@@ -303,44 +305,58 @@ def _by_constants(here: _Scaled) -> Range | None:
     return here.normal(zero, np.abs(here.shift) / 2)
 
 
-def _by_statistics(graph: Graph, node: Node, here: _Scaled) -> Normal | None:
-    """The input's numbers by the batch normalization that ``node`` is, or that follows it."""
+def _by_statistics(graph: Graph, node: Node, here: _Scaled) -> tuple[Normal | None, bool]:
+    """The input's numbers by the batch normalization that ``node`` is, or that follows it.
+
+    And whether a normalization says so, or the weights of a product alone.
+    """
     if node.op == "batch_norm":
         found = _statistics(graph, node, here.value)
         if found is None:
-            return None
+            return None, False
         mean, variance = found
         axis = -1 if node.attributes.get("data_format") in ("NHWC", "NDHWC") else 1
         deviation = np.sqrt(np.maximum(variance, 0))
-        return here.normal(here.by_channel(mean, axis), here.by_channel(deviation, axis))
+        return here.normal(here.by_channel(mean, axis), here.by_channel(deviation, axis)), True
+    weights = _weights(graph, node, here.value)
+    if weights is None:
+        return None, False
+    bias = _constant(graph, node, 2)
+    added = np.zeros(1) if bias is None else bias.reshape(-1)
+    statistics, before = _normalized(graph, node)
+    if statistics is not None:
+        return _before_product(
+            node, here, weights, (statistics[0] - added, statistics[1])
+        ), True
+    # Weights that a norm was folded into give numbers about 0 and 1. Without a norm they do
+    # so, too, for inputs about 0 and 1: other inputs alone show that there was one.
+    mean = -added - before
+    guess = _before_product(node, here, weights, (mean, np.ones(mean.size)))
+    return (guess if guess is not None and guess.mean.min() > _FAR else None), False
+
+
+def _weights(graph: Graph, node: Node, value: int) -> Floats | None:
+    """The constant weights of a product of ``value``; None if ``node`` is no such product."""
     if node.op not in ("conv", "nhwc_conv", "matmul", "linear", "gemm"):
-        return None
-    weights = _constant(graph, node, 1) if node.inputs[0] == here.value else None
-    if weights is None or weights.ndim < 2:
         return None
     if any(node.attributes.get(name, 1) != 1 for name in ("group", "groups")):
         return None
-    bias = _constant(graph, node, 2)
-    added = np.zeros(1) if bias is None else bias.reshape(-1)
-    found = _normalized(graph, node)
-    if found is None:
-        return None
-    return _before_product(node, here, weights, (found[0] - added, found[1]))
+    weights = _constant(graph, node, 1) if node.inputs[0] == value else None
+    return weights if weights is not None and weights.ndim > 1 else None
 
 
-def _normalized(graph: Graph, product: Node) -> tuple[Floats, Floats] | None:
+def _normalized(graph: Graph, product: Node) -> tuple[tuple[Floats, Floats] | None, Floats]:
     """Mean and variance by channel of what ``product`` gives, by a normalization behind it.
 
     A batch normalization in one multiplication and one addition, as Keras writes it, still
-    says what becomes about 0 and 1.
+    says what becomes about 0 and 1. Where none of both is there, None; and what is added.
     """
     made = product.outputs[0]
-    if made is None:
-        return None
+    assert made is not None
     rank = len(graph.values[made].shape or (0, 0))
     ones = np.ones([1] * rank)
-    waiting = [_Scaled(value=made, scale=ones, shift=0 * ones, axes=tuple(range(rank)))]
-    left, by_constants = _MOST_STEPS, None
+    last = _Scaled(value=made, scale=ones, shift=0 * ones, axes=tuple(range(rank)))
+    waiting, left = [last], _MOST_STEPS
     while waiting and left:
         here = waiting.pop(0)
         left -= 1
@@ -348,13 +364,14 @@ def _normalized(graph: Graph, product: Node) -> tuple[Floats, Floats] | None:
         for node in readers:
             found = _statistics(graph, node, here.value) if node.op == "batch_norm" else None
             if found is not None:
-                return _undone(found, here)
+                return _undone(found, here), np.zeros(1)
         after = [_rescaled(graph, node, here) for node in readers]
         waiting.extend(one for one in after if one is not None)
-        if here.scales and here.shifts and by_constants is None and not any(after):
-            count = max(here.scale.size, here.shift.size)
-            by_constants = _undone((np.zeros(count), np.ones(count)), here)
-    return by_constants
+        last = last if any(after) or last.shifts else here
+    if last.scales and last.shifts:
+        count = max(last.scale.size, last.shift.size)
+        return _undone((np.zeros(count), np.ones(count)), last), np.zeros(1)
+    return None, last.shift.reshape(-1)
 
 
 def _undone(statistics: tuple[Floats, Floats], behind: _Scaled) -> tuple[Floats, Floats]:

@@ -76,6 +76,23 @@ def change(before: Mapping[str, Array], after: Mapping[str, Array]) -> dict[str,
     return found
 
 
+def nan_outputs(outputs: Mapping[str, Array], where: str) -> tuple[str, ...]:
+    """A warning for each output in which the fp32 model has NaN on its inputs, ``where``.
+
+    What a conversion has there cannot be wrong.
+    """
+    floats = {
+        n: a.astype(np.float64) for n, a in outputs.items() if a.dtype.kind not in "biuOSU"
+    }
+    counts = {name: int(np.isnan(array).sum()) for name, array in floats.items()}
+    return tuple(
+        f"the fp32 model gives NaN on {where}: output {name!r} has {count} in"
+        f" {floats[name].size} numbers, and of these nothing can be said"
+        for name, count in counts.items()
+        if count
+    )
+
+
 def untold(
     outputs: tuple[Mapping[str, Array], Mapping[str, Array]],
     allowed: Mapping[str, float],

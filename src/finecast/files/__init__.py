@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -177,6 +178,30 @@ def _state(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def check_spelling(path: Path) -> None:
+    """Raise UsageError for the path of a model that the models' libraries cannot be given.
+
+    They take paths in UTF-8, whatever the locale. Python reads and writes other files, such as
+    data and plans, under any name.
+    """
+    stated = str(path.absolute())
+    try:
+        spelled = os.fsencode(stated).decode()
+    except UnicodeDecodeError:
+        raise UsageError(
+            "the path is not in UTF-8, and libraries cannot read or write a model there",
+            where=str(path),
+            fix="rename the file or the folder",
+        ) from None
+    if spelled != stated:
+        raise UsageError(
+            "the path cannot be spelled in this locale, whose encoding is"
+            f" {sys.getfilesystemencoding()}, and libraries read paths in UTF-8",
+            where=spelled,
+            fix="set PYTHONUTF8=1 in the environment, or a locale such as LC_ALL=C.UTF-8",
+        )
 
 
 def check_writable(path: Path, *, force: bool) -> None:

@@ -35,6 +35,10 @@ from finecast.frontends.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
 """Of a model in memory that is sent as bytes. Larger ones are passed as a file."""
+_MOST_SECONDS: Final = 600.0
+"""For a load or a run, beyond what a large model takes: a loop of 2^62 steps never ends."""
+_SECONDS_PER_BYTE: Final = 1e-6
+"""Of a model that is loaded: a hundred times what OpenVINO 2026.4 takes for weights."""
 _STAGES: Final = {"read": "as it read", "compiled": "as it compiled", "run": "as it ran"}
 
 Feed: TypeAlias = tuple[str, Any, Any]
@@ -236,8 +240,9 @@ class DryRun:
 
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         library = _workers[self.library]
+        seconds = _MOST_SECONDS + _SECONDS_PER_BYTE * request.get("bytes", 0)
         try:
-            return library.ask(request, payload)
+            return library.ask({**request, "seconds": seconds}, payload)
         except WorkerDiedError as error:
             stage = _STAGES.get(error.stage, "before it read")
             raise CrashedError(

@@ -31,6 +31,9 @@ _LARGEST_HELD_BYTES: Final = max(_MOST_HELD_BYTES, _MEMORY_BYTES // 8)
 """A larger model is let go as soon as it is loaded, and never run: it is in memory here and in
 the process that asks, and each time compiled, which may take twice its size."""
 
+_MOST_RESIDENT_BYTES: Final = 2 << 30
+"""Models are let go after a run that leaves the process larger: their buffers are large."""
+
 _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 """Names, arrays, and their types in the library."""
 _Stage: TypeAlias = Callable[[str], None]
@@ -281,6 +284,15 @@ _LIBRARIES: Final[Mapping[str, Callable[[_Stage], _Load]]] = {
 }
 
 
+def resident_bytes() -> int:
+    """The memory that this process takes; 0 where the system does not tell."""
+    statm = "/proc/self/statm"
+    if not os.path.exists(statm):
+        return 0
+    with open(statm) as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array; of a type that numpy lacks, its bytes as unsigned integers."""
     if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
@@ -358,6 +370,8 @@ class _Served:
         self.stages[-1]("run")
         tensors = loaded.run(feeds, fresh=request["fresh"])
         if key not in self.kept:
+            if resident_bytes() > _MOST_RESIDENT_BYTES:
+                self.held.clear()  # the process that asks needs as much to run them itself
             return {"status": "done"}, b""
         outputs = [plain(np.array(tensor.data)) for tensor in tensors]
         given = [(array.dtype.str, array.shape) for array in outputs]

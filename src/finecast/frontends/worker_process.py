@@ -88,6 +88,8 @@ def main() -> None:
         os.dup2(nowhere, standard)
     if resource is not None:  # the caller reports a crash: no core dumps
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # Linux ends this process first where memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the caller ends this process
     del sys.argv[0]
     stated = importlib.util.spec_from_file_location("finecast_served", sys.argv[0])

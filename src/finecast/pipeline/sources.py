@@ -257,7 +257,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         UsageError: If they do not fit together or do not fit the model.
     """
     options = options.loaded()
-    of = _outputs(options.of, session)
+    of = known_outputs(options.of, session)
     calibration = _calibration(options, session)
     evaluate = options.evaluate
     if evaluate is not None:
@@ -298,7 +298,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     )
 
 
-def _outputs(of: Sequence[str], session: Session) -> tuple[str, ...]:
+def known_outputs(of: Sequence[str], session: Session) -> tuple[str, ...]:
     """The outputs that the user names, each once.
 
     Raises:

@@ -6,11 +6,10 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from io import StringIO
+from functools import partial
 from itertools import islice
-from typing import Any, Final, cast, final
+from typing import Final, final
 
 import numpy as np
 
@@ -28,8 +27,15 @@ from finecast.engines.base import (
     calls_of,
     each_call,
 )
-from finecast.errors import UsageError, UserCodeError
+from finecast.errors import UsageError
 from finecast.pipeline.cached_session import CachedSession, feeds_digest
+from finecast.pipeline.evaluation import (
+    OtherCallError,
+    Recording,
+    Replacement,
+    check_baseline,
+    metric_value,
+)
 from finecast.planning.sensitivity import is_float
 from finecast.usercode import guarded
 
@@ -45,11 +51,6 @@ _REMEMBERED_BYTES: Final = 64 << 20
 # Of a sequence, in which the model keeps its state, so many steps: every rounding is probed on
 # all of them.
 _REMEMBERED_STEPS: Final = 32
-# Outputs of the baseline of so many bytes are kept for a second call of a user's function.
-_RECORDED_BYTES: Final = 256 << 20
-# Two values of one metric differ by no more: sums in other orders do.
-_SAME_METRIC: Final = 1e-9
-_SHOWN: Final = 40
 _EVALUATION: Final = "it gets run(feeds) and returns a number: try it on the fp32 model alone"
 # Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
 # errors are relative to whole outputs.
@@ -59,59 +60,6 @@ PROBED_ROWS: Final = 8
 MOST_PROBED_ROWS: Final = 128
 # Samples times points that are run in all: 160 points have the least number of samples each.
 _PROBED_IN_ALL: Final = 160 * PROBED_ROWS
-
-
-def _negated(array: Array) -> Array:
-    return np.negative(array) if array.dtype.kind == "f" else _reversed(array)
-
-
-def _reversed(array: Array) -> Array:
-    return array.reshape(-1)[::-1].reshape(array.shape)
-
-
-# Outputs in place of a model's: what is no number for any of them follows no output. The first
-# changes nearly every metric; a metric that is 0 for many models needs the others.
-_REPLACEMENTS: Final = (_negated, np.zeros_like, _reversed)
-
-
-class _OtherCallError(Exception):
-    """An evaluation on replaced outputs asks for others than are recorded: it follows them."""
-
-
-class _Recording:
-    """The outputs of the calls of an evaluation, to repeat it without the model."""
-
-    def __init__(self) -> None:
-        self._kept: list[tuple[bytes, dict[str, Array]] | None] = []
-        self._left = _RECORDED_BYTES
-        self._at = 0
-
-    def keep(self, feeds: Feeds, outputs: Mapping[str, Array]) -> None:
-        """Keep a copy of the outputs of the next call, as far as there is room."""
-        self._left -= sum(a.nbytes for a in outputs.values())
-        kept = None
-        if self._left >= 0 and not any(a.dtype.hasobject for a in outputs.values()):
-            kept = feeds_digest(feeds), {n: a.copy() for n, a in outputs.items()}
-        self._kept.append(kept)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the outputs of all calls were kept."""
-        return None not in self._kept
-
-    def again(self) -> _Recording:
-        """The same calls from the first on."""
-        found = _Recording()
-        found._kept = self._kept
-        return found
-
-    def next(self, feeds: Feeds) -> dict[str, Array] | None:
-        """The outputs of the next call; None if they are not kept, or the feeds are others."""
-        kept = self._kept[self._at] if self._at < len(self._kept) else None
-        self._at += 1
-        if kept is None or kept[0] != feeds_digest(feeds):
-            return None
-        return {name: array.copy() for name, array in kept[1].items()}
 
 
 @final
@@ -130,25 +78,39 @@ class Run:
         self._left = _REMEMBERED_BYTES if remember else 0
         self._sequences: list[list[Feeds]] = []
         self._carries = self._begins = False
-        self._recording = _Recording() if record else None
-        self._replay: _Recording | None = None
-        self._replace: Callable[[Array], Array] | None = None
+        self._recording = Recording[dict[str, Array]]() if record else None
+        self._replay: Recording[dict[str, Array]] | None = None
+        self._replace: Replacement | None = None
 
     def __call__(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model once; outputs by name."""
-        known = None if self._replay is None else self._replay.next(feeds)
+        known = None if self._replay is None else self._replay.next(feeds_digest(feeds))
         if self._replace is not None:
             if known is None:
-                raise _OtherCallError
-            return {name: self._replace(array) for name, array in known.items()}
+                raise OtherCallError
+            return {name: self._replace(array.copy()) for name, array in known.items()}
         if known is not None:
-            return known
+            return {name: array.copy() for name, array in known.items()}
         self._remember(feeds)
         outputs = self._session.step(feeds) if self._carries else self._session.run(feeds)
         self.runs += 1
         if self._recording is not None:
-            self._recording.keep(feeds, outputs)
+            self._record(self._recording, feeds, outputs)
         return outputs
+
+    def _record(
+        self,
+        recording: Recording[dict[str, Array]],
+        feeds: Feeds,
+        outputs: Mapping[str, Array],
+    ) -> None:
+        """Keep a copy of the outputs of a call; of objects there is none."""
+        if any(array.dtype.hasobject for array in outputs.values()):
+            recording.lose()
+            return
+        size_bytes = sum(array.nbytes for array in outputs.values())
+        copied = {name: array.copy() for name, array in outputs.items()}
+        recording.keep(feeds_digest(feeds), copied, size_bytes)
 
     def reset(self) -> None:
         """Start a new sequence, in which the state is carried from call to call.
@@ -170,7 +132,7 @@ class Run:
             again._replay = self._recording.again()
         return again
 
-    def replaced(self, replace: Callable[[Array], Array]) -> Run | None:
+    def replaced(self, replace: Replacement) -> Run | None:
         """Gives the outputs of the same calls, replaced; other calls fail: no model is run.
 
         None where outputs were too many to be kept.
@@ -196,41 +158,6 @@ class Run:
     def seen(self) -> list[Feeds]:
         """The first feeds, each of a call or of a sequence."""
         return [Steps(s) if self._carries else s[0] for s in self._sequences]
-
-
-def metric_value(found: object, where: str) -> float:
-    """What a user's evaluation function returned, as a number.
-
-    Raises:
-        UserCodeError: If it is text, or no number at all.
-    """
-    try:
-        text = isinstance(found, str | bytes | bytearray)
-        return float(cast("Any", None if text else found))
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of several elements
-        shown = repr(found)
-        raise UserCodeError(
-            f"the evaluation function returns {shown if len(shown) < _SHOWN else 'an object'}"
-            f" of type {type(found).__name__}, not a number",
-            where=where,
-            fix="return a float",
-        ) from error
-
-
-def check_finite(baseline: float, where: str) -> None:
-    """Refuse a baseline of Inf: no loss can be told from it.
-
-    Raises:
-        UserCodeError: If it is infinite.
-    """
-    if math.isinf(baseline):
-        raise UserCodeError(
-            f"the evaluation function returns {baseline:g} for the fp32 model: how much worse"
-            " another model is cannot be told",
-            where=where,
-            fix="return a finite number; a ratio to the fp32 model's own outputs is --metric"
-            " snr_db, cosine or max_abs",
-        )
 
 
 class Workload(ABC):
@@ -399,7 +326,14 @@ class FunctionWorkload(Workload):
         run = Run(session, remember=not self.remembered, record=True)
         result = self._called(run)
         self.remembered = self.remembered or run.seen()
-        self._check(result, run)
+        check_baseline(
+            result,
+            self.name,
+            runs=run.runs > 0,
+            again=lambda: self._called(run.replayed()),
+            replaced=partial(self._on_replaced, run),
+            call="run(feeds)",
+        )
         return result
 
     def _called(self, run: Run) -> float:
@@ -407,46 +341,10 @@ class FunctionWorkload(Workload):
             found = self.function(run)
         return metric_value(found, self.name)
 
-    def _check(self, result: float, run: Run) -> None:
-        """Refuse a metric that says nothing of a model."""
-        if not run.runs:
-            raise UserCodeError(
-                f"the evaluation function returns {result:g} and never ran the model",
-                where=self.name,
-                fix="call run(feeds) in it, and compute the number from the outputs",
-            )
-        if math.isnan(result):
-            return  # told with the op that first gives NaN
-        check_finite(result, self.name)
-        again = self._called(run.replayed())
-        if not math.isclose(result, again, rel_tol=_SAME_METRIC, abs_tol=_SAME_METRIC):
-            raise UserCodeError(
-                "the evaluation function returns different numbers for the same outputs of the"
-                f" fp32 model: {result:.9g}, then {again:.9g}",
-                where=self.name,
-                fix="begin with the same data in each call, and seed its random choices",
-            )
-        if all(self._on_replaced(run, replace) == result for replace in _REPLACEMENTS):
-            raise UserCodeError(
-                f"the evaluation function returns {result:g} whatever the outputs are: with"
-                " their negatives, with zeros and in reverse order, too",
-                where=self.name,
-                fix="compute the number from what run(feeds) returns, on data of which the"
-                " model gets some right",
-            )
-
-    def _on_replaced(self, run: Run, replace: Callable[[Array], Array]) -> float | None:
-        """The metric of replaced outputs; None if it is not known.
-
-        The function may not take such outputs. What it prints of them is no result.
-        """
-        again = run.replaced(replace)
-        if again is None:
-            return None
-        quiet = redirect_stdout(StringIO()), redirect_stderr(StringIO())
-        with quiet[0], quiet[1], np.errstate(all="ignore"), suppress(UserCodeError):
-            return self._called(again)
-        return None
+    def _on_replaced(self, run: Run, replacement: Replacement) -> float | None:
+        """The metric of replaced outputs; None where outputs were too many to be kept."""
+        again = run.replaced(replacement)
+        return None if again is None else self._called(again)
 
     def evaluated(self) -> Iterable[Feeds]:
         """The first feeds that the user's function had."""

@@ -5,16 +5,19 @@ The folders below join models with what runs them. A new frontend has its row he
 
 from __future__ import annotations
 
+import csv
 import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from finecast.errors import EngineError, UsageError
-from finecast.files import DATA_SUFFIX
+from finecast.files import DATA_SUFFIX, check_spelling
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.model import OpenedModel, ReadOptions
 from finecast.planning.plan import Plan
@@ -164,52 +167,18 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
 )
 
 
-_EXPORT: Final = (
-    "in Python: torch.export.save(torch.export.export(module, example), 'model.pt2'),"
-    " or torch.onnx.export(...)"
-)
-_PICKLE: Final = ("a pickle or TorchScript of PyTorch", _EXPORT)
-_WEIGHTS: Final = ("weights without the model that computes with them", _EXPORT)
-_KERAS: Final = (
-    "a Keras model of the old kind",
-    (
-        "in Python: keras.saving.load_model(FILE).export(FOLDER), and give the folder; with"
-        " safe_mode=False if it has Lambda layers and you know who made it"
-    ),
-)
-_KERAS_WEIGHTS: Final = (
-    "weights of a Keras model without its layers",
-    (
-        "in Python, make the model, model.load_weights(FILE), model.export(FOLDER), and give"
-        " the folder"
-    ),
-)
-_JSON: Final = (
-    "a graph of PaddlePaddle or MXNet",
-    (
-        "save PaddlePaddle's as .pdmodel (FLAGS_enable_pir_api=0 in its environment); MXNet's"
-        " go through scripts/mxnet_to_onnx.sh"
-    ),
-)
-_BUILT: Final = ("what a compiler made of a model", "give the model that it was built from")
-FOREIGN: Final[Mapping[str, tuple[str, str]]] = {
-    **dict.fromkeys((".pt", ".pth", ".ckpt", ".torchscript"), _PICKLE),
-    **dict.fromkeys((".safetensors", ".gguf"), _WEIGHTS),
-    **dict.fromkeys((".weights.h5", ".weights.hdf5"), _KERAS_WEIGHTS),
-    **dict.fromkeys((".h5", ".hdf5"), _KERAS),
-    ".pbtxt": (
-        "a graph of TensorFlow's as text",
-        "write it frozen and binary, as .pb: tf.io.write_graph(..., as_text=False)",
-    ),
-    ".bin": ("weights without their model", "give the .xml of OpenVINO's, beside it"),
-    ".plan.json": ("a plan of finecast's", "give the model: finecast apply PLAN MODEL"),
-    ".json": _JSON,
-    ".params": ("MXNet's parameters", "see scripts/mxnet_to_onnx.sh"),
-    ".mlmodel": ("a Core ML model", "give the model that it was converted from"),
-    **dict.fromkeys((".engine", ".plan", ".neff", ".blob", ".ort"), _BUILT),
-}
-"""Files that no frontend reads, by the end of their names: what they are, and what to give
-instead. The first that fits counts."""
+@cache
+def foreign() -> Mapping[str, tuple[str, str]]:
+    """Files that no frontend reads, by the end of their names: what they are, what to give.
+
+    The first that fits counts. The rows are those of ``foreign.csv``.
+    """
+    lines = (files("finecast.subjects") / "foreign.csv").read_text(encoding="utf-8")
+    return {
+        end: (row["what"], row["instead"])
+        for row in csv.DictReader(lines.splitlines())
+        for end in row["ends"].split()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +202,7 @@ def check_output_name(model: Path, output: Path) -> None:
         output: Where the result goes.
     """
     _check_kind(model)
+    check_spelling(output)
     readers = _readers(model)
     if any(entry.writes(output) for entry in readers):
         return
@@ -337,6 +307,7 @@ def _known_suffixes() -> set[str]:
 
 def _check_kind(model: Path) -> None:
     """Raise UsageError for a file or folder that no frontend reads; tells what it is."""
+    check_spelling(model)
     if model.is_dir() and not any(entry.reads(model) for entry in FRONTENDS):
         raise UsageError(
             "the model is a directory, and no SavedModel",
@@ -349,9 +320,9 @@ def _check_kind(model: Path) -> None:
             where=str(model),
             fix=f"give the folder: {model.parent}",
         )
-    if model.suffix.lower() in FOREIGN and model.is_file():
+    if model.suffix.lower() in foreign() and model.is_file():
         name = model.name.lower()
-        what, fix = next(told for end, told in FOREIGN.items() if name.endswith(end))
+        what, fix = next(told for end, told in foreign().items() if name.endswith(end))
         raise UsageError(f"a {model.suffix} file is {what}", where=str(model), fix=fix)
 
 

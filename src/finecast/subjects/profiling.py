@@ -76,7 +76,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Profiles:
+class ProfileReport:
     """Figures of models, the first of which the others are compared with.
 
     Attributes:
@@ -128,7 +128,7 @@ def profile(
     *,
     trust: bool,
     report: Progress,
-) -> Profiles:
+) -> ProfileReport:
     """Time models in turns, so that their ratio to the first holds on a noisy machine.
 
     Args:
@@ -159,7 +159,7 @@ def _profiled(
     data: DataOptions,
     rounds: Rounds,
     report: Progress,
-) -> Profiles:
+) -> ProfileReport:
     labels, ready = _labels(models), _with_feeds(data)
 
     def load_all(one: Engine) -> list[LoadedModel]:
@@ -177,7 +177,7 @@ def _profiled(
     figures = list(_figures(loaded, race, spec, report, peaks=peaks, ops=rounds.ops))
     silent = rounds.ops and not any(f.kernels for f in figures)
     notes = [f"{spec} does not tell its kernels: --ops shows nothing"] if silent else []
-    return Profiles(engine=spec, figures=figures, warnings=(*notes, *race.notes))
+    return ProfileReport(engine=spec, figures=figures, warnings=(*notes, *race.notes))
 
 
 @contextmanager

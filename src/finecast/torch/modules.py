@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from finecast import api
 from finecast.data.criterion import Criterion
+from finecast.data.response import nan_outputs
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import UsageError
@@ -56,7 +57,8 @@ def tune(
 
     Raises:
         ModelError: If the module cannot be captured, or its own metric is NaN.
-        UserCodeError: If ``evaluate`` fails.
+        UserCodeError: If ``evaluate`` fails, or what it returns says nothing of the module:
+            no finite number, or one that does not follow from the module's outputs.
     """
     how, kept = _checked(options or TuneOptions(), criterion or Criterion())
     arguments = arguments_of(module, example_inputs, example_kwargs)
@@ -133,7 +135,8 @@ def convert(
     done = api.convert(model, policy=policy, verify=False, **more)
     engine = model.runners(None)[0]
     assert isinstance(engine, TorchEngine)
-    for text in (*done.warnings, *slow_formats(done.plan, engine)):
+    fp32 = nan_outputs(model.reference().run(model.examples), "the example inputs")
+    for text in (*fp32, *done.warnings, *slow_formats(done.plan, engine)):
         if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
             warnings.warn(text, stacklevel=2)
     result: ConvertedModule = done.model

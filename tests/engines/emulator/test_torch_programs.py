@@ -24,7 +24,7 @@ from finecast.engines.emulator import (  # noqa: E402
     setting_of,
     setting_of_plan,
 )
-from finecast.engines.emulator.native_session import NativeEmulatorSession  # noqa: E402
+from finecast.engines.emulator.session import EmulatorSession  # noqa: E402
 from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
@@ -58,7 +58,7 @@ def program_of(captured: Captured, how: Emulation) -> TorchProgram:
 
 def session_of(
     captured: Captured, how: Emulation, setting: Setting | None = None
-) -> NativeEmulatorSession:
+) -> EmulatorSession:
     program = program_of(captured, how)
     return program.session(how, setting or setting_of(program.graph, how))
 

@@ -23,10 +23,11 @@ from finecast.errors import EngineError, ModelError, UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
+from finecast.pipeline.evaluation import check_finite, metric_value
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.tuning import tune
-from finecast.pipeline.workload import Workload, check_finite, metric_value, spread
+from finecast.pipeline.workload import Workload, spread
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy

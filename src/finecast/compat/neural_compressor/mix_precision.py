@@ -25,8 +25,8 @@ from finecast.compat.neural_compressor.given_model import (
 from finecast.compat.neural_compressor.op_dicts import permitted
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
+from finecast.pipeline.evaluation import check_finite
 from finecast.pipeline.goal import Budget, Goal
-from finecast.pipeline.workload import check_finite
 
 Model = TypeVar("Model")
 Scores = dict[frozenset[str], float]

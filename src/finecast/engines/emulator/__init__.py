@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-import numpy as np
 import onnx_ir as ir
 
 from finecast.devices.emulation import (
     Emulation,
     Setting,
     device_kernels,
-    kernel_numbers,
     setting_of,
     setting_of_plan,
 )
 from finecast.devices.targets import load_target
 from finecast.engines import EMULATOR
-from finecast.engines.base import Array, Capability, EmulatedSession, Engine, Feeds, Session
-from finecast.engines.emulator.model import Emulated, emulated
-from finecast.engines.emulator.roundings import GraphRoundings
-from finecast.engines.loading import exact_engine, load_model
+from finecast.engines.base import Capability, Engine, Session
+from finecast.engines.emulator.session import EmulatorSession
+from finecast.engines.loading import exact_engine
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
-from finecast.frontends.native_model import OFFSET
 from finecast.frontends.onnx import Prepared
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
@@ -38,7 +35,6 @@ from finecast.frontends.onnx.writer import EditedModel
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup
-from finecast.planning.points import SWITCH
 from finecast.rules.policy import Policy, Scope
 
 __all__ = [
@@ -53,41 +49,6 @@ __all__ = [
 
 # The first one with casts to bf16; Clip has its bounds as inputs since 11.
 _OPSET: Final = 13
-# Inputs of an instrumented model, besides constants, that are not the model's own.
-_OWN: Final = frozenset({SWITCH, OFFSET})
-
-
-@final
-class EmulatorSession(EmulatedSession):
-    """A model in ONNX Runtime, instrumented: ``apply`` needs no other session."""
-
-    def __init__(self, session: Session, instrumented: Emulated, setting: Setting) -> None:
-        self._session = session
-        self._instrumented = instrumented
-        fed = {w.name for w in instrumented.weights} | _OWN
-        self._streams = any(s.name == OFFSET for s in session.inputs)
-        self.outputs = session.outputs
-        self.inputs = tuple(s for s in session.inputs if s.name not in fed)
-        self._own = instrumented.feeds(setting)
-        self._seen = 0
-
-    def apply(self, setting: Setting) -> EmulatorSession:
-        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
-        self._own = self._instrumented.feeds(setting)
-        return self.restart()
-
-    def restart(self) -> EmulatorSession:
-        """The next sample is the first of the stream."""
-        self._seen = 0
-        return self
-
-    def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run one batch as the target would."""
-        own: dict[str, Array] = dict(self._own)
-        if self._streams:
-            own[OFFSET] = np.array(self._seen, dtype=np.int64)
-            self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
-        return self._session.run({**feeds, **own})
 
 
 @final
@@ -174,19 +135,25 @@ class EmulatorEngine(Engine):
             kernels: Nodes that run as one; by default those of ``device_kernels``.
             fixed: The one setting to build for; None for any setting (``apply``).
         """
-        graph = prepared.graph
-        found = device_kernels(graph, self.emulation) if kernels is None else kernels
-        model = EditedModel(*read(prepared.model.clone()), emulates=True)
-        stored = ((i, stored_format(v)) for i, v in enumerate(model.binding.values))
-        roundings = GraphRoundings(
-            graph=model.graph,
+        return EmulatorSession(
+            copy=partial(emulated_copy, prepared),
             emulation=self.emulation,
-            kernel_of=kernel_numbers(found),
-            low={i: fmt for i, fmt in stored if fmt is not None},
+            setting=fixed or setting_of(prepared.graph, self.emulation),
+            low=stored_low(prepared),
+            kernels=kernels,
+            switched=fixed is None,
         )
-        built = emulated(model, roundings, fixed)
-        setting = fixed or setting_of(graph, self.emulation)
-        return EmulatorSession(load_model(exact_engine(), built.model), built, setting)
+
+
+def emulated_copy(prepared: Prepared) -> EditedModel:
+    """A copy of an ONNX model, to which a device's roundings are added."""
+    return EditedModel(*read(prepared.model.clone()), emulates=True)
+
+
+def stored_low(prepared: Prepared) -> dict[int, Format]:
+    """Low formats in which an ONNX model itself stores values, by value id."""
+    stored = ((i, stored_format(v)) for i, v in enumerate(prepared.binding.values))
+    return {i: fmt for i, fmt in stored if fmt is not None}
 
 
 def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:

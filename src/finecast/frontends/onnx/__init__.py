@@ -15,7 +15,7 @@ from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
-from finecast.frontends.onnx.editor import name_nodes
+from finecast.frontends.onnx.editor import drop_dead, name_nodes
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.instrument import (
     observable,
@@ -75,6 +75,7 @@ __all__ = [
     "came_external",
     "check",
     "correct_outputs",
+    "drop_dead",
     "fits_one_message",
     "from_model",
     "load",

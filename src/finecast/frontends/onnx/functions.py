@@ -11,7 +11,7 @@ than the model's; and saved plans name nodes as onnx's inliner does
 from __future__ import annotations
 
 from collections.abc import Mapping
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from typing import Final, TypeAlias
 
 import onnx
@@ -36,7 +36,7 @@ def inline_functions(model: ir.Model) -> ir.Model:
     Its nodes have unique names.
 
     Raises:
-        ModelError: If functions are recursive, or their calls too deep or too many.
+        ModelError: If their calls are too deep or too many.
     """
     if not model.functions:
         return model
@@ -89,23 +89,16 @@ def _same(node: onnx.NodeProto, own: int, other: int) -> bool:
 
 
 def _check_expansion(model: ir.Model) -> None:
-    """Raise ModelError if functions are recursive or expand beyond the limits."""
+    """Raise ModelError if functions, none of which calls itself, expand beyond the limits."""
     calls: dict[_Id, dict[_Id, int]] = {}
     own: dict[_Id, int] = {}
     for name, function in model.functions.items():
         calls[name], own[name] = _count(function, model.functions)
     sizes: dict[_Id, int] = {}
     depths: dict[_Id, int] = {}
-    try:
-        for name in TopologicalSorter(calls).static_order():  # what is called comes first
-            sizes[name] = own[name] + sum(n * sizes[c] for c, n in calls[name].items())
-            depths[name] = 1 + max((depths[c] for c in calls[name]), default=0)
-    except CycleError as error:
-        domain, name, _ = error.args[1][0]
-        raise ModelError(
-            f"local function {domain}::{name} calls itself",
-            fix="export the model again; ONNX functions may not be recursive",
-        ) from error
+    for name in TopologicalSorter(calls).static_order():  # what is called comes first
+        sizes[name] = own[name] + sum(n * sizes[c] for c, n in calls[name].items())
+        depths[name] = 1 + max((depths[c] for c in calls[name]), default=0)
     used, _ = _count(model.graph, model.functions)
     total = sum(n * sizes[c] for c, n in used.items())
     if total > _MOST_NODES or max(depths.values(), default=0) > _MOST_DEPTH:

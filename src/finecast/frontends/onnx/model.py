@@ -24,12 +24,14 @@ from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import origin
 from finecast.frontends.onnx.native import KEEP_BELOW_BYTES, size_bytes
 from finecast.frontends.onnx.verify import (
+    check_calls,
     check_dense,
     check_names,
     check_ports,
     check_tensors,
     first_line,
     inner_tensors,
+    name_graphs,
     sort_nodes,
 )
 from finecast.numbers.encodings import Scaled
@@ -161,6 +163,7 @@ def load(path: Path) -> OnnxFile:
         try:
             bring_in(proto, path.parent)
             free_negative_sizes(proto)
+            name_graphs(proto)
             model = ir.from_proto(proto)
             set_base_dir(model.graph, path.parent.absolute())
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
@@ -170,6 +173,7 @@ def load(path: Path) -> OnnxFile:
         untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
         if untyped is not None:
             raise _unreadable(path, f"its input {untyped!r} has no type")
+        check_calls(model, path)
         ordered = sort_nodes(model, path)
     return OnnxFile(
         path=path.absolute(),

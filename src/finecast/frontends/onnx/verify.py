@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
 from typing import Final, TypeVar
@@ -94,6 +95,34 @@ def check_names(model: onnx.ModelProto, path: Path) -> None:
                     where=str(path),
                     fix="name it otherwise where the model is exported",
                 )
+
+
+def check_calls(model: ir.Model, path: Path) -> None:
+    """Refuse local functions that call themselves, at which engines end or never do.
+
+    Raises:
+        ModelError: If there is one; names it.
+    """
+    known = model.functions
+    calls = {
+        name: {n.op_identifier() for n in function.all_nodes()} & known.keys()
+        for name, function in known.items()
+    }
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        domain, name, _ = error.args[1][0]
+        raise ModelError(
+            f"local function {domain}::{name} calls itself",
+            where=str(path),
+            fix="export the model again; ONNX functions may not be recursive",
+        ) from error
+
+
+def name_graphs(model: onnx.ModelProto) -> None:
+    """Name graphs without a name, in place: onnx's checker refuses what is written of them."""
+    for graph in _graphs(model.graph):
+        graph.name = graph.name or "graph"
 
 
 def check_dense(model: onnx.ModelProto, path: Path) -> None:

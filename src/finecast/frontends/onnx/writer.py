@@ -181,6 +181,7 @@ class EditedModel(NativeModel):
 
     library: ClassVar[str] = "ONNX"
     states: ClassVar[Collection[Format]] = STATEMENTS.keys()
+    emulates_all: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, binding: OnnxBinding, *, emulates: bool = False) -> None:
         """Roundings are those of conversions; if it ``emulates``, those of a device."""

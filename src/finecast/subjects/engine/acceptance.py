@@ -32,7 +32,7 @@ from finecast.data.deviation import (
     excused,
     expected,
 )
-from finecast.data.response import blurred, untold
+from finecast.data.response import blurred, nan_outputs, untold
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import load_model
@@ -191,8 +191,8 @@ class _Fault:
 def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
     """Check that the converted model's formats explain its outputs ``got``.
 
-    Returns warnings: of errors that are explained though no digit of an output is right, and
-    of outputs that would show no error on these inputs.
+    Returns warnings: of outputs in which fp32 has NaN, of errors that are explained though no
+    digit of an output is right, and of outputs that would show no error on these inputs.
 
     Args:
         case: Both models.
@@ -206,7 +206,9 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
     bounds = expected(graph, case.formats)
     fault, warnings = _fault(case, bounds, got, wanted)
     if fault is None:
-        return *warnings, *_untold(case, bounds, got, wanted)
+        inputs = "random inputs" if case.random else "these inputs"
+        nans = (f"{text}. {_ON_DATA}" for text in nan_outputs(wanted, inputs))
+        return *nans, *warnings, *_untold(case, bounds, got, wanted)
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
     miscomputed = node.name if node is not None and fault.engine else ""
@@ -336,12 +338,21 @@ def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tupl
 
     found = untold(
         (wanted, got),
-        {n: a for n in wanted if (a := bounds.relative.get(ids.get(n, -1), 0.0)) > 0},
+        {
+            name: allowed
+            for name, array in wanted.items()
+            if (allowed := bounds.relative.get(ids.get(name, -1), 0.0)) > 0
+            and not _all_nan(array)  # which is said by itself
+        },
         max((f.unit_roundoff for f in case.formats.values()), default=0.0),
         case.followed,
         near,
     )
     return tuple(f"{text}. {_ON_DATA}" for text in found)
+
+
+def _all_nan(array: Array) -> bool:
+    return array.dtype.kind not in "biuOSU" and bool(np.isnan(array.astype(np.float64)).all())
 
 
 def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:

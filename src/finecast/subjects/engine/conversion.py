@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import lowest, propose
-from finecast.planning.units import make_units, pattern_kernels
+from finecast.planning.units import pattern_kernels
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts
@@ -51,13 +52,8 @@ from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
 )
-from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
-from finecast.subjects.engine.roundings import (
-    analysis_of,
-    find_units,
-    points_of,
-    zero_sensitivities,
-)
+from finecast.subjects.engine.profiles import profile_ends
+from finecast.subjects.engine.roundings import Times
 
 _OTHER_READER: Final = "onnxruntime"
 """The engine that users of an ONNX file may run it in, whichever one it was made for."""
@@ -280,12 +276,8 @@ def _auto_plan(
         return _modelled_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
         )
-    units, points = find_units(planner, profiles)
-    cost = measured_cost(planner.graph, profiles, partial(measure_casts, engine), {})
-    return fastest_plan(
-        planner,
-        analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost),
-    )
+    times = Times.measured(planner, profiles, engine, {})
+    return fastest_plan(planner, replace(times, lowest_s=math.inf).analysis(prepared, planner))
 
 
 def _modelled_plan(
@@ -299,9 +291,8 @@ def _modelled_plan(
     Among several formats on a device, plans are compared by the modelled time of the whole.
     """
     graph, formats = planner.graph, planner.policy.formats
-    units = make_units(graph, planner.permissions, formats, pattern_kernels(graph))
-    points = points_of(planner, units, dict.fromkeys(formats, ()))
-    analysis = analysis_of(prepared, planner, units, points, zero_sensitivities(points), cost)
+    times = Times.modelled(planner, cost, pattern_kernels(graph))
+    analysis = times.analysis(prepared, planner)
     if device is None or len(formats) == 1:
         return fastest_plan(planner, analysis)
     ids = {n.name: n.id for n in graph.nodes}

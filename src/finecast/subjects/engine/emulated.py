@@ -15,11 +15,12 @@ from typing import Any
 from finecast.devices.emulation import Emulation, Setting
 from finecast.engines.base import EmulatedSession, Feeds, Session
 from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.emulator.native_session import (
-    NativeEmulatorSession,
+from finecast.engines.emulator.session import (
+    EmulatorSession,
     check_emulation,
     plan_session,
 )
+from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
 from finecast.frontends.prepared import PreparedAsIs, PreparedModel
 from finecast.graph import Graph
@@ -34,19 +35,12 @@ from finecast.pipeline.workload import Workload
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
-from finecast.planning.units import make_units
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.native import AS_IT_IS, Source
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.roundings import (
-    analysis_of,
-    points_of,
-    probe_sensitivity,
-    switched_probe,
-)
+from finecast.subjects.engine.roundings import Times
 from finecast.subjects.engine.subject import EngineExamined, EngineSubject
 
 
@@ -157,22 +151,23 @@ class OnDevice(EngineExamined):
         """Not for a device: what adjustments gain is measured in engines."""
         return False
 
-    def analysis(self) -> Analysis:
-        """Times by the roofline, errors by probing each rounding."""
-        graph, low, device = self.planner.graph, self.planner.policy.formats, self.device
+    def calls(self) -> Sequence[Feeds]:
+        """The calls on which the model was observed."""
+        return self.device.feeds
+
+    def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
+        """All of them."""
+        del count
+        return calls
+
+    def times(self, exact: Exact) -> Times:
+        """Times by the roofline."""
+        del exact
+        graph = self.planner.graph
         kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
-        units = make_units(graph, self.planner.permissions, low, kernels)
-        points = points_of(self.planner, units, dict.fromkeys(low, kernels))
-        errors = probe_sensitivity(
-            self.planner,
-            points,
-            lambda switches: switched_probe(self.prepared, switches, device.feeds),
-            counted=device.exact.counted,
-            progress=self.progress,
-        )
         shapes = {i: f.shape for i, f in self.facts.items()}
         cost = RooflineCost(target=self.subject.emulation.target, shapes=shapes)
-        return analysis_of(self.prepared, self.planner, units, points, errors, cost)
+        return Times.modelled(self.planner, cost, kernels, kernels)
 
     @property
     def device(self) -> DeviceModel:
@@ -214,7 +209,7 @@ class NativeProgram(Program):
         del switched
         assert isinstance(self.prepared, PreparedAsIs)
         copy = self.prepared.roundable
-        return NativeEmulatorSession(copy=copy, emulation=emulation, setting=setting)
+        return EmulatorSession(copy=copy, emulation=emulation, setting=setting)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by node id."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
-from finecast.engines.emulator.native_session import plan_session
+from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Feeds, Session, each_call, outputs_on
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call, outputs_on
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
@@ -36,18 +37,103 @@ from finecast.planning.problem import Analysis, pins, roundings
 from finecast.planning.sensitivity import Probe, Sensitivity, joined, measure
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
-from finecast.subjects.engine.profiles import Profiles, kernel_nodes
+from finecast.rules.facts import ValueFacts
+from finecast.subjects.engine.profiles import (
+    Profiles,
+    kernel_nodes,
+    measure_casts,
+    measured_cost,
+)
 
 Points = Mapping[Format, RoundingPoints]
 
 
-def find_units(planner: Planner, profiles: Profiles) -> tuple[Units, Points]:
-    """Units by the kernels of all profiles, and the points at which plans round."""
-    graph = planner.graph
-    low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
-    kernels = [*kernel_nodes(graph, profiles.high), *(k for of in low.values() for k in of)]
-    units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
-    return units, points_of(planner, units, low)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """The times that plans are chosen by, measured in an engine or modelled for a device.
+
+    Attributes:
+        units: Ops that run in one kernel, and so are one decision.
+        points: Where plans round, by format.
+        cost: Seconds of ops and casts.
+        lowest_s: Measured seconds of the fastest of the lowest plans; infinite if unknown.
+        errors: Measured squared errors of the lowest plans, by format.
+    """
+
+    units: Units
+    points: Points
+    cost: CostModel
+    lowest_s: float = math.inf
+    errors: Mapping[Format, float] = field(default_factory=dict[Format, float])
+
+    @classmethod
+    def measured(
+        cls,
+        planner: Planner,
+        profiles: Profiles,
+        engine: Engine,
+        facts: Mapping[int, ValueFacts],
+    ) -> Times:
+        """By profiles in an engine, whose kernels make the units."""
+        graph = planner.graph
+        low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
+        kernels = [
+            *kernel_nodes(graph, profiles.high),
+            *(k for of in low.values() for k in of),
+        ]
+        units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
+        return cls(
+            units=units,
+            points=points_of(planner, units, low),
+            cost=measured_cost(graph, profiles, partial(measure_casts, engine), facts),
+            lowest_s=profiles.low_s,
+            errors=profiles.errors,
+        )
+
+    @classmethod
+    def modelled(
+        cls,
+        planner: Planner,
+        cost: CostModel,
+        kernels: Sequence[frozenset[int]],
+        fused: Sequence[frozenset[int]] = (),
+    ) -> Times:
+        """By a cost model.
+
+        Ops in one of ``kernels`` are one unit; in one of ``fused`` they do not round.
+        """
+        low = planner.policy.formats
+        units = make_units(planner.graph, planner.permissions, low, kernels)
+        points = points_of(planner, units, dict.fromkeys(low, fused))
+        return cls(units=units, points=points, cost=cost)
+
+    def analysis(
+        self,
+        prepared: PreparedModel,
+        planner: Planner,
+        sensitivity: Mapping[Format, Sensitivity] | None = None,
+    ) -> Analysis:
+        """The costs and errors that plans are chosen by, with the requested types of ports.
+
+        Without sensitivities no rounding makes an error.
+        """
+        found = sensitivity or {f: Sensitivity.zero(at) for f, at in self.points.items()}
+        io = prepared.resolve_io(planner.highest().io)
+        saturation, errors = joined(found)
+        pinned = pins(io, (Format.FP32, *self.points))
+        analysis = Analysis.of(
+            planner.graph,
+            self.units,
+            self.cost,
+            {
+                fmt: roundings(self.units, where, errors[fmt], fmt, pinned)
+                for fmt, where in self.points.items()
+            },
+            io=io,
+            lowest_s=self.lowest_s,
+            probes=sum(s.probes for s in found.values()),
+        )
+        return replace(analysis, saturation=saturation)
 
 
 def points_of(
@@ -106,40 +192,6 @@ def probe_sensitivity(
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )
     return found
-
-
-def zero_sensitivities(points: Points) -> dict[Format, Sensitivity]:
-    """Sensitivities where none were measured: no rounding makes an error."""
-    return {fmt: Sensitivity.zero(where) for fmt, where in points.items()}
-
-
-def analysis_of(
-    prepared: PreparedModel,
-    planner: Planner,
-    units: Units,
-    points: Points,
-    sensitivity: Mapping[Format, Sensitivity],
-    cost: CostModel,
-    *,
-    lowest_s: float = math.inf,
-) -> Analysis:
-    """The costs and errors that plans are chosen by, with the requested types of ports."""
-    graph, io = planner.graph, prepared.resolve_io(planner.highest().io)
-    saturation, errors = joined(sensitivity)
-    pinned = pins(io, (Format.FP32, *points))
-    found = Analysis.of(
-        graph,
-        units,
-        cost,
-        {
-            fmt: roundings(units, where, errors[fmt], fmt, pinned)
-            for fmt, where in points.items()
-        },
-        io=io,
-        lowest_s=lowest_s,
-        probes=sum(s.probes for s in sensitivity.values()),
-    )
-    return replace(found, saturation=saturation)
 
 
 # Fewer parts than this are not worth the time to load their sessions.

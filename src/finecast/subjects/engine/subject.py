@@ -52,13 +52,8 @@ from finecast.subjects.engine.planning import (
     check_stated,
     make_planner,
 )
-from finecast.subjects.engine.profiles import measure_casts, measured_cost, profile_ends
-from finecast.subjects.engine.roundings import (
-    analysis_of,
-    find_units,
-    probe_sensitivity,
-    switched_probe,
-)
+from finecast.subjects.engine.profiles import profile_ends
+from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
 
 # Requests that are timed together, for each that is in flight: so many that starting the first
 # and waiting for the last take a small part of the time.
@@ -271,40 +266,45 @@ class EngineExamined(Examined):
             return plan
 
     def analysis(self) -> Analysis:
-        """Times by profiles of the fp32 model and of the lowest plans; errors by probing."""
-        subject, planner = self.subject, self.planner
-        self.progress("profile", 0, 1)
-        feeds, inputs = self.workload.timing()[0], subject.reference.inputs
-        calls = probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
-        exact = Exact.of(subject.reference, calls, self.workload.of)
-        profiles = profile_ends(
-            subject.model,
-            planner,
-            subject.engine,
-            feeds,
-            output_error=lambda session: exact.error(session) ** 2,
-            progress=self.progress,
-        )
-        profiles, slow = profiles.without_slow_formats()
-        for fmt in slow:
-            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
-        cost = measured_cost(
-            planner.graph, profiles, partial(measure_casts, subject.engine), self.facts
-        )
-        units, points = find_units(planner, profiles)
+        """Times as ``times`` tells them; errors by probing each rounding alone."""
+        calls = self.calls()
+        exact = Exact.of(self.subject.reference, calls, self.workload.of)
+        times = self.times(exact)
 
         def prober(switches: Sequence[Switch]) -> Probe:
-            feeds = probed(calls, inputs, probed_rows(len(switches)))
-            return switched_probe(self.prepared, switches, feeds)
+            return switched_probe(self.prepared, switches, self.probed(calls, len(switches)))
 
         errors = probe_sensitivity(
-            planner,
-            points,
+            self.planner,
+            times.points,
             prober,
             counted=exact.counted,
             progress=self.progress,
-            totals=profiles.errors,
+            totals=times.errors,
         )
-        return analysis_of(
-            self.prepared, planner, units, points, errors, cost, lowest_s=profiles.low_s
-        )
+        return times.analysis(self.prepared, self.planner, errors)
+
+    def calls(self) -> Sequence[Feeds]:
+        """The calls on which errors are measured."""
+        inputs = self.subject.reference.inputs
+        return probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
+
+    def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
+        """Those calls, or as much of them as is enough for ``count`` roundings."""
+        return probed(calls, self.subject.reference.inputs, probed_rows(count))
+
+    def times(self, exact: Exact) -> Times:
+        """Times by profiles of the fp32 model and of the lowest plans."""
+        subject = self.subject
+        self.progress("profile", 0, 1)
+        profiles, slow = profile_ends(
+            subject.model,
+            self.planner,
+            subject.engine,
+            self.workload.timing()[0],
+            output_error=lambda session: exact.error(session) ** 2,
+            progress=self.progress,
+        ).without_slow_formats()
+        for fmt in slow:
+            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
+        return Times.measured(self.planner, profiles, subject.engine, self.facts)

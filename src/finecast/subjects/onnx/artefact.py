@@ -53,6 +53,8 @@ def write(
     """
     file = source.file
     check_output(file, output)
+    if output.clean:
+        frontend.drop_dead(built.model)
     place = output.path.parent if output.path is not None else None
     with staging(place) as folder:
         staged = folder / (output.path.name if output.path is not None else "model.onnx")

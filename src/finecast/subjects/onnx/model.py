@@ -8,10 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, Setting
 from finecast.engines import candidates
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
-from finecast.engines.emulator import exact_session
+from finecast.engines.emulator import (
+    EmulatorEngine,
+    EmulatorSession,
+    emulated_copy,
+    exact_session,
+    prepare,
+    stored_low,
+)
+from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_engine, from_memory
 from finecast.errors import EngineError
@@ -20,6 +28,7 @@ from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
 from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
+from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.device import Program
@@ -28,6 +37,7 @@ from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.acceptance import feeds_for
+from finecast.subjects.engine.emulated import NativeProgram
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, check_trust
 from finecast.subjects.onnx.artefact import check_output, input_shapes, truth_session, write
@@ -35,19 +45,6 @@ from finecast.subjects.onnx.artefact import check_output, input_shapes, truth_se
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-from dataclasses import replace
-
-from finecast.devices.emulation import Setting
-from finecast.engines.emulator import (
-    EmulatorEngine,
-    EmulatorSession,
-    prepare,
-    setting_of_plan,
-)
-from finecast.engines.loading import load_model
-from finecast.numbers.formats import Format
-from finecast.rules.policy import Scope
-from finecast.subjects.engine.emulated import NativeProgram
 
 
 def read(path: Path, *, trust: bool = False) -> OnnxModel:
@@ -234,7 +231,9 @@ class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
-    prepared: Prepared = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    prepared: Prepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        init=False
+    )
 
     def __post_init__(self) -> None:
         """Write out ops that the device computes in steps."""
@@ -255,24 +254,14 @@ class OnnxProgram(NativeProgram):
         return {i: f for i, f in found.items() if f is not None}
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
-        """A session under the plan's setting if it has one low format, else of its own model.
-
-        The low format may be another than that of ``emulation``.
-        """
-        formats = self.formats(plan)
-        low = set(formats.values()) - {Format.FP32}
-        if len(low) <= 1:
-            coded = plan.encodings
-            emulation = replace(
-                emulation,
-                format=next(iter(low), emulation.format),
-                encodings={n.id: coded[n.name] for n in self.graph.nodes if n.name in coded},
-            )
-            return self.session(emulation, setting_of_plan(formats, emulation))
-        engine = EmulatorEngine(emulation=replace(emulation, scope=Scope.NONE))
-        session = load_model(engine, frontend.apply(self.source.file, plan).model)
-        assert isinstance(session, EmulatorSession)
-        return session
+        """A session of the model with the plan's formats."""
+        return plan_session(
+            partial(emulated_copy, self.prepared),
+            plan,
+            emulation,
+            formats=self.formats(plan),
+            low=stored_low(self.prepared),
+        )
 
 
 def _op_of(step: str) -> str:

@@ -85,12 +85,7 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless both files of IR may be written to ``output``."""
-        if output.external_data is not None:
-            raise UsageError(
-                "--external-data/--one-file does not apply to OpenVINO models",
-                where=str(output.path),
-                fix="leave it out: constants are always beside the .xml, in the .bin",
-            )
+        output.check_plain("OpenVINO models")
         output.check()
         if output.path is not None:
             if output.path.suffix != IR_SUFFIX:

@@ -141,10 +141,7 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless a folder may be written to ``output``."""
-        if output.external_data is not None:
-            raise UsageError(
-                "--external-data/--one-file does not apply to SavedModels", fix="leave it out"
-            )
+        output.check_plain("SavedModels")
         if output.path is not None:
             check_writable_folder(output.path, GRAPH_FILE, force=output.force)
 

@@ -45,7 +45,7 @@ from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.device import Program
 from finecast.pipeline.model import ReadOptions, RunOptions
-from finecast.pipeline.sources import DataOptions, FeedMaker
+from finecast.pipeline.sources import DataOptions, FeedMaker, known_outputs
 from finecast.pipeline.subject import Built, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.adjustments import Adjustment
@@ -281,6 +281,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             known=options.baseline,
             lower_is_better=options.lower_is_better,
             examples=self.examples,
+            of=known_outputs(options.of, session),
         )
 
     def emulated(self, **parts: Any) -> TorchEmulatedSubject:
@@ -352,10 +353,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the program, converted, may be written there."""
-        if output.external_data is not None:
-            raise UsageError(
-                "--external-data/--one-file does not apply to .pt2 files", fix="leave it out"
-            )
+        output.check_plain(".pt2 files")
         if output.path is not None:
             check_writable(output.path, force=output.force)
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch.fx import GraphModule
 
-from finecast.devices.emulation import Emulation, is_parameter, setting_of_formats
-from finecast.engines.emulator.native_session import NativeEmulatorSession
+from finecast.devices.emulation import Emulation, is_parameter
+from finecast.engines.emulator.session import EmulatorSession, plan_session
 from finecast.engines.torch.session import ProgramSignature
 from finecast.errors import ModelError
 from finecast.frontends.prepared import PreparedModel
@@ -45,7 +45,9 @@ class TorchProgram(NativeProgram):
         fp32_parameters: Nodes whose scale and shift PyTorch keeps in fp32 beside low values.
     """
 
-    prepared: TorchPrepared = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    prepared: TorchPrepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        init=False
+    )
     steps: Mapping[str, tuple[int, ...]] = field(init=False)
     fp32_parameters: frozenset[int] = field(init=False)
 
@@ -86,14 +88,14 @@ class TorchProgram(NativeProgram):
         """The plan's formats by node id; each step of an op has the op's format."""
         return {i: f for name, f in plan.formats.items() for i in self.steps.get(name, ())}
 
-    def plan_session(self, plan: Plan, emulation: Emulation) -> NativeEmulatorSession:
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
         """A session of the program with the plan's formats."""
-        low = {i: f for i, f in self.formats(plan).items() if f is not Format.FP32}
-        return NativeEmulatorSession(
-            copy=self.prepared.roundable,
-            emulation=emulation,
-            setting=setting_of_formats(low, emulation, fp32_parameters=self.fp32_parameters),
-            formats=low,
+        return plan_session(
+            self.prepared.roundable,
+            plan,
+            emulation,
+            formats=self.formats(plan),
+            fp32_parameters=self.fp32_parameters,
         )
 
 

@@ -1,0 +1,87 @@
+"""Conversions leave no stale type and nothing dead; ``clean`` removes what came dead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import finecast
+from finecast.engines import installed
+from finecast.errors import FinecastError, UsageError
+from tests.conformance.cases import node_cases
+from tests.frontends.leftovers import stale_types, unread, with_stated_types
+from tests.frontends.tools import parse
+
+pytestmark = pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
+
+POLICIES = ("all:bf16", "all:fp16")
+EVERY = 23
+"""Of ONNX's own cases each so many: all of them take minutes."""
+
+
+def converted(model: onnx.ModelProto, policy: str) -> onnx.ModelProto:
+    done = finecast.convert(
+        model, policy=policy, engine="openvino", verify=False, progress=False
+    )
+    assert isinstance(done.model, onnx.ModelProto)
+    return done.model
+
+
+def check(model: onnx.ModelProto, policy: str) -> None:
+    """Converted, and converted again to another policy: neither leaves anything."""
+    stale = set(stale_types(model))
+    for asked in (policy, "none"):
+        model = converted(model, asked)
+        assert set(stale_types(model)) <= stale
+        assert not unread(model)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_onnx_own_cases(policy: str) -> None:
+    tried = 0
+    for case in node_cases()[::EVERY]:
+        try:
+            model = with_stated_types(case.model)
+            converted(model, policy)
+        except (FinecastError, onnx.shape_inference.InferenceError):
+            continue  # refused, which another test is about
+        if unread(model):
+            continue  # what came dead stays and is converted with the rest
+        check(model, policy)
+        tried += 1
+    assert tried > len(node_cases()) // EVERY // 2
+
+
+def dead() -> onnx.ModelProto:
+    """A model with a chain of nodes and an initializer that no output needs."""
+    model = parse(
+        "net (float[n,4] x) => (float[n,4] y)"
+        " { y = MatMul(x, w)\n a = Relu(y)\n b = Mul(a, v) }"
+    )
+    for name in ("w", "v", "unused"):
+        array = np.eye(4, dtype=np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.mark.parametrize("policy", ["none", "all:fp16"])
+def test_clean_leaves_out_what_came_dead(policy: str, tmp_path: Path) -> None:
+    onnx.save(dead(), tmp_path / "net.onnx")
+    kept, clean = tmp_path / "kept.onnx", tmp_path / "clean.onnx"
+    finecast.convert(tmp_path / "net.onnx", kept, policy, engine="onnxruntime")
+    finecast.convert(tmp_path / "net.onnx", clean, policy, engine="onnxruntime", clean=True)
+    assert len(unread(onnx.load(kept))) >= 3
+    assert not unread(onnx.load(clean))
+    assert [n.op_type for n in onnx.load(clean).graph.node if n.op_type != "Cast"] == [
+        "MatMul"
+    ]
+
+
+def test_only_onnx_files_are_cleaned(tmp_path: Path) -> None:
+    onnx.save(dead(), tmp_path / "net.onnx")
+    with pytest.raises(UsageError, match="does not apply to OpenVINO models"):
+        finecast.convert(tmp_path / "net.onnx", tmp_path / "net.xml", "none", clean=True)

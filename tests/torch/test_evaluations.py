@@ -1,0 +1,137 @@
+"""Evaluations of modules that say nothing of them are refused, as those of ``--eval`` are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import finecast.torch as ft
+from finecast.errors import ModelError, UsageError, UserCodeError
+from finecast.pipeline.result import Result
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(8) % 4
+COUNT = itertools.count()
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def tune(
+    evaluate: Callable[[nn.Module], Any], module: nn.Module | None = None, **more: Any
+) -> Result:
+    options = ft.TuneOptions(prepare=lambda one: one, steps=2)
+    return ft.tune(
+        module or net(), (X,), evaluate=evaluate, options=options, progress=False, **more
+    )
+
+
+def ran(module: nn.Module, value: Any) -> Any:
+    module(X)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "said"),
+    [
+        (lambda _: 0.9, "returns 0.9 and never ran the model.*call the module"),
+        (lambda m: ran(m, 0.9), r"returns 0\.9 whatever the outputs are"),
+        (lambda m: ran(m, "0.9"), "returns '0.9' of type str, not a number"),
+        (lambda m: float(m(X).mean()) + next(COUNT), "different numbers for the same outputs"),
+        (lambda m: ran(m, float("inf")), "returns inf for the fp32 model"),
+    ],
+)
+def test_numbers_that_say_nothing_are_refused(
+    evaluate: Callable[[nn.Module], Any], said: str
+) -> None:
+    with pytest.raises(UserCodeError, match=said):
+        tune(evaluate)
+
+
+def test_nan_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    del recwarn
+    with pytest.raises(ModelError, match="the fp32 model's metric is NaN"):
+        tune(lambda m: ran(m, float("nan")))
+
+
+def accuracy(module: nn.Module) -> float:
+    return float((module(X).argmax(1) == LABELS).float().mean())
+
+
+def forward(module: nn.Module) -> float:
+    return float(module.forward(X).mean())
+
+
+def compiled(module: nn.Module) -> float:
+    return float(torch.compile(module, backend="eager", fullgraph=True)(X).mean())
+
+
+def batches_in_random_order(module: nn.Module) -> float:
+    rows = random.Random().sample(range(8), 8)  # the same number, by other calls
+    return sum(float(module(X[k : k + 1]).double().sum()) for k in sorted(rows))
+
+
+@pytest.mark.parametrize("evaluate", [accuracy, forward, compiled, batches_in_random_order])
+def test_what_follows_the_outputs_is_taken(evaluate: Callable[[nn.Module], float]) -> None:
+    module = net()
+    own = module.forward
+    with torch.no_grad():
+        assert tune(evaluate, module).baseline.metric == pytest.approx(evaluate(module))
+    assert module.forward == own
+    assert "forward" not in module.__dict__
+
+
+class Two(nn.Module):
+    """One output that barely errs, and one that errs much: a difference of near numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), self.head(x + 1000) - self.head.weight.sum(1) * 1000
+
+
+def test_errors_are_of_the_outputs_named() -> None:
+    def evaluate(module: nn.Module) -> float:
+        return float(module(X)[0].mean())
+
+    program = torch.export.export(Two().eval(), (X,))
+    names = program.graph_signature.user_outputs
+    errors = [
+        max(
+            found.error
+            for found in tune(
+                evaluate, program, of=[str(name)], policy="all:bf16"
+            ).findings.sensitivities
+        )
+        for name in names
+    ]
+    assert errors[1] > 4 * errors[0]
+    with pytest.raises(UsageError, match=r"unknown output 'nothing' \(of\)"):
+        tune(evaluate, program, of=["nothing"])
+
+
+class Log(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(self.layer(x))
+
+
+def test_convert_tells_of_nan_in_fp32() -> None:
+    said = r"the fp32 model gives NaN on the example inputs: output '\w+' has \d+ in 32"
+    with pytest.warns(UserWarning, match=said):
+        ft.convert(Log().eval(), (X,), "all:bf16")
