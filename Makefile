@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-tensorflow lint bench mutants zoo zoo-sample clean
+.PHONY: help demo docs package test test-tensorflow lint bench mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,6 +20,7 @@ help:
 	@echo "make test-tensorflow  the tests of TensorFlow models, in an environment of their own"
 	@echo "make lint   the same without the tests"
 	@echo "make docs   the documentation as a site, in build/site"
+	@echo "make package  the wheel and the source archive, tried in an empty environment"
 	@echo "make bench  the benchmarks; figures in benchmarks/RESULTS.md"
 	@echo "make mutants  do the tests notice small faults? figures in docs/testing.md"
 	@echo "make zoo    architectures of other libraries through everything; writes docs/zoo.md"
@@ -88,6 +89,21 @@ docs: $(VENV)/.installed-docs
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(PIP) --editable '.[docs]'
 	@touch $@
+
+# What users install, as they do: the wheel alone in an environment of its own, called from
+# another folder. Nothing of this checkout but the example's model and data is read.
+package: $(BIN)/python
+	rm -rf dist build/package && mkdir -p build/package
+	$(PIP) build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/package/venv
+	build/package/venv/bin/python -m pip --disable-pip-version-check install --quiet \
+	  --constraint constraints.txt dist/finecast-*.whl
+	cp $(DIGITS)/digits.onnx build/package/model.onnx
+	cp $(DIGITS)/digits_eval.npz build/package/data.npz
+	cd build/package && venv/bin/finecast tune model.onnx -o tuned.onnx --data data.npz \
+	  --metric top1 --tolerance 0.01 --target avx512-vnni
+	cd build/package && venv/bin/finecast explain model.onnx --plan tuned.plan.json
 
 bench: $(VENV)/.installed-dev
 	@mkdir -p build && $(BIN)/python -m benchmarks.common > build/bench.jsonl

@@ -28,7 +28,7 @@ from torch import nn
 import finecast.torch as ft
 from benchmarks.torch_families import FAMILIES
 from finecast.engines.torch import rates
-from finecast.engines.torch.kernels import KernelTimes
+from finecast.engines.torch.costs import KernelTimes
 from finecast.numbers.formats import Format
 
 POLICIES: Final = ("all:bf16", "auto:bf16")

@@ -22,9 +22,7 @@ from benchmarks.common import report
 from benchmarks.torch_nets import Bert
 from benchmarks.torch_published import MobileNetV3
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.probing import Errors, first_order, probe_all
-from finecast.numbers.formats import Format
-from finecast.planning.points import find_points
+from tests.torch.errors import Errors, first_order, points_of, probed
 
 CASES = {
     "bert2 1x32": Case(net=lambda: Bert(2, 1000), inputs=lambda: ids(1, 32)),
@@ -37,17 +35,17 @@ def compare(name: str, case: Case) -> None:
     torch.manual_seed(0)
     args = case.inputs()
     captured = frontend.capture(settled(case.net(), args), args)
-    points = find_points(captured.graph, frozenset(n.id for n in captured.graph.float_nodes))
-    one_pass, pass_s = _timed(lambda: first_order(captured, points, Format.BF16, args))
-    probed, probe_s = _timed(lambda: probe_all(captured, points, Format.BF16, args))
+    points = points_of(captured)
+    one_pass, pass_s = _timed(lambda: first_order(captured, points, args))
+    each, probe_s = _timed(lambda: probed(captured, points, args))
     # Points that no output depends on are exactly 0 in both.
-    live = (one_pass > 0) & (probed > 0)
-    octaves = np.abs(np.log2(one_pass[live] / probed[live]))
-    ranks: Any = spearmanr(one_pass[live], probed[live])
+    live = (one_pass > 0) & (each > 0)
+    octaves = np.abs(np.log2(one_pass[live] / each[live]))
+    ranks: Any = spearmanr(one_pass[live], each[live])
     report(
         "torch sensitivities",
         f"{name}: sum of squared errors, one pass over probing",
-        round(float(one_pass.sum() / probed.sum()), 3),
+        round(float(one_pass.sum() / each.sum()), 3),
         "x",
         points=len(points),
         rank_correlation=round(float(ranks.statistic), 3),

@@ -18,7 +18,7 @@ MOST_OF_A_VERB = 8
 # What a process remembers for good, and why. Each is one per process whoever asks.
 KEPT_IN_MODULES = {
     "engines/probe.py: _cache": "what this machine's engines can do: measured once",
-    "engines/torch/kernels.py: _seen": "times of this machine's kernels: measured once",
+    "engines/torch/costs.py: _seen": "times of this machine's kernels: measured once",
     "subjects/engine/profiles.py: _KNOWN": "times of this machine's casts: measured once",
     "files/locks.py: _HOLDERS": "locks on files are the process's own",
     "frontends/collection.py: _Uncollected": "the garbage collector is the process's own",

@@ -47,6 +47,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--min-speedup": "min_speedup",
     "--no-verify": "verify=False",
     "--objective": "objective",
+    "--of": "of",
     "--op": "Policy.op_formats",
     "--resume": "resume=True",
     "--sample-axis": "DataOptions.sample_axes",

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import parser
 
 from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
@@ -230,3 +231,30 @@ def test_inspect_fits_a_terminal_of_80_columns(
     table = [line for line in lines if not line.startswith("/")]
     assert max(len(line) for line in table) <= 80
     assert any(line.startswith("  elementwise ") for line in table)
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "xml"])
+def test_ops_that_give_sizes_have_no_type_and_are_not_counted(
+    suffix: str, finecast: Callable[..., Answer], tmp_path: Path
+) -> None:
+    net = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 4] x, float[4, 4] w) => (float[n, 4] y, int64[2] z) {
+          [product] h = MatMul (x, w) [sizes] s = Shape (h) [move] y = Reshape (h, s)
+          [twice] z = Add (s, s)
+        }"""
+    )
+    model = tmp_path / f"m.{suffix}"
+    onnx.save(net, tmp_path / "m.onnx")
+    if suffix == "xml":
+        ov = pytest.importorskip("openvino")
+        ov.save_model(ov.Core().read_model(tmp_path / "m.onnx"), model, compress_to_fp16=False)
+    found = finecast("explain", model, "--json").json
+    assert found["formats"] == {"bf16": 2}
+    assert sum(len(one["nodes"]) for one in found["groups"]) == 2
+    low = tmp_path / f"low.{suffix}"
+    done = finecast("convert", model, "-o", low, "--auto-cast", "all", "--json").json
+    assert done["ops"] == {"bf16": 2}
+    classes = finecast("inspect", low, "--json").json["classes"]
+    assert {one["class"]: one["types"] for one in classes}["shape"] == {"other": 1}
+    assert "keeps its type" in finecast("explain", model, "sizes").out

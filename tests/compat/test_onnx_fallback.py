@@ -177,13 +177,13 @@ def test_op_dicts_and_ports() -> None:
 
 
 def test_the_gate_measures_and_force_bf16_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from finecast.compat.neural_compressor.engine_models import OnnxGiven
+    from finecast.compat.neural_compressor.engine_models import EngineModelGiven
 
-    def slow(model: OnnxGiven, low: Format) -> Speed:
+    def slow(model: EngineModelGiven, low: Format) -> Speed:
         del model, low
         return Speed(gains=False, text="0.50 of fp32's speed (measured)")
 
-    monkeypatch.setattr(OnnxGiven, "speed", slow)
+    monkeypatch.setattr(EngineModelGiven, "speed", slow)
     assert mix_precision.fit(model()) is not None
     monkeypatch.delenv("FORCE_BF16")
     with pytest.raises(EngineError, match=r"0\.50 of fp32's speed.*FORCE_BF16=1"):

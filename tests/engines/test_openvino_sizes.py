@@ -133,6 +133,7 @@ def test_empty_outputs_are_not_compared() -> None:
 def test_inspect_counts_at_sizes_that_fit_and_says_which() -> None:
     found = api.inspect(windows())
     assert found.notes["sizes"] == "t=64, which --dim changes"
+    assert found.notes["free sizes"] == "n (x.0), t (x.2)"
     assert all(row.bytes >= 0 and row.flops >= 0 for row in found.classes)
     assert sum(row.flops for row in found.classes) > 0
     assert "sizes" not in api.inspect(windows(), dims={"t": 80}).notes

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx
+import onnx_ir as ir
+
+from finecast.frontends.onnx import drop_dead
 
 
 def with_stated_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with a value_info for each value, as exporters write it."""
     return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+
+
+def without_dead(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without what no output needs."""
+    found = ir.from_proto(model)
+    drop_dead(found)
+    return ir.to_proto(found)
 
 
 def stale_types(model: onnx.ModelProto) -> list[str]:

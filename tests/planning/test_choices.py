@@ -7,10 +7,13 @@ import pytest
 
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Choice, choices
+from finecast.planning.choices import Choice
+from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
+from finecast.planning.proposing import frontier_of
 from finecast.planning.units import make_units
 from finecast.rules import Permission
+from finecast.rules.policy import Policy
 
 FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 
@@ -38,9 +41,9 @@ def test_choices_are_of_the_first_of_equal_formats(lows: tuple[Format, ...]) -> 
     formats = (FP32, *lows)
     allowed = {0: Permission(formats=frozenset(formats), reasons=())}
     units = make_units(graph, allowed, lows)
-    found = choices(
-        graph,
-        allowed,
+    policy = Policy(formats=lows)
+    found = frontier_of(
+        Planner(graph=graph, policy=policy, permissions=allowed),
         Analysis(
             units=units,
             times={f: np.array([3.0 if f is FP32 else 1.0]) for f in formats},

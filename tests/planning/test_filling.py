@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from finecast.graph import Graph
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning.choices import choices
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
-from finecast.planning.proposing import near, within
+from finecast.planning.proposing import frontier_of, near, within
 from finecast.planning.sensitivity import Saturation
 from finecast.planning.units import make_units
 from finecast.rules import Permission
@@ -35,7 +34,7 @@ def chain() -> Graph:
 
 def problem(
     gains: list[float], errors: list[float], cast_s: float
-) -> tuple[Graph, dict[int, Permission], Analysis]:
+) -> tuple[Planner, Analysis]:
     graph = chain()
     allowed = {
         i: Permission(formats=frozenset({FP32, BF16}), reasons=()) for i in range(COUNT)
@@ -46,16 +45,17 @@ def problem(
         cast_time=lambda _value, source, to: 0.0 if source is to else cast_s,
         rounded={BF16: Roundings(units=np.array(errors), lists=[], errors=np.zeros(0))},
     )
-    return graph, allowed, analysis
+    policy = Policy.parse("auto:bf16")
+    return Planner(graph=graph, policy=policy, permissions=allowed), analysis
 
 
 @pytest.mark.parametrize("low", range(1, COUNT))
 def test_of_units_alike_as_many_are_low_as_the_error_allows(low: int) -> None:
     """Units of equal price change in one step of the frontier."""
-    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
-    steps = choices(graph, allowed, analysis)
+    planner, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    steps = frontier_of(planner, analysis)
     assert [s.error for s in steps] == [0.0, COUNT]
-    found = within(graph, allowed, analysis, steps, low + 0.5)
+    found = within(planner, analysis, steps, low + 0.5)
     assert found is not None
     assert found.error == low
     assert found.time_s == pytest.approx(9.0 * COUNT - 4.0 * low)
@@ -64,12 +64,12 @@ def test_of_units_alike_as_many_are_low_as_the_error_allows(low: int) -> None:
 @pytest.mark.parametrize("together", [3.0, 12.0])
 def test_the_error_to_keep_is_that_of_all_together(together: float) -> None:
     """The single errors have the sum 6; all together cause half of that, or twice."""
-    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    planner, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
     adds_up = Saturation.through(COUNT, together)
     analysis = replace(analysis, saturation=adds_up)
-    steps = choices(graph, allowed, analysis)
+    steps = frontier_of(planner, analysis)
     for low in range(1, COUNT):
-        found = within(graph, allowed, analysis, steps, adds_up.together(low + 0.5))
+        found = within(planner, analysis, steps, adds_up.together(low + 0.5))
         assert found is not None
         assert found.formats.count(BF16) == low
         assert found.error == pytest.approx(adds_up.together(low))
@@ -83,10 +83,10 @@ six = st.lists(positive, min_size=COUNT, max_size=COUNT)
 def test_it_is_faster_than_the_step_that_keeps_the_error(
     gains: list[float], errors: list[float], cast_s: float, share: float
 ) -> None:
-    graph, allowed, analysis = problem(gains, errors, cast_s)
-    steps = choices(graph, allowed, analysis)
+    planner, analysis = problem(gains, errors, cast_s)
+    steps = frontier_of(planner, analysis)
     error = share * steps[-1].error
-    found = within(graph, allowed, analysis, steps, error)
+    found = within(planner, analysis, steps, error)
     if found is not None:
         kept = max((s for s in steps if s.error <= error), key=lambda s: s.error)
         assert found.error <= error
@@ -94,17 +94,16 @@ def test_it_is_faster_than_the_step_that_keeps_the_error(
 
 
 def test_beyond_the_frontier_there_is_nothing() -> None:
-    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
-    steps = choices(graph, allowed, analysis)
-    assert within(graph, allowed, analysis, steps, 100.0) is None
-    assert within(graph, allowed, analysis, steps, -1.0) is None
-    assert within(graph, allowed, analysis, steps, steps[-1].error) is None  # it is a step
+    planner, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    steps = frontier_of(planner, analysis)
+    assert within(planner, analysis, steps, 100.0) is None
+    assert within(planner, analysis, steps, -1.0) is None
+    assert within(planner, analysis, steps, steps[-1].error) is None  # it is a step
 
 
 def test_after_a_miss_plans_have_shares_of_the_error_that_is_allowed() -> None:
     """The shares 1, .9, .8 and .7 of the error are 1, .81, .64 and .49 of its square."""
-    graph, allowed, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
-    planner = Planner(graph=graph, policy=Policy.parse("auto:bf16"), permissions=allowed)
+    planner, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
     found = near(planner, analysis, 5.5)
     assert [p.error for p in found] == [5.0, 4.0, 3.0, 2.0]
     assert [list(p.plan.formats.values()).count(BF16) for p in found] == [5, 4, 3, 2]

@@ -11,13 +11,12 @@ import pytest
 from finecast.graph import Graph
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning.choices import choices
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.planner import Planner
 from finecast.planning.points import rounding_points
 from finecast.planning.pricing import by_memory, by_size, resident_bytes
 from finecast.planning.problem import Analysis, Priced, build_problem, roundings
-from finecast.planning.proposing import proposal
+from finecast.planning.proposing import frontier_of, proposal
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units
 from finecast.rules import Permission
@@ -80,8 +79,8 @@ def test_a_constant_is_stored_once_in_each_format_that_reads_it(
 
 def test_the_smallest_plan_is_all_low_though_it_is_slower() -> None:
     planner, analysis = priced(TIED, BF16, slow=3.0)
-    fastest = choices(TIED, planner.permissions, analysis)[-1]
-    smallest = choices(TIED, planner.permissions, by_size(planner, analysis))[-1]
+    fastest = frontier_of(planner, analysis)[-1]
+    smallest = frontier_of(planner, by_size(planner, analysis))[-1]
     assert not fastest.lowers
     of = smallest.by_node(analysis.units)
     assert (of[0], of[2]) == (BF16, BF16)  # the last op's weights are below 1% of the bytes
@@ -95,7 +94,7 @@ def test_the_size_is_that_of_all_plans_least() -> None:
     sized = by_size(planner, analysis)
     problem = build_problem(TIED, planner.permissions, sized)
     every = [evaluate(problem, np.array(x)).time_s for x in product(range(2), repeat=4)]
-    found = choices(TIED, planner.permissions, sized)
+    found = frontier_of(planner, sized)
     assert found[-1].time_s == pytest.approx(min(every))
 
 
@@ -126,7 +125,7 @@ def test_no_bytes_are_told_as_times(by: Callable[[Planner, Analysis], Analysis])
     planner, analysis = priced(TIED, BF16)
 
     def evidence(of: Analysis) -> set[str]:
-        found = proposal(planner, of, choices(TIED, planner.permissions, of)[-1])
+        found = proposal(planner, of, frontier_of(planner, of)[-1])
         return {key for d in found.plan.decisions for r in d.reasons for key in r.evidence}
 
     assert {"fp32 us", "bf16 us"} <= evidence(analysis)

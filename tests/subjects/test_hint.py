@@ -19,7 +19,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.hint import hinted_models, stated
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.onnx.model import OnnxModel
 from tests.frontends.tools import parse, tensor
@@ -53,7 +53,7 @@ def planner(tmp_path: Path) -> Planner:
     onnx.save(residual(), path)
     policy = Policy.parse("auto:bf16")
     prepared = frontend.prepare(frontend.load(path), policy)
-    return make_planner(prepared, policy, get_engine("openvino"), measured=True)
+    return make_planner(prepared, policy, get_engine("openvino"), Judging(measured=True))
 
 
 def kernel(*names: str, computed: str = "bf16", stored: str = "bf16") -> KernelFormats:

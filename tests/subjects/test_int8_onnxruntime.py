@@ -26,7 +26,7 @@ from finecast.planning.units import make_units
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 from tests.kernels import skip_without_int8
 from tests.subjects.drawn import write_drawn
 
@@ -145,7 +145,7 @@ def test_probes_round_what_the_written_model_rounds(
     file = frontend.load(net)
     prepared = frontend.prepare(file, policy)
     facts = observe(prepared, lambda: [DATA])
-    planner = make_planner(prepared, policy, engine, facts=facts)
+    planner = make_planner(prepared, policy, engine, Judging(facts=facts))
     units = make_units(prepared.graph, planner.permissions, (INT8,))
     points = scaled_points(prepared.graph, units, planner.permissions, INT8)
     rounded = switches(points, planner.permissions, INT8)

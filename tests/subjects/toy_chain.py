@@ -12,12 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from finecast.data.deviation import deviation
 from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.engines.ports import ordered_feeds
+from finecast.errors import WrongNumbersError
 from finecast.graph import ConstantStats, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant, round_to
-from finecast.pipeline.artefact import Verified, compare_finite
+from finecast.pipeline.artefact import Verified, compare
 from finecast.planning.plan import Plan
 
 Chain = list[dict[str, Any]]
@@ -124,4 +126,6 @@ def lowered(chain: Chain, plan: Plan) -> Chain:
 
 def verify(before: Chain, after: Chain, feeds: Feeds) -> Verified:
     wanted, got = (ToySession.of(chain).run(feeds) for chain in (before, after))
-    return compare_finite("toy", [*got.values()], [*wanted.values()])
+    if any(deviation(got[name], array).nonfinite for name, array in wanted.items()):
+        raise WrongNumbersError("an output has NaN or Inf where fp32 has none")
+    return compare("toy", got, wanted)

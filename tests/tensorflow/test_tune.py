@@ -14,7 +14,7 @@ from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.subjects.engine.hint import hinted_models
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 from tests.tensorflow.models import tf, top1, types_of
 
 # numpy 2 says so of TensorFlow 2.21's own tensors.
@@ -88,7 +88,7 @@ def test_grapplers_own_choice_stands_beside_the_result(digits: Path) -> None:
     opened: Any = finecast.load(digits / "model")
     engine = get_engine("tensorflow")
     policy = finecast.Policy.parse("auto:bf16")
-    planner = make_planner(opened.prepare(policy), policy, engine, measured=True)
+    planner = make_planner(opened.prepare(policy), policy, engine, Judging(measured=True))
     found = list(hinted_models(opened, engine, planner))
     products = {"conv", "matmul"}
     lowered = {d.format for one in found for d in one.plan.decisions if d.op in products}

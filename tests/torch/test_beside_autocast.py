@@ -24,7 +24,8 @@ from finecast.frontends import torch as frontend
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Choice
 from finecast.rules.policy import Policy
-from finecast.subjects.torch.planning import Judging, choose, planner_of
+from finecast.subjects.engine.planning import Judging, make_planner
+from finecast.subjects.torch.planning import choose
 from tests.torch.planned import plan_of
 from tests.torch.uncompiled import OpByOp
 
@@ -153,8 +154,8 @@ def test_autocast_s_plan_follows_the_types_that_ops_read() -> None:
 
     captured = frontend.capture(Net().eval(), (torch.randn(4, 8),))
     policy = Policy.parse("auto:bf16")
-    prepared = frontend.TorchPrepared(graph=captured.graph, captured=captured)
-    planner = planner_of(prepared, policy, TorchEngine(), Judging(measured=True))
+    prepared = frontend.TorchPrepared(graph=captured.graph, source=captured)
+    planner = make_planner(prepared, policy, TorchEngine(), Judging(measured=True))
     found = autocast_formats(captured.graph, planner.permissions, policy.formats)
     formats = {captured.graph.nodes[n].op: f for n, f in found.items()}
     low, high = Format.BF16, Format.FP32

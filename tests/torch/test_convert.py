@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +14,17 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+import finecast
 import finecast.torch as ft
 from finecast import Policy
 from finecast.engines.torch import rates
 from finecast.engines.torch.kernel_check import is_wrong
 from finecast.errors import ModelError, RuleConflictError, UsageError
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.probing import first_order, probe_all
 from finecast.numbers.formats import Format
 from finecast.planning.edits import cast_count
-from finecast.planning.points import find_points
 from finecast.subjects.torch import planning
+from tests.torch.errors import first_order, points_of, probed
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -108,13 +110,11 @@ def test_the_residual_stream_stays_exact_beside_low_products() -> None:
 def test_both_ways_of_measuring_sensitivity_agree() -> None:
     net, x = Block().eval(), torch.randn(16, 32)
     captured = frontend.capture(net, (x,))
-    free = frozenset(n.id for n in captured.graph.float_nodes)
-    points = find_points(captured.graph, free)
-    one_pass = first_order(captured, points, Format.BF16, [x], draws=8)
-    probed = probe_all(captured, points, Format.BF16, [x])
+    points = points_of(captured)
+    one_pass = first_order(captured, points, [x], draws=8)
     assert len(points) > 5
     # Sums over points predict; single ones scatter with the random combination.
-    assert one_pass.sum() == pytest.approx(probed.sum(), rel=0.3)
+    assert one_pass.sum() == pytest.approx(probed(captured, points, [x]).sum(), rel=0.3)
 
 
 def test_tied_weights_stay_one_tensor() -> None:
@@ -428,3 +428,33 @@ def test_indices_do_not_follow_the_format_of_what_they_pick() -> None:
     picked, relu = captured.graph.float_nodes
     assert (picked.follows_in, picked.follows_out) == ((True, False), (True,))
     assert relu.follows_in == (True,)
+
+
+class Folded(nn.Module):
+    """A norm that is folded into a convolution, and a product that becomes a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.weight = nn.Parameter(torch.randn(8, 5))
+        self.bias = nn.Parameter(torch.randn(5))
+        self.norm.running_mean, self.norm.running_var = torch.randn(8), torch.rand(8) + 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x)).relu().mean((2, 3)) @ self.weight + self.bias
+
+
+def test_a_plan_that_lowers_nothing_changes_no_bit(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, x = Folded().eval(), torch.randn(2, 3, 12, 12)
+    policy = Policy(exclude=(re.compile(""),))
+    with torch.no_grad():
+        wanted = module(x)
+        low = ft.convert(module, (x,), policy)
+        assert not plan_of(low).lowers
+        assert torch.equal(low(x), wanted)
+    saved = tmp_path / "m.pt2"
+    torch.export.save(torch.export.export(module, (x,)), saved)
+    done = finecast.convert(saved, tmp_path / "low.pt2", policy)
+    assert done.verified.max_abs_error == 0
+    assert torch.equal(torch.export.load(tmp_path / "low.pt2").module()(x), wanted)

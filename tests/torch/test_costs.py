@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import finecast.torch as ft
-from finecast.engines.torch import kernels
-from finecast.engines.torch.kernels import KernelTimes
+from finecast.engines.torch import costs
+from finecast.engines.torch.costs import KernelTimes
 from finecast.frontends import torch as frontend
 from finecast.numbers.formats import Format
 from tests.torch.planned import plan_of
@@ -59,7 +59,7 @@ def test_long_kernels_are_left_to_the_rates_and_equal_ones_run_once(
 ) -> None:
     args = (torch.randn(2, 16, 64),)
     captured = frontend.capture(nn.Sequential(Attending(), Attending()).eval(), args)
-    monkeypatch.setattr(kernels, "_seen", {})
+    monkeypatch.setattr(costs, "_seen", {})
     runs: list[int] = []
 
     def best(calls: list[object], device: str, **options: object) -> list[float]:
@@ -67,7 +67,7 @@ def test_long_kernels_are_left_to_the_rates_and_equal_ones_run_once(
         runs.append(len(calls))
         return [3.0, 4.0]
 
-    monkeypatch.setattr(kernels, "least_times", best)
+    monkeypatch.setattr(costs, "least_times", best)
     times = KernelTimes(
         graph=captured.graph,
         binding=captured.binding,
@@ -92,8 +92,8 @@ def test_the_plan_follows_what_was_measured(
         del calls, device, options
         return [1e-4, seconds]
 
-    monkeypatch.setattr(kernels, "_seen", {})
-    monkeypatch.setattr(kernels, "least_times", best)
+    monkeypatch.setattr(costs, "_seen", {})
+    monkeypatch.setattr(costs, "least_times", best)
     plan = plan_of(ft.convert(Attending().eval(), (torch.randn(2, 16, 64),)))
     formats = {d.op: d.format.label for d in plan.decisions}
     assert formats["attention"] == expected

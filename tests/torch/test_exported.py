@@ -19,6 +19,7 @@ from torch import nn
 
 import finecast
 import finecast.torch as ft
+from finecast import api
 from finecast.errors import ModelError, UsageError
 from finecast.numbers.formats import Format
 from finecast.pipeline.result import Verdict
@@ -330,3 +331,28 @@ def test_what_is_saved_may_be_named_by_text_and_has_to_be_a_program(tmp_path: Pa
             call()
     with pytest.raises(UsageError, match="no such folder"):
         ft.save(made, tmp_path / "none" / "low.pt2")
+
+
+def test_ops_that_give_sizes_have_no_type_and_no_internal_name(tmp_path: Path) -> None:
+    """``sym_size`` was an op in bf16, in a module that PyTorch calls by a hook's name."""
+
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.linear(x).reshape(x.shape[0], -1))
+
+    shapes = {"x": {0: torch.export.Dim("B", min=2), 1: torch.export.Dim("T", min=2)}}
+    program = torch.export.export(Folded(), (torch.randn(4, 6, 8),), dynamic_shapes=shapes)
+    path = tmp_path / "m.pt2"
+    torch.export.save(program, path)
+    graph, plan = api.judge(path, "all:bf16")
+    sizes = [node.name for node in graph.nodes if node.op == "shape"]
+    assert sizes
+    assert not any("hook" in name for name in sizes)
+    assert plan.counts == {"bf16": 3}
+    found = api.inspect(path)
+    assert {row.kind: row.types for row in found.classes}["shape"] == {"other": len(sizes)}
+    assert found.notes["free sizes"].count("(x.") == 2

@@ -11,11 +11,10 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from finecast.engines.exact import Exact
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
-from finecast.numbers.formats import Format
-from finecast.planning.points import find_points
-from finecast.subjects.torch.planning import sensitivities
+from finecast.subjects.torch.model import of_module
+from tests.torch.errors import Errors, first_order, points_of, probed
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -29,15 +28,15 @@ class Reordered(nn.Module):
         return ones, ones, rounded * 1.0, rounded, exact
 
 
-@pytest.mark.parametrize("measured", [probe_all, first_order])
+@pytest.mark.parametrize("measured", [probed, first_order])
 def test_an_output_s_error_is_that_of_its_own_value(
     measured: Callable[..., Errors],
 ) -> None:
     x = torch.cat([torch.full((2, 4), 2.0), torch.rand(2, 4) + 1.0])
     captured = frontend.capture(Reordered(), (x,))
-    points = find_points(captured.graph, frozenset(n.id for n in captured.graph.nodes))
+    points = points_of(captured)
     ends = [p for p in points if p.reader is None]
-    errors = measured(captured, ends, Format.BF16, [x])
+    errors = measured(captured, ends, [x])
     names = [captured.graph.values[p.value].name for p in ends]
     found = {name for name, error in zip(names, errors, strict=True) if error > 0}
     assert found == {"mul", "getitem_1"}
@@ -54,7 +53,7 @@ class Repeated(nn.Module):
         return (x * 1.5,) * self.times
 
 
-@pytest.mark.parametrize("measured", [probe_all, first_order])
+@pytest.mark.parametrize("measured", [probed, first_order])
 def test_what_is_several_outputs_is_rounded_in_all_of_them(
     measured: Callable[..., Errors],
 ) -> None:
@@ -62,9 +61,9 @@ def test_what_is_several_outputs_is_rounded_in_all_of_them(
 
     def error(times: int) -> float:
         captured = frontend.capture(Repeated(times), (x,))
-        points = find_points(captured.graph, frozenset(n.id for n in captured.graph.nodes))
+        points = points_of(captured)
         ends = [p for p in points if p.reader is None]
-        return float(measured(captured, ends, Format.BF16, [x]).sum())
+        return float(measured(captured, ends, [x]).sum())
 
     assert error(3) == pytest.approx(error(1), rel=0.2)
 
@@ -81,22 +80,23 @@ class Cached(nn.Module):
         return self.head(x.mean(1)), present
 
 
-@pytest.mark.parametrize("probing", [False, True])
-def test_a_cache_that_came_in_hides_no_error_of_the_logits(probing: bool) -> None:
+@pytest.mark.parametrize("measured", [probed, first_order])
+def test_a_cache_that_came_in_hides_no_error_of_the_logits(
+    measured: Callable[..., Errors],
+) -> None:
     torch.manual_seed(0)
     x, past = torch.rand(2, 1, 8), torch.randn(2, 40, 8)
-    captured = frontend.capture(Cached(), (x, past))
-    points = find_points(captured.graph, frozenset(n.id for n in captured.graph.nodes))
-    assert own_outputs(captured, [x, past]) == {0}
-    found = sensitivities(captured, points, [Format.BF16], [x, past], probing=probing)
-    alone = sensitivities(
-        captured, points, [Format.BF16], [x, past], probing=probing, counted={1}
-    )
+    model = of_module(Cached(), ((x, past), {}))
+    captured = model.file.captured("auto")
+    points = points_of(captured)
+    assert Exact.of(model.reference(), [model.examples]).counted == {0}
+    found = measured(captured, points, [x, past], {0})
+    alone = measured(captured, points, [x, past], {1})
     names = [captured.graph.values[p.value].name for p in points]
     heads = [k for k, name in enumerate(names) if name == "linear"]
     caches = [k for k, name in enumerate(names) if name == "past"]
     assert heads
     assert caches
-    assert all(found[Format.BF16][k] > 1e-7 for k in heads)
-    assert all(found[Format.BF16][k] == 0 for k in caches)
-    assert all(alone[Format.BF16][k] == 0 for k in heads)
+    assert all(found[k] > 1e-7 for k in heads)
+    assert all(found[k] == 0 for k in caches)
+    assert all(alone[k] == 0 for k in heads)

@@ -27,7 +27,7 @@ from finecast.planning.plan import Plan
 from finecast.rules import NodeView
 from finecast.rules.override import active
 from finecast.rules.policy import Policy
-from finecast.subjects.torch.planning import Judging, planner_of
+from finecast.subjects.torch.planning import planner_of
 from tests.torch.planned import plan_of
 
 Held = Mapping[str, Callable[..., Any]]
@@ -289,9 +289,8 @@ def lowest_under(
     policy = Policy.parse("all:bf16")
     with rules.override(held):
         captured = frontend.capture(body, (x,))
-        prepared = TorchPrepared(graph=captured.graph, captured=captured)
-        how = Judging(rule_set=rule_set)
-        planner = planner_of(prepared, policy, TorchEngine(), how)
+        prepared = TorchPrepared(graph=captured.graph, source=captured)
+        planner = planner_of(prepared, policy, TorchEngine(), rule_set)
     decisions = planner.lowest().decisions
     return {name: d.format.label for d in decisions for name in (d.op, d.node)}
 

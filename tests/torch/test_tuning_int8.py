@@ -15,19 +15,20 @@ import torch
 
 import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine, rates
+from finecast.engines.torch.costs import KernelTimes
 from finecast.engines.torch.integers import Prepare
-from finecast.engines.torch.kernels import KernelTimes
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import scales_of_products
 from finecast.numbers.formats import Format
-from finecast.progress import silent
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
+from finecast.subjects.engine.planning import Judging, make_planner
 from finecast.subjects.torch import integers, subject
 from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.planning import Judging, planner_of
+from finecast.subjects.torch.planning import compiled_times, measured_errors
 from tests.torch.planned import plan_of
 from tests.torch.test_tuning import Branches, Clock, Device, X
 
@@ -188,9 +189,12 @@ def test_single_errors_are_those_of_the_codes_that_a_plan_states() -> None:
     model = of_module(net, ((X,), {}))
     prepared, captured = model.prepare(policy), model.file.captured(policy.label)
     facts = observe(prepared, lambda: [model.examples])
-    planner = planner_of(prepared, policy, TorchEngine(), Judging(facts=facts, measured=True))
-    found = integers.coded_sensitivities(planner, prepared, [model.examples], silent)
-    where, sensitivity = found[Format.INT8]
+    how = Judging(facts=facts, measured=True)
+    planner = make_planner(prepared, policy, TorchEngine(), how)
+    times = compiled_times(planner, "cpu", prepared)
+    exact = Exact.of(model.reference(), [model.examples])
+    found = measured_errors(prepared, planner, times, exact)
+    where, sensitivity = times.points[Format.INT8], found[Format.INT8]
     assert len(where.points) == len(where.weights) == 2
     with torch.no_grad():
         got = frontend.apply(captured, frontend.planned_edits(captured, planner.lowest()))(X)

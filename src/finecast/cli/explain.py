@@ -111,7 +111,7 @@ def _refuse_beside_plan(options: Sequence[str]) -> None:
 def _sum_up(found: Explanation) -> None:
     plan = found.plan
     counts = ", ".join(f"{count} in {label}" for label, count in plan.counts.items())
-    write_line(f"{number_of(len(plan.decisions), 'op')}: {counts or 'nothing to decide'}")
+    write_line(f"{number_of(len(plan.counted), 'op')}: {counts or 'nothing to decide'}")
     heads = ("ops", "format", "decided by", "for example")
     table = new_table("", heads, fold=heads[2:])
     for one in found.groups:

@@ -77,16 +77,29 @@ def check_dims(
     Raises:
         UsageError: If ``dims`` has a name that is neither a symbol nor ``INPUT.AXIS``.
     """
-    free: dict[str, None] = {}
-    for name, shape in shapes.items():
-        if shape is None:
-            free |= dict.fromkeys(f"{name}.{axis}" for axis in range(len(dims) or 1))
-        for axis, dim in enumerate(shape or ()):
-            if not isinstance(dim, int):
-                free |= dict.fromkeys(filter(None, (dim, f"{name}.{axis}")))
+    free = free_dims(shapes)
+    free |= {axis: [] for axes in list(free.values()) for axis in axes}
+    for name in (n for n, shape in shapes.items() if shape is None):
+        free |= {f"{name}.{axis}": [] for axis in range(len(dims) or 1)}
     for name in dims:
         if name not in free:
             raise unknown_name(name, free, what="free dimension", where="--dim")
+
+
+def free_dims(
+    shapes: Mapping[str, Sequence[int | str | None] | None],
+) -> dict[str, list[str]]:
+    """The axes of inputs that have each free size, as ``INPUT.AXIS``.
+
+    A size without a name has that of its axis, and no axes.
+    """
+    found: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        for axis, dim in enumerate(shape or ()):
+            if not isinstance(dim, int):
+                own = f"{name}.{axis}"
+                found.setdefault(dim or own, []).extend([own] if dim else [])
+    return found
 
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -345,48 +345,19 @@ def setting_of_plan(
     *,
     fp32_parameters: frozenset[int] = frozenset(),
 ) -> Setting:
-    """The setting of a plan of one low format: its low ops read and store low.
+    """The setting of a plan: its low ops read and store low, each in its own format.
 
     In formats for operands alone (8-bit, tf32) ops store fp32.
-
-    Args:
-        formats: Format by node id.
-        emulation: The target; its format is the plan's low one.
-        fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
-    """
-    low = frozenset(i for i, f in formats.items() if f is emulation.format)
-    writes = low if emulation.format.encodes_results else frozenset[int]()
-    return Setting(
-        reads=low,
-        parameters=low - fp32_parameters,
-        writes=writes,
-        relayout=emulation.relayout is not None,
-    )
-
-
-def setting_of_formats(
-    formats: Mapping[int, Format],
-    emulation: Emulation,
-    *,
-    fp32_parameters: frozenset[int] = frozenset(),
-) -> Setting:
-    """The setting of a plan of any number of low formats, each op in its own.
 
     Args:
         formats: Format by node id.
         emulation: The target.
         fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
     """
-    low = {i: f for i, f in formats.items() if f is not Format.FP32}
-    found = Setting(relayout=emulation.relayout is not None)
-    for fmt in set(low.values()):
-        one = setting_of_plan(
-            low, replace(emulation, format=fmt), fp32_parameters=fp32_parameters
-        )
-        found = replace(
-            found,
-            reads=found.reads | one.reads,
-            parameters=found.parameters | one.parameters,
-            writes=found.writes | one.writes,
-        )
-    return found
+    low = frozenset(i for i, f in formats.items() if f is not Format.FP32)
+    return Setting(
+        reads=low,
+        parameters=low - fp32_parameters,
+        writes=frozenset(i for i in low if formats[i].encodes_results),
+        relayout=emulation.relayout is not None,
+    )

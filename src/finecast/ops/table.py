@@ -34,6 +34,7 @@ class OpKind(Enum):
     RANDOM = auto()
     COMPARISON = auto()
     INDEX = auto()
+    SHAPE = auto()
     LOSS = auto()
     SIGNAL = auto()
     IMAGE = auto()
@@ -131,6 +132,11 @@ class OpInfo:
     def matmul_engine(self) -> bool:
         """Whether the op runs on the matmul engine."""
         return self.kind.matmul_engine
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the op reads or gives numbers, and not the sizes of tensors alone."""
+        return self.kind is not OpKind.SHAPE
 
     @property
     def places(self) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from finecast.data.deviation import LIMIT, deviation
 from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
-from finecast.errors import UsageError, WrongNumbersError
+from finecast.errors import UsageError
 from finecast.files import DATA_SUFFIX, check_writable
 from finecast.naming import Option, convert_options, path_of
 from finecast.planning.sensitivity import is_float
@@ -106,22 +106,6 @@ class Verified:
     apart: tuple[str, ...] = ()
     random: bool = False
     warnings: tuple[str, ...] = ()
-
-
-def compare_finite(engine: str, got: Sequence[Array], wanted: Sequence[Array]) -> Verified:
-    """``compare``, for outputs that may not have NaN or Inf where fp32 has none.
-
-    Raises:
-        WrongNumbersError: If an output has a NaN or Inf where fp32 has none.
-    """
-    for number, pair in enumerate(zip(got, wanted, strict=True)):
-        if deviation(*pair).nonfinite:
-            raise WrongNumbersError(
-                f"output {number} has NaN or Inf where fp32 has none",
-                fix="use bf16, exclude ops with --exclude or --op NAME=fp32, or use `tune`",
-            )
-    given, exact = ({str(n): a for n, a in enumerate(arrays)} for arrays in (got, wanted))
-    return compare(engine, given, exact)
 
 
 def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) -> Verified:

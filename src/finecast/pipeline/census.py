@@ -168,7 +168,7 @@ def _count(
         kind=kind,
         nodes=len(nodes),
         ops=dict(Counter(n.op for n in nodes).most_common()),
-        types=dict(Counter(computed_in(graph, n) or "other" for n in nodes).most_common()),
+        types=dict(Counter(_type_of(graph, n) for n in nodes).most_common()),
         flops=sum(f for f in operations if f is not None),
         bytes=sum(b for b in moved if b is not None),
         uncounted=sum(
@@ -180,6 +180,12 @@ def _count(
         ),
         parameters=parameters,
     )
+
+
+def _type_of(graph: Graph, node: Node) -> str:
+    """The type that an op computes in; ``other`` if it computes in none of floats."""
+    numbers = by_name(node.op).has_numbers
+    return (computed_in(graph, node) if numbers else "") or "other"
 
 
 def _is_parameter(graph: Graph, node: Node, index: int) -> bool:

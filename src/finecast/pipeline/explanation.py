@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from finecast.graph import Graph, Node
 from finecast.naming import number_of
+from finecast.ops import by_name
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import RULES
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
@@ -38,7 +39,7 @@ class Group:
 def groups(plan: Plan) -> list[Group]:
     """The decisions of a plan, grouped by format and by what decided; large groups first."""
     found: dict[tuple[str, str], list[Decision]] = {}
-    for decision in plan.decisions:
+    for decision in plan.counted:
         key = decision.format.label, _decided_by(decision)
         found.setdefault(key, []).append(decision)
     made: list[Group] = []
@@ -98,7 +99,9 @@ class Explanation:
     @property
     def decision(self) -> Decision | None:
         """The node's decision; None if it carries no fp32 that could change."""
-        return None if self.node is None else self.plan.decision(self.node.name)
+        if self.node is None or not by_name(self.node.op).has_numbers:
+            return None
+        return self.plan.decision(self.node.name)
 
     @property
     def groups(self) -> list[Group]:
@@ -114,7 +117,7 @@ class Explanation:
     @property
     def is_timed(self) -> bool:
         """Whether reasons have times of kernels."""
-        decisions = [self.decision] if self.node is not None else self.plan.decisions
+        decisions = [self.decision] if self.node is not None else self.plan.counted
         return any(_time_us(d) for d in decisions if d is not None)
 
     @property
@@ -130,7 +133,7 @@ class Explanation:
             decision = self.decision
             fmt = "" if decision is None else f"{decision.format.label}: "
             return one_line(f"{self.node.name}: {fmt}{self.why}")
-        lines = [number_of(len(self.plan.decisions), "op")]
+        lines = [number_of(len(self.plan.counted), "op")]
         lines += [
             f"{number_of(len(g.nodes), 'op')} in {g.format} by {g.decided_by}, as"
             f" {g.example}: {g.why}"
@@ -168,7 +171,8 @@ class Explanation:
         """A row (rule, formats it permits, text, evidence) for every verdict on the node."""
         decision, node = self.decision, self.node
         if decision is None:
-            kept = node.format.label if node and node.format else "no float type"
+            numbers = node is not None and by_name(node.op).has_numbers
+            kept = node.format.label if node and node.format and numbers else "no float type"
             return [("", kept, "the node carries no fp32 that could change", "")]
         order = {rule.name: number for number, rule in enumerate(RULES)}
         reasons = sorted(decision.reasons, key=lambda r: order.get(r.rule, len(order)))

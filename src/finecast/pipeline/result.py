@@ -201,7 +201,7 @@ class Result:
             (r.node, r.op, r.type, r.reason, _figure(r.ms), _figure(r.error))
             for r in self.ops[:_MOST_ROWS]
         ]
-        more = len(self.plan.decisions) - len(rows)
+        more = len(self.plan.counted) - len(rows)
         table = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
             for row in (heads, *rows)
@@ -263,7 +263,7 @@ class Result:
                 error=None if unit is None else unit.error,
             )
 
-        return tuple(row(one) for one in self.plan.decisions)
+        return tuple(row(one) for one in self.plan.counted)
 
     @property
     def run_notes(self) -> tuple[str, ...]:

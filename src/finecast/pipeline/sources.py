@@ -426,12 +426,15 @@ def calibration_batches(
 class FeedMaker:
     """Feeds to verify a model with: the first of ``batches``, else random ones.
 
-    Random feeds have ``batch`` samples, and free dimensions the sizes in ``dims``.
+    Random feeds have ``batch`` samples, and free dimensions the sizes in ``dims``. If neither
+    is stated, they are the ``examples`` that came with the model, where some did. Examples
+    count as random: they are no data that the model was made for.
     """
 
     batches: Sequence[Feeds] = ()
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
     batch: int = 1
+    examples: Feeds | None = None
 
     def check(self, shapes: Shapes) -> None:
         """Refuse random inputs that are too large; a file of few bytes may declare any size.
@@ -477,7 +480,7 @@ class FeedMaker:
         ranges: Mapping[str, Range] | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> Feeds:
-        """The first batch, else random feeds.
+        """The first batch, else the examples, else random feeds.
 
         Random numbers are as ``ranges`` says of them, by input name. A free dimension has the
         size in ``dims``, else in ``lengths``, else a small one.
@@ -487,6 +490,8 @@ class FeedMaker:
         """
         if self.batches:
             return self.batches[0]
+        if self.examples is not None and not self.dims and self.batch == 1:
+            return self.examples
         guessed = guessed_dims(session.inputs)
         free = {*guessed, *(d for spec in session.inputs for d in spec.shape or ())}
         long = {name: size for name, size in (lengths or {}).items() if name in free}

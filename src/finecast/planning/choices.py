@@ -1,25 +1,16 @@
-"""The formats of a graph's units along the frontier of predicted time and error.
-
-Among two formats each choice is optimal, found by one minimum cut; among more formats
-expansion moves approximate it, and an integer program solves small ones.
-"""
+"""A choice of formats for a graph's units, and a plan made of one, with predicted costs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.planning.problem import Analysis, build_problem
+from finecast.planning.problem import Analysis
 from finecast.planning.units import Units
-from finecast.rules import Permission
 from finecast.solver.assignment import Bools, Ints
-from finecast.solver.expansion import envelope
-from finecast.solver.frontier import Step, frontier
-from finecast.solver.labelling import Labelling, LabelProblem, two_sided
+from finecast.solver.frontier import Step
+from finecast.solver.labelling import Labelling, LabelProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,46 +69,3 @@ class Proposal:
     plan: Plan
     time_s: float
     error: float
-
-
-def choices(
-    graph: Graph,
-    permissions: Mapping[int, Permission],
-    analysis: Analysis,
-    *,
-    most: int | None = None,
-    errors: tuple[float, float] = (0.0, math.inf),
-) -> tuple[Choice, ...]:
-    """At most ``most`` choices, from the most accurate to the fastest.
-
-    Laws: time falls and error grows strictly. With a single low format each choice has the
-    least cost at its price of error.
-
-    Args:
-        graph: The graph.
-        permissions: What the rules left.
-        analysis: Times, casts and errors.
-        most: The largest number of choices; None for all.
-        errors: Range of squared errors of interest: choices outside may be left out, which
-            saves cuts where there are more than two formats.
-
-    Raises:
-        RuleConflictError: If a unit may have no format.
-    """
-    problem = build_problem(graph, permissions, analysis)
-    if problem.labels == 2:
-        return tuple(
-            Choice.of(step, problem, step.low, analysis, index=step.index)
-            for step in frontier(two_sided(problem), max_steps=most)
-        )
-    low, high = (analysis.saturation.apart(error) for error in errors)
-    steps = envelope(problem, max_steps=most or _MANY, errors=(low, high))
-    return tuple(
-        Choice.of(step, problem, step.label, analysis, index=index)
-        for index, step in enumerate(steps)
-    )
-
-
-# The limit where all choices are asked for and there are more than two formats: each choice
-# then takes several cuts, and their number is not bounded.
-_MANY = 64

@@ -15,6 +15,7 @@ from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.ops import by_name
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
 from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
@@ -127,9 +128,18 @@ class Plan:
         return {d.node: d.encodings for d in self.decisions if d.format.has_scales}
 
     @property
+    def counted(self) -> tuple[Decision, ...]:
+        """The decisions of ops that read or give numbers.
+
+        An op that gives sizes, such as Shape, has a decision, too: its operand is read as it
+        is stored, without a cast.
+        """
+        return tuple(d for d in self.decisions if by_name(d.op).has_numbers)
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of ops per format, most frequent first."""
-        return dict(Counter(d.format.label for d in self.decisions).most_common())
+        return dict(Counter(d.format.label for d in self.counted).most_common())
 
     def counts_in(self, graph: Graph) -> dict[str, int]:
         """Like ``counts``; an op of a quantized region counts as what it computes in.
@@ -140,7 +150,7 @@ class Plan:
         labels = (
             (computed_in(graph, nodes[d.node]) if d.format is Format.FP32 else "")
             or d.format.label
-            for d in self.decisions
+            for d in self.counted
         )
         return dict(Counter(labels).most_common())
 

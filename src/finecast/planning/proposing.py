@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained, labels_of
-from finecast.planning.choices import Choice, Proposal, choices
+from finecast.planning.choices import Choice, Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner, chosen
 from finecast.planning.problem import Analysis, build_problem
-from finecast.rules import Permission
 from finecast.solver.assignment import Floats, Ints
+from finecast.solver.expansion import envelope
 from finecast.solver.flips import Flips, flips
-from finecast.solver.labelling import Labelling, LabelProblem, evaluate
+from finecast.solver.frontier import frontier
+from finecast.solver.labelling import Labelling, LabelProblem, evaluate, two_sided
 
 # Steps of the frontier that become candidates: each costs a conversion and a few timed runs.
 MAX_STEPS: Final = 10
+# The limit where all choices are asked for and there are more than two formats: each choice
+# then takes several cuts, and their number is not bounded.
+_MANY: Final = 64
 
 # Shares of the error that the criterion is estimated to allow after a first miss. Predictions
 # of errors, and of the metric from errors, are accurate to some ten percent.
@@ -37,8 +40,34 @@ def frontier_of(
     most: int | None = None,
     errors: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[Choice, ...]:
-    """At most ``most`` choices, the most accurate first, with errors in about this range."""
-    return choices(planner.graph, planner.permissions, analysis, most=most, errors=errors)
+    """At most ``most`` choices, from the most accurate to the fastest.
+
+    Laws: time falls and error grows strictly. With a single low format each choice has the
+    least cost at its price of error, and is found by one minimum cut; among more formats
+    expansion moves approximate it, and an integer program solves small ones.
+
+    Args:
+        planner: The graph, and what the rules left.
+        analysis: Times, casts and errors.
+        most: The largest number of choices; None for all.
+        errors: Range of squared errors of interest: choices outside may be left out, which
+            saves cuts where there are more than two formats.
+
+    Raises:
+        RuleConflictError: If a unit may have no format.
+    """
+    problem = build_problem(planner.graph, planner.permissions, analysis)
+    if problem.labels == 2:
+        return tuple(
+            Choice.of(step, problem, step.low, analysis, index=step.index)
+            for step in frontier(two_sided(problem), max_steps=most)
+        )
+    low, high = (analysis.saturation.apart(error) for error in errors)
+    steps = envelope(problem, max_steps=most or _MANY, errors=(low, high))
+    return tuple(
+        Choice.of(step, problem, step.label, analysis, index=index)
+        for index, step in enumerate(steps)
+    )
 
 
 def proposal(planner: Planner, analysis: Analysis, choice: Choice, name: str = "") -> Proposal:
@@ -80,8 +109,7 @@ def near(planner: Planner, analysis: Analysis, error: float) -> list[Proposal]:
     ]
     found: dict[tuple[Format, ...], Proposal] = {}
     for share in _SHARES:
-        graph, permissions = planner.graph, planner.permissions
-        choice = within(graph, permissions, analysis, steps, share**2 * error)
+        choice = within(planner, analysis, steps, share**2 * error)
         if choice is not None and choice.lowers and choice.formats not in found:
             name = f"between steps, error {math.sqrt(choice.error):.3g}"
             found[choice.formats] = proposal(planner, analysis, choice, name)
@@ -124,17 +152,12 @@ _MOST_UNITS: Final = 64
 
 
 def within(
-    graph: Graph,
-    permissions: Mapping[int, Permission],
-    analysis: Analysis,
-    steps: Sequence[Choice],
-    error: float,
+    planner: Planner, analysis: Analysis, steps: Sequence[Choice], error: float
 ) -> Choice | None:
     """A choice of at most this squared error, faster than every step that keeps to it.
 
     Args:
-        graph: The graph.
-        permissions: What the rules left.
+        planner: The graph, and what the rules left.
         analysis: Times, casts and errors.
         steps: The steps of the frontier, the most accurate first.
         error: The squared error.
@@ -148,7 +171,7 @@ def within(
         return None
     numbers = {f: number for number, f in enumerate(analysis.times)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
-    problem = build_problem(graph, permissions, analysis)
+    problem = build_problem(planner.graph, planner.permissions, analysis)
     found = _descend(problem, slow, fast, analysis.saturation.apart(error))
     if found.time_s >= pair[0].time_s:
         return None

@@ -9,12 +9,12 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol
 
-import numpy as np
 import torch
 from torch.fx import GraphModule
 
 from finecast.engines.probe import speed_of
 from finecast.engines.torch import TorchEngine
+from finecast.engines.torch.costs import CompiledCost
 from finecast.errors import UsageError
 from finecast.frontends.torch import CASTS, TorchPrepared
 from finecast.frontends.torch.regions import mark_regions
@@ -29,12 +29,11 @@ from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, rule_se
 from finecast.rules.override import current, unmatched
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
+from finecast.subjects.engine.planning import Judging
+from finecast.subjects.engine.roundings import Times
 from finecast.subjects.torch.conversion import slow_formats
 from finecast.subjects.torch.planning import (
-    Judging,
-    analysis_of,
     as_autocast,
-    compiled_cost,
     planner_of,
 )
 from finecast.training.coverage import Coverage, watched
@@ -51,17 +50,6 @@ class Memory(Enum):
 
     AUTOCAST = "autocast"
     LEAST = "least"
-
-    @classmethod
-    def parse(cls, name: str) -> Memory:
-        """Read a choice by its name.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        return look_up(
-            name, {m.value: m for m in cls}, what="choice of memory", where="memory"
-        )
 
 
 # Each compilation has a backend of its own, and Dynamo keeps at most eight compiled graphs for
@@ -163,7 +151,8 @@ class Backend:
         overrides: Overrides | None = None,
     ) -> None:
         self.policy = Policy.of(policy)
-        self.memory = Memory.parse(memory)
+        choices = {m.value: m for m in Memory}
+        self.memory = look_up(memory, choices, what="choice of memory", where="memory")
         self.cache = WeightCache() if accumulation else None
         self.user_rules = tuple((user_rules or {}).items())
         chosen = rule_set_of(rule_set)
@@ -205,19 +194,15 @@ class Backend:
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:
             self.coverage.planned_flops += graph_flops(graph, shapes)
-        how = Judging(
-            user_rules=self.user_rules,
-            rule_set=self.rule_set,
-            overrides=self.overrides_held(),
-        )
-        planner = planner_of(TorchPrepared(graph=graph, of=CASTS), policy, engine, how)
+        prepared = TorchPrepared(graph=graph, of=CASTS)
+        how = Judging(user_rules=self.user_rules, overrides=self.overrides_held())
+        planner = planner_of(prepared, policy, engine, self.rule_set, how)
         if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
             plan = planner.lowest()
         else:
             planner = as_autocast(planner)
-            cost = compiled_cost(graph, policy, device, shapes=shapes)
-            free = dict.fromkeys(policy.formats, np.zeros(0))
-            analysis = analysis_of(planner, cost, (), free)
+            cost = CompiledCost.of(graph, policy.formats, device, shapes)
+            analysis = Times.modelled(planner, cost, ()).analysis(prepared, planner)
             plan = proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
         self._tell(slow_formats(plan, engine))
         self.plans.append(plan)

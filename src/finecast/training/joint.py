@@ -21,9 +21,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy
 
-from finecast.frontends.torch.layout import free_of_strides, read_whole_memory
 from finecast.frontends.torch.native import TorchNative, apply_edits, convert_element_type
 from finecast.frontends.torch.reader import hinted_shapes, read
+from finecast.frontends.torch.restating import free_of_strides, read_whole_memory
 from finecast.graph import Graph
 from finecast.planning.edits import edits
 from finecast.planning.plan import Plan

@@ -17,14 +17,13 @@ from finecast.compat.neuron.flags import Given  # noqa: E402
 from finecast.compat.neuron.ladders import ladder  # noqa: E402
 from finecast.devices.emulation import Emulation, Setting  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
-from finecast.engines.base import Array  # noqa: E402
+from finecast.engines.base import Array, EmulatedSession  # noqa: E402
 from finecast.engines.emulator import (  # noqa: E402
     EmulatorEngine,
     prepare,
     setting_of,
     setting_of_plan,
 )
-from finecast.engines.emulator.session import EmulatorSession  # noqa: E402
 from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
@@ -58,7 +57,7 @@ def program_of(captured: Captured, how: Emulation) -> TorchProgram:
 
 def session_of(
     captured: Captured, how: Emulation, setting: Setting | None = None
-) -> EmulatorSession:
+) -> EmulatedSession:
     program = program_of(captured, how)
     return program.session(how, setting or setting_of(program.graph, how))
 

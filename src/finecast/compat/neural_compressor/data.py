@@ -6,17 +6,18 @@ framework's own readers give the same batches, and asking for one says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from finecast.data.decisions import TopK
+from finecast.data.metrics import METRICS, Accumulator
 from finecast.data.streams import to_array
 from finecast.errors import UsageError
 from finecast.naming import look_up
-
-Numbers = npt.NDArray[Any]
 
 _LAST: Final = {"rollover": True, "keep": True, "discard": False, "drop": False}
 _NAMES: Final = (
@@ -200,27 +201,25 @@ class NamedMetric:
         self.reset, self.update, self.result = metric.reset, metric.update, metric.result
 
 
-class _MeanOfSamples:
-    """The mean of a number of each sample."""
+class _OwnMetric:
+    """A metric of finecast's, with INC's methods; ``start`` makes its accumulator."""
 
-    def __init__(
-        self, of: Callable[[Numbers, Numbers], Numbers], *, root: bool = False
-    ) -> None:
-        self._of, self._root = of, root
+    def __init__(self, start: Callable[[], Accumulator], *, root: bool = False) -> None:
+        self._start, self._root = start, root
         self.reset()
 
     def reset(self) -> None:
-        self._total, self._count = 0.0, 0
+        self._metric = self._start()
 
     def update(self, predictions: Any, labels: Any) -> None:
         truth = to_array(labels)
-        found = self._of(to_array(_first(predictions, len(truth))), truth).astype(np.float64)
-        self._total += float(found.sum())
-        self._count += found.size
+        found = to_array(_first(predictions, len(truth)))
+        truth = truth.reshape(len(truth)) if truth.size == len(truth) else truth
+        self._metric.update({"output": found}, truth, None)
 
     def result(self) -> float:
-        mean = self._total / self._count if self._count else float("nan")
-        return float(np.sqrt(mean)) if self._root else mean
+        found = self._metric.result()
+        return math.sqrt(found) if self._root else found
 
 
 def _first(predictions: Any, samples: int) -> Any:
@@ -234,44 +233,16 @@ def _first(predictions: Any, samples: int) -> Any:
     return one if several else predictions
 
 
-def _top(k: int = 1) -> _MeanOfSamples:
+def _top(k: int = 1) -> _OwnMetric:
     if k < 1:
         raise UsageError(f"k={k} leaves no prediction", where="Metric", fix="give 1 or more")
-
-    def hits(predictions: Numbers, labels: Numbers) -> Numbers:
-        scores = predictions.reshape(len(predictions), -1)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        return (best == _classes(labels, len(scores))[:, None]).any(axis=1)
-
-    return _MeanOfSamples(hits)
+    return _OwnMetric(partial(TopK, k))
 
 
-def _accuracy() -> _MeanOfSamples:
-    def right(predictions: Numbers, labels: Numbers) -> Numbers:
-        return _classes(predictions, len(predictions)) == _classes(labels, len(predictions))
-
-    return _MeanOfSamples(right)
-
-
-def _classes(given: Numbers, count: int) -> Numbers:
-    """The class of each sample: stated, or the one with the highest score (one-hot, too)."""
-    if given.size == count:
-        return given.reshape(count)
-    return given.reshape(count, -1).argmax(axis=1)
-
-
-def _distances(power: int, *, root: bool = False) -> Callable[[], _MeanOfSamples]:
-    def apart(predictions: Numbers, labels: Numbers) -> Numbers:
-        gap = predictions.astype(np.float64) - labels.astype(np.float64)
-        return np.abs(gap) ** power
-
-    return lambda: _MeanOfSamples(apart, root=root)
-
-
-_METRICS: Final[Mapping[str, Callable[..., _MeanOfSamples]]] = {
+_METRICS: Final[Mapping[str, Callable[..., _OwnMetric]]] = {
     "topk": _top,
-    "accuracy": _accuracy,
-    "mae": _distances(1),
-    "mse": _distances(2),
-    "rmse": _distances(2, root=True),
+    "accuracy": partial(_OwnMetric, METRICS["top1"].start),
+    "mae": partial(_OwnMetric, METRICS["mae"].start),
+    "mse": partial(_OwnMetric, METRICS["mse"].start),
+    "rmse": partial(_OwnMetric, METRICS["mse"].start, root=True),
 }

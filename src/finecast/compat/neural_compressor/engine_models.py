@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar
 
 import onnx
-import onnx_ir as ir
 
 from finecast import api
-from finecast.compat.neural_compressor.config import MixedPrecisionConfig
 from finecast.compat.neural_compressor.given_model import (
     GivenModel,
-    Lowered,
     Rules,
     feeds_of,
     low_ops,
     products_in,
 )
-from finecast.compat.neural_compressor.op_dicts import OpRule, names
+from finecast.compat.neural_compressor.op_dicts import OpRule
 from finecast.engines import get_engine
-from finecast.engines.base import Feeds, Session
+from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.files import writing
@@ -44,11 +42,6 @@ from finecast.rules import NodeView
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.tier import TIER
 from finecast.subjects.engine.subject import EngineSubject
-
-_IN_TENSORFLOW: Final = {
-    "Convolution": "Conv2D",
-    "GroupConvolution": "DepthwiseConv2dNative",
-}
 
 
 class ModelSession:
@@ -77,10 +70,18 @@ class ModelSubject(EngineSubject):
 
 @dataclass(kw_only=True)
 class EngineModelGiven(GivenModel):
-    """A model of a library that has engines, opened; ``engine`` is None for the first."""
+    """A model of a library that has engines, opened.
+
+    Attributes:
+        opened: The model.
+        results: The class of its results.
+        engine: ``NAME[:DEVICE]``; None for the first that runs the model.
+    """
 
     opened: OpenedModel
+    results: type[EngineResult]
     engine: str | None = None
+    names_ports: bool = False
 
     def __post_init__(self) -> None:
         """Load the model, and read its ops."""
@@ -88,12 +89,15 @@ class EngineModelGiven(GivenModel):
         assert isinstance(found, EngineSubject)
         self._subject, engine = found, found.engine
         self._options = RunOptions(engine=f"{engine.name}:{engine.device}", verify=False)
+        called = self.results.types
         graph = self.graph(Policy(scope=Scope.NONE))
-        self.known = {n.name: self._kind(n.native.rpartition("::")[2]) for n in graph.nodes}
+        native = {n.name: n.native.rpartition("::")[2] for n in graph.nodes}
+        self.known = {name: called.get(kind, kind) for name, kind in native.items()}
 
-    def _kind(self, native: str) -> str:
-        """The name that the user knows an op's type by."""
-        return native
+    @property
+    def native(self) -> Any:
+        """The fp32 model in its library's form."""
+        return self.opened.model
 
     def check_ports(self, names: Sequence[str]) -> None:
         """Raise UsageError for a name that no input and no output has."""
@@ -118,16 +122,7 @@ class EngineModelGiven(GivenModel):
         """By short probes of the engine."""
         return self._subject.speed(low)
 
-    def predictor(self, model: Any) -> Callable[[Any], Any]:
-        """Outputs on one batch, as arrays: of several a list."""
-
-        def predict(inputs: Any) -> Any:
-            found = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
-            return list(found.values()) if isinstance(found, dict) else found
-
-        return predict
-
-    def lowered(self, low: Format, kept: frozenset[str]) -> Lowered:
+    def lowered(self, low: Format, kept: frozenset[str]) -> EngineResult:
         """By the lowest plan that rules permit."""
         rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})))
         options = replace(self._options, user_rules={"conf": rule} if kept else {})
@@ -138,7 +133,9 @@ class EngineModelGiven(GivenModel):
         """The inputs of one batch by name."""
         return feeds_of(inputs, [spec.name for spec in self._subject.reference.inputs])
 
-    def quantized(self, policy: Policy, rules: Rules, calibration: Sequence[Any]) -> Lowered:
+    def quantized(
+        self, policy: Policy, rules: Rules, calibration: Sequence[Any]
+    ) -> EngineResult:
         """By ``finecast.convert``; as nothing is measured, sensitive ops keep fp32."""
         feeds = [self.feeds(inputs) for inputs in calibration]
 
@@ -166,28 +163,10 @@ class EngineModelGiven(GivenModel):
             model=found.model, engine=found.engine, reference=found.reference, told=found.told
         )
 
-
-@dataclass(frozen=True, kw_only=True)
-class EngineResult:
-    """A converted model; ``low_ops`` are the canonical ops of its low nodes."""
-
-    low_ops: tuple[str, ...]
-
-    @property
-    def lowered(self) -> int:
-        """How many nodes are low."""
-        return len(self.low_ops)
-
-    @property
-    def products(self) -> int:
-        """How many of them are matrix products or convolutions."""
-        return products_in(self.low_ops)
-
-
-def low_in(opened: OpenedModel) -> tuple[str, ...]:
-    """The canonical op of each node that is low in a model as it is."""
-    graph, _ = opened.judge(Policy(scope=Scope.NONE), RunOptions(verify=False))
-    return tuple(n.op for n in graph.float_nodes if n.format is not Format.FP32)
+    def result(self, model: Any, plan: Plan | None) -> EngineResult:
+        """The result for the native model of a plan."""
+        engine = self._subject.engine
+        return self.results(native=model, opened=self.opened, plan=plan, engine=engine)
 
 
 class SessionFunction:
@@ -204,50 +183,99 @@ class SessionFunction:
         return next(iter(found.values())) if len(found) == 1 else found
 
 
-@dataclass(kw_only=True)
-class OnnxGiven(EngineModelGiven):
-    """An ONNX model."""
+@dataclass(frozen=True, kw_only=True)
+class EngineResult(ABC):
+    """A converted model.
+
+    Attributes:
+        native: The model in its library's form.
+        opened: The model that it was converted from; or itself, as it was read from a file.
+        plan: The plan that it was built from; None if it was read.
+        engine: What runs it; None for OpenVINO.
+        types: INC's names for types of ops that the library calls otherwise.
+    """
+
+    native: Any
+    opened: OpenedModel
+    plan: Plan | None = None
+    engine: Engine | None = None
+    types: ClassVar[Mapping[str, str]] = {}
+
+    @cached_property
+    def model(self) -> Any:
+        """The model, as an evaluation takes it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def save(self, root: str | Path) -> None:
+        """Write the model; what is there is replaced.
+
+        Raises:
+            UsageError: If it cannot be written.
+        """
+
+    @cached_property
+    def low_ops(self) -> tuple[str, ...]:
+        """The canonical op of each low node."""
+        if self.plan is not None:
+            return low_ops(self.plan)
+        graph, _ = self.opened.judge(Policy(scope=Scope.NONE), RunOptions(verify=False))
+        return tuple(n.op for n in graph.float_nodes if n.format is not Format.FP32)
 
     @property
-    def original(self) -> Any:
-        """The model's ModelProto; its path, if it is too large for one message."""
-        model = self.opened.model
-        fits = frontend.fits_one_message(model)
-        return frontend.to_proto(model) if fits else str(self.opened.path)
+    def lowered(self) -> int:
+        """How many nodes are low."""
+        return len(self.low_ops)
 
-    def predictor(self, model: Any) -> Callable[[Any], Any]:
-        """Outputs on one batch, in the engine."""
-        given = Path(model) if isinstance(model, str) else model.SerializeToString()
-        function = SessionFunction(self._subject.engine.load(given))
-        return EngineModelGiven.predictor(self, function)
+    @property
+    def products(self) -> int:
+        """How many of them are matrix products or convolutions."""
+        return products_in(self.low_ops)
 
-    def result(self, model: ir.Model, plan: Plan | None) -> OnnxResult:
-        """The result for the model of a plan."""
-        return OnnxResult(converted=model, low_ops=low_ops(plan), given=self.opened.path)
+    def predict(self, inputs: Any) -> Any:
+        """Outputs on one batch, as arrays: of several a list."""
+        run = self._function
+        found = run(*inputs) if isinstance(inputs, tuple | list) else run(inputs)
+        return list(found.values()) if isinstance(found, dict) else found
+
+    @cached_property
+    def _function(self) -> Any:
+        """The model as a function of arrays."""
+        return self.model
+
+    def _loaded(self, model: Any) -> SessionFunction:
+        return SessionFunction((self.engine or get_engine("openvino")).load(model))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxResult(EngineResult):
-    """A converted ONNX model; methods with INC's names give parts of ``model``.
-
-    ``given`` is the file that it was converted from.
-    """
-
-    converted: ir.Model
-    given: Path
+    """A converted ONNX model; methods with INC's names give parts of ``model``."""
 
     @cached_property
     def model(self) -> Any:
-        """The ModelProto with its tensors; over 2 GB the path of a file, deleted with this."""
-        if frontend.fits_one_message(self.converted):
-            return frontend.to_proto(self.converted)
+        """The ModelProto with its tensors.
+
+        Over 2 GB it is the path of a file: the one that was read, or one that is deleted with
+        this result.
+        """
+        if frontend.fits_one_message(self.native):
+            return frontend.to_proto(self.native)
+        if self.native is self.opened.model:
+            return str(self.opened.path)
         path = self._stage.folder / "model.onnx"
-        frontend.save(self.converted, path)
+        frontend.save(self.native, path)
         return str(path)
 
     @cached_property
     def _stage(self) -> Stage:
         return Stage()
+
+    @cached_property
+    def _function(self) -> Any:
+        whole = self.model
+        return self._loaded(
+            Path(whole) if isinstance(whole, str) else whole.SerializeToString()
+        )
 
     def save(self, root: str | Path) -> None:
         """Write the ONNX file ``root``; in a folder, ``best_model.onnx``.
@@ -260,14 +288,14 @@ class OnnxResult(EngineResult):
         """
         is_folder = str(root).endswith(("/", os.sep)) or Path(root).is_dir()
         path = Path(root) / "best_model.onnx" if is_folder else Path(root)
-        if path.resolve() == self.given.resolve():
+        if path.resolve() == self.opened.path.resolve():
             raise UsageError(
                 "would replace the model that was converted",
                 where=str(path),
                 fix="give another name",
             )
         make_parent(path)
-        frontend.save(self.converted, path, force=True)
+        frontend.save(self.native, path, force=True)
 
     def graph(self) -> onnx.GraphProto:
         """The graph."""
@@ -293,42 +321,16 @@ class OnnxResult(EngineResult):
         return [p.name for p in self.graph().output]
 
 
-@dataclass(kw_only=True)
-class TensorFlowGiven(EngineModelGiven):
-    """A model of TensorFlow's, in TensorFlow."""
-
-    names_ports: bool = False
-
-    @classmethod
-    def of(cls, model: Any, settings: MixedPrecisionConfig) -> TensorFlowGiven:
-        """A SavedModel, a frozen ``.pb``, a ``.keras`` file or a Keras model.
-
-        A frozen graph has no signature: the settings name its inputs and outputs.
-        """
-        from finecast.frontends.tensorflow.loading import read_frozen
-
-        if Path(str(model)).suffix.lower() != ".pb":
-            return cls(opened=api.load(model))
-        frozen: Any = read_frozen(Path(model), names(settings.inputs), names(settings.outputs))
-        return cls(opened=api.load(frozen), names_ports=True)
-
-    @property
-    def original(self) -> Any:
-        """The model as a function."""
-        return self.result(self.opened.model, None).model
-
-    def result(self, model: Any, plan: Plan | None) -> TensorFlowResult:
-        """The result for the model of a plan."""
-        from finecast.tensorflow import Function
-
-        return TensorFlowResult(model=Function(frozen=model, plan=plan), low_ops=low_ops(plan))
-
-
 @dataclass(frozen=True, kw_only=True)
 class TensorFlowResult(EngineResult):
-    """A converted model of TensorFlow's; ``model`` is a ``finecast.tensorflow.Function``."""
+    """A converted model of TensorFlow's."""
 
-    model: Any
+    @cached_property
+    def model(self) -> Any:
+        """The model as a ``finecast.tensorflow.Function``."""
+        from finecast.tensorflow import Function
+
+        return Function(frozen=self.native, plan=self.plan)
 
     @property
     def graph_def(self) -> Any:
@@ -345,36 +347,23 @@ class TensorFlowResult(EngineResult):
         self.model.save(root, force=True)
 
 
-@dataclass(kw_only=True)
-class OpenVinoGiven(EngineModelGiven):
-    """A model of TensorFlow's in OpenVINO, which has kernels for int8: TensorFlow has none.
-
-    Ops have the names of OpenVINO's reading, and TensorFlow's types.
-    """
-
-    def _kind(self, native: str) -> str:
-        return _IN_TENSORFLOW.get(native, native)
-
-    @property
-    def original(self) -> Any:
-        """The model as a function."""
-        return self.result(self.opened.model, None).model
-
-    def result(self, model: Any, plan: Plan | None) -> OpenVinoResult:
-        """The result for the model of a plan."""
-        return OpenVinoResult(native=model, low_ops=low_ops(plan))
-
-
 @dataclass(frozen=True, kw_only=True)
 class OpenVinoResult(EngineResult):
-    """A model quantized for OpenVINO; ``native`` is the ``openvino.Model``."""
+    """A model of TensorFlow's quantized for OpenVINO: TensorFlow has no kernels for int8.
 
-    native: Any
+    ``native`` is the ``openvino.Model``. Ops have the names of OpenVINO's reading, and
+    TensorFlow's types.
+    """
+
+    types: ClassVar[Mapping[str, str]] = {
+        "Convolution": "Conv2D",
+        "GroupConvolution": "DepthwiseConv2dNative",
+    }
 
     @cached_property
     def model(self) -> SessionFunction:
         """The model, compiled, as a function of arrays."""
-        return SessionFunction(get_engine("openvino").load(self.native))
+        return self._loaded(self.native)
 
     def save(self, root: str | Path) -> None:
         """Write IR, ``root`` or ``best_model.xml`` in that folder; replaces existing files.
@@ -402,11 +391,6 @@ def load_model(path: Path) -> EngineResult:
         ModelError: If it is not a valid model.
     """
     opened = api.load(path)
-    ops, model = low_in(opened), opened.model
-    if path.is_dir():
-        from finecast.tensorflow import Function
-
-        return TensorFlowResult(model=Function(frozen=model), low_ops=ops)
-    if path.suffix == IR_SUFFIX:
-        return OpenVinoResult(native=model, low_ops=ops)
-    return OnnxResult(converted=model, given=path, low_ops=ops)
+    named = OpenVinoResult if path.suffix == IR_SUFFIX else OnnxResult
+    results = TensorFlowResult if path.is_dir() else named
+    return results(native=opened.model, opened=opened)

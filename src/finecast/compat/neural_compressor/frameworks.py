@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast import api
-from finecast.compat.neural_compressor.config import PostTrainingQuantConfig
+from finecast.compat.neural_compressor.config import (
+    MixedPrecisionConfig,
+    PostTrainingQuantConfig,
+)
 from finecast.compat.neural_compressor.given_model import GivenModel, Settings
+from finecast.compat.neural_compressor.op_dicts import names
 from finecast.errors import EngineError, UsageError
 
 _ONNX, _TORCH, _TENSORFLOW = "ONNX", "PyTorch", "TensorFlow"
@@ -116,29 +120,43 @@ def given(
 
         return TorchGiven.of(model, settings, batches)
     from finecast.compat.neural_compressor.engine_models import (
-        OnnxGiven,
-        OpenVinoGiven,
-        TensorFlowGiven,
+        EngineModelGiven,
+        OnnxResult,
+        OpenVinoResult,
+        TensorFlowResult,
     )
 
     if framework == _ONNX:
         path = Path(model) if isinstance(model, str) else model
-        found = OnnxGiven(opened=api.load(path), engine=settings.engine)
+        opened, engine = api.load(path), settings.engine
+        found = EngineModelGiven(opened=opened, results=OnnxResult, engine=engine)
     elif settings.device != "cpu":
         raise UsageError(
             f"TensorFlow models run on the CPU here, and device is {settings.device!r}",
             fix='use device="cpu"',
         )
     elif isinstance(settings, PostTrainingQuantConfig):
-        found = OpenVinoGiven(opened=api.load(model, output="model.xml"))
+        opened = api.load(model, output="model.xml")
+        found = EngineModelGiven(opened=opened, results=OpenVinoResult)
     elif importlib.util.find_spec("tensorflow") is None:
         raise EngineError(
             "a model of TensorFlow needs TensorFlow", fix="pip install 'finecast[tensorflow]'"
         )
     else:
-        found = TensorFlowGiven.of(model, settings)
+        is_frozen = Path(str(model)).suffix.lower() == ".pb"
+        opened = api.load(_frozen(Path(model), settings) if is_frozen else model)
+        found = EngineModelGiven(
+            opened=opened, results=TensorFlowResult, names_ports=is_frozen
+        )
     found.check_ports(settings.ports)
     return found
+
+
+def _frozen(path: Path, settings: MixedPrecisionConfig) -> Any:
+    """A frozen graph, which has no signature: the settings name its inputs and outputs."""
+    from finecast.frontends.tensorflow.loading import read_frozen
+
+    return read_frozen(path, names(settings.inputs), names(settings.outputs))
 
 
 _ITEX: Final = (

@@ -34,8 +34,6 @@ from finecast.rules.policy import Policy
 from finecast.usercode import guarded
 
 EvalFunc = Callable[[Any], float]
-# Makes of a model a function that gives its outputs on one batch.
-Predictor = Callable[[Any], Callable[[Any], Any]]
 Rules = Mapping[str, UserRule]
 Settings = MixedPrecisionConfig | PostTrainingQuantConfig
 
@@ -79,13 +77,14 @@ class ModelEvaluation:
         """Whether there is an evaluation."""
         return self.function is not None or self.batches is not None
 
-    def score(self, model: Any, predictor: Predictor) -> float:
-        """The accuracy of ``model``.
+    def score(self, of: Lowered) -> float:
+        """The accuracy of a model.
 
         Raises:
             UserCodeError: If the evaluation fails, or does not give a number.
         """
         if self.function is not None:
+            model = of.model
             with guarded(
                 "the evaluation failed",
                 where=getattr(self.function, "__qualname__", "eval_func"),
@@ -95,7 +94,6 @@ class ModelEvaluation:
                 found = self.function(model)
             return metric_value(found, "eval_func")
         assert self.batches is not None
-        predict = predictor(model)
         with guarded(
             "eval_dataloader or eval_metric failed",
             where=type(self.metric).__name__,
@@ -103,7 +101,7 @@ class ModelEvaluation:
         ):
             self.metric.reset()
             for inputs, labels in self.batches:
-                self.metric.update(predict(inputs), labels)
+                self.metric.update(of.predict(inputs), labels)
             found = self.metric.result()
         return metric_value(found, "eval_metric")
 
@@ -126,6 +124,10 @@ class Lowered(Protocol):
     @property
     def products(self) -> int:
         """How many matrix products or convolutions are low; they gain most by it."""
+        ...
+
+    def predict(self, inputs: Any) -> Any:
+        """The outputs on one batch."""
         ...
 
 
@@ -173,8 +175,8 @@ class GivenModel(ABC):
 
     @property
     @abstractmethod
-    def original(self) -> Any:
-        """The fp32 model, as an evaluation takes it."""
+    def native(self) -> Any:
+        """The fp32 model in its library's form."""
 
     @abstractmethod
     def convertible(self, low: Format) -> Mapping[str, str]:
@@ -183,10 +185,6 @@ class GivenModel(ABC):
     @abstractmethod
     def speed(self, low: Format) -> Speed:
         """Whether ``low`` is faster than fp32 on the device, as measured."""
-
-    @abstractmethod
-    def predictor(self, model: Any) -> Callable[[Any], Any]:
-        """A function that gives the outputs of ``model`` on one batch."""
 
     @abstractmethod
     def lowered(self, low: Format, kept: frozenset[str]) -> Lowered:
@@ -217,10 +215,9 @@ class GivenModel(ABC):
 
     def score(self, evaluation: ModelEvaluation, session: Session | None) -> float:
         """The accuracy of the model that a session runs; of the fp32 model for None."""
-        if session is None:
-            return evaluation.score(self.original, self.predictor)
         loaded: Any = session  # with the model that it was loaded from
-        return evaluation.score(self.result(loaded.module, None).model, self.predictor)
+        native = self.native if session is None else loaded.module
+        return evaluation.score(self.result(native, None))
 
     def gaining(self, formats: Sequence[Format], device: str) -> tuple[Format, ...]:
         """The formats that are faster than fp32 here, measured, or forced by ``FORCE_BF16=1``.

@@ -121,7 +121,7 @@ def _searched(
 ) -> Lowered | None:
     """The best model that keeps the accuracy, by reverting ops of ``types`` to fp32."""
     low, goal = settings.low(), settings.goal
-    baseline = evaluation.score(taken.original, taken.predictor)
+    baseline = taken.score(evaluation, None)
     check_finite(baseline, "the evaluation")
     goal.criterion.check(baseline)
 
@@ -129,7 +129,7 @@ def _searched(
         result = taken.lowered(low, kept | fixed)
         if not result.products:  # it would gain nothing
             return None
-        return result, evaluation.score(result.model, taken.predictor)
+        return result, evaluation.score(result)
 
     found, scores = fallback(types, trial, goal, baseline, settings.quant_level)
     if not scores:

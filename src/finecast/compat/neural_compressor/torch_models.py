@@ -82,7 +82,7 @@ class TorchGiven(GivenModel):
         self.known = {n: type(one).__name__ for n, one in named if n or n in self._types}
 
     @property
-    def original(self) -> nn.Module:
+    def native(self) -> nn.Module:
         """The module as it was given."""
         return self.module
 
@@ -115,16 +115,6 @@ class TorchGiven(GivenModel):
         """By timed products."""
         device = device_of(self.module, self._arguments[0])
         return speed_of(TorchEngine(device=device.upper()), low)
-
-    def predictor(self, model: nn.Module) -> Callable[[Any], Any]:
-        """Outputs on one batch."""
-
-        def predict(inputs: Any) -> Any:
-            args, kwargs = arguments(inputs)
-            with torch.no_grad():
-                return model(*args, **kwargs)
-
-        return predict
 
     def lowered(self, low: Format, kept: frozenset[str]) -> TorchResult:
         """By a plan of the whole graph if there is one, else module by module."""
@@ -303,6 +293,12 @@ class TorchResult(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The converted module's outputs."""
         return self.model(*args, **kwargs)
+
+    def predict(self, inputs: Any) -> Any:
+        """Outputs on one batch."""
+        args, kwargs = arguments(inputs)
+        with torch.no_grad():
+            return self.model(*args, **kwargs)
 
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True

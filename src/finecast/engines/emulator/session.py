@@ -13,7 +13,7 @@ from finecast.devices.emulation import (
     Setting,
     device_kernels,
     kernel_numbers,
-    setting_of_formats,
+    setting_of_plan,
 )
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call
 from finecast.engines.emulator.model import Emulated, emulated
@@ -167,7 +167,7 @@ def plan_session(
     return EmulatorSession(
         copy=copy,
         emulation=emulation,
-        setting=setting_of_formats(lowered, emulation, fp32_parameters=fp32_parameters),
+        setting=setting_of_plan(lowered, emulation, fp32_parameters=fp32_parameters),
         formats=lowered,
         low=low or {},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.export import ExportedProgram
@@ -13,12 +13,7 @@ from torch.export import ExportedProgram
 from finecast.engines.base import Capability, Engine, Loadable, Session
 from finecast.engines.torch.integers import Prepare, takes_codes
 from finecast.engines.torch.rates import capabilities, rate_here
-from finecast.engines.torch.session import (
-    CopySession,
-    ModuleSession,
-    ProgramSignature,
-    runnable,
-)
+from finecast.engines.torch.session import ModuleSession, runnable
 from finecast.errors import EngineError
 from finecast.frontends.torch import RunnableModule
 from finecast.frontends.torch.archive import load_program
@@ -82,16 +77,11 @@ class TorchEngine(Engine):
         if isinstance(model, Path):
             program = load_program(model, trust=False)
             prepare = _as_it_is if self.eager else deployed()
-            signature = ProgramSignature.of(program)
-            module: Any = prepare(runnable(program))
-            return ModuleSession(module=module, signature=signature)
+            model = RunnableModule(module=prepare(runnable(program)), program=program)
         if isinstance(model, ExportedProgram):
-            return ModuleSession(module=runnable(model), signature=ProgramSignature.of(model))
+            model = RunnableModule(module=runnable(model), program=model)
         if isinstance(model, RunnableModule):
-            signature = ProgramSignature.of(model.program)
-            if model.is_copy:
-                return CopySession(runnable=model, signature=signature)
-            return ModuleSession(module=model.module, signature=signature)
+            return ModuleSession(runnable=model)
         raise EngineError(
             "PyTorch cannot load the model: it is no exported program",
             fix="give a .pt2 file, or use another engine",

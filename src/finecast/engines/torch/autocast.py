@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from finecast.frontends.torch.probing import Errors
 from finecast.graph import Graph, Node
 from finecast.graph.backward import backward_ops
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.planner import lowest, pick
-from finecast.planning.points import Point, moves
+from finecast.planning.points import moves
 from finecast.rules import Permission
 
 
@@ -110,15 +109,3 @@ def saved_ops(graph: Graph) -> set[int]:
         if node.id not in backward
         and any(n in backward for v in graph.following_outputs(node) for n in v.uses)
     }
-
-
-def squared_error(
-    points: Sequence[Point], errors: Mapping[Format, Errors], formats: Mapping[int, Format]
-) -> float:
-    """Squared relative output error of a plan: the sum over the points that it rounds."""
-    return sum(
-        float(error)
-        for fmt, of_points in errors.items()
-        for point, error in zip(points, of_points, strict=True)
-        if any(formats.get(n) is fmt for n in point.path)
-    )

@@ -4,16 +4,34 @@ Matrix products and convolutions are kernels of their own: their time is measure
 longer of the times by arithmetic rate and by memory bandwidth. All other ops are fused, so
 only the bytes that they move cost time, and a fused cast costs only writing its copy. Views
 cost nothing.
+
+Convolutions, products of activations and attention are calls of library kernels, whose speed
+in a format depends on the shapes: on a CPU attention of one query over a long cache is several
+times slower in bf16 than in fp32, while a dense convolution is twice as fast. So each
+distinct one is run, once per process. Products with constant weights are not, and are priced
+by ``rates``: when deployed they read packed weights, which a plain call does not. But if plans
+may have integers, they are run with packed weights (``packed.py``).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from finecast.engines.torch.kernels import KernelTimes
-from finecast.engines.torch.rates import Rate
-from finecast.frontends.torch.aten import VIEWS
+import torch
+from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage] - no public name
+)
+
+from finecast.engines.torch import packed
+from finecast.engines.torch.integers import takes_codes
+from finecast.engines.torch.rates import Rate, least_times, one_thread, rate_here
+from finecast.frontends.torch.aten import DTYPES, VIEWS, named_arguments
+from finecast.frontends.torch.reader import FxBinding, hint, tensor_inputs
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -38,6 +56,26 @@ class CompiledCost:
     rates: dict[Format, Rate]
     shapes: Shapes = field(default_factory=dict[int, Shape])
     kernels: KernelTimes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        formats: Sequence[Format],
+        device: str,
+        shapes: Mapping[int, Shape],
+        binding: FxBinding | None = None,
+    ) -> CompiledCost:
+        """The model for these low formats; with ``binding`` single kernels are measured."""
+        formats = (Format.FP32, *formats)
+        kernels = None
+        if binding is not None:
+            threads = torch.get_num_threads() if device == "cpu" else 1
+            kernels = KernelTimes(
+                graph=graph, binding=binding, device=device, formats=formats, threads=threads
+            )
+        rates = {f: rate_here(device, f) for f in formats}
+        return cls(graph=graph, rates=rates, shapes=shapes, kernels=kernels)
 
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
         """Seconds that ``node`` takes in ``fmt``; infinity if the format was not measured."""
@@ -77,3 +115,124 @@ class CompiledCost:
 
     def _kernel(self, node_id: int) -> bool:
         return by_name(self.graph.nodes[node_id].op).matmul_engine
+
+
+# Longer kernels are bound by arithmetic, so that ``rates`` predict them well; measuring those
+# of a large model would take minutes.
+_LONGEST_S: Final = 0.05
+# Time for the runs of each call, after which they end once there were this many.
+_BUDGET_S: Final = 0.02
+_FEWEST: Final = 3
+_PACKED: Final = frozenset({"linear", "addmm", "matmul"})
+
+_seen: Final[dict[str, tuple[float, ...] | None]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """Times of the kernels of one graph, by node and format; measured when first needed.
+
+    Attributes:
+        graph: The graph.
+        binding: Its FX nodes.
+        device: The device that they run on.
+        formats: The formats to measure, in turns.
+        threads: Times are measured on one thread and divided by this number.
+    """
+
+    graph: Graph
+    binding: FxBinding
+    device: str
+    formats: tuple[Format, ...]
+    threads: int
+
+    def time_s(self, node: Node, fmt: Format, expected_s: float) -> float | None:
+        """Seconds of ``node`` in ``fmt``; None for nodes that are not measured.
+
+        ``expected_s`` is the time by ``rates``, with all threads.
+        """
+        if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
+            return None
+        formats = [f for f in self.formats if not f.runs_on_codes or takes_codes(node)]
+        if fmt not in formats:
+            return math.inf
+        fx = self.binding.nodes[node.id]
+        key = self._key(node, fx)
+        if key not in _seen:
+            _seen[key] = self._measure(node, fx, formats)
+        found = _seen[key]
+        return None if found is None else found[formats.index(fmt)] / self.threads
+
+    @property
+    def frozen(self) -> bool:
+        """Whether weights are packed: they are if a format with integers is compared."""
+        return any(f.runs_on_codes for f in self.formats)
+
+    def _is_measured(self, node: Node) -> bool:
+        if not by_name(node.op).matmul_engine:
+            return False
+        if not self._weighted(node) or node.op not in _PACKED:
+            return True
+        return self.frozen and takes_codes(node)
+
+    def _weighted(self, node: Node) -> bool:
+        """Whether ``node`` is a product by constant weights."""
+        weights = [i for i in node.inputs[1:2] if i is not None]
+        return any(self.graph.values[i].constant is not None for i in weights)
+
+    def _key(self, node: Node, fx: FxNode) -> str:
+        shapes = [(*_sizes(n), _strides(n), n.meta["val"].dtype) for n in tensor_inputs(fx)
+                  if isinstance(n.meta.get("val"), torch.Tensor)]  # fmt: skip
+        plain = map_arg((fx.args, fx.kwargs), lambda n: None)  # type: ignore[arg-type, return-value]
+        return f"{self.device} {self.formats} {fx.target} {shapes} {plain} {node.follows_in}"
+
+    def _measure(
+        self, node: Node, fx: FxNode, formats: Sequence[Format]
+    ) -> tuple[float, ...] | None:
+        # A backend may ask while torch traces a graph, in a mode where tensors are fake.
+        with _disable_current_modes(), one_thread(self.device), torch.no_grad():
+            try:
+                calls = [self._call(node, fx, fmt) for fmt in formats]
+                return tuple(
+                    least_times(calls, self.device, fewest=_FEWEST, budget_s=_BUDGET_S)
+                )
+            except (RuntimeError, NotImplementedError):
+                return None  # a format has no kernel, which ``kernel_check`` finds
+
+    def _call(self, node: Node, fx: FxNode, fmt: Format) -> packed.Call:
+        if self.frozen and takes_codes(node) and self._weighted(node):
+            given = named_arguments(fx)
+            values, weights = _sizes(given["input"]), _sizes(given["weight"])
+            if node.op in _PACKED:
+                bias = given.get("bias") is not None
+                return packed.linear(values, weights[0], fmt, bias=bias)
+            if fmt.runs_on_codes:
+                return packed.coded_conv2d(values, weights, given)
+        made: dict[FxNode, Any] = {}
+        for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):
+            made.setdefault(source, self._made(node, source, DTYPES[fmt] if follows else None))
+        args, kwargs = map_arg((fx.args, fx.kwargs), lambda n: made[n])
+        target: Callable[..., object] = fx.target  # type: ignore[assignment]
+        return lambda: target(*args, **kwargs)
+
+    def _made(self, node: Node, source: FxNode, dtype: torch.dtype | None) -> Any:
+        val = source.meta["val"]
+        if not isinstance(val, torch.Tensor):
+            return hint(val)
+        sizes, strides = _sizes(source), _strides(source)
+        value = 0.5 if val.is_floating_point() else 0
+        tensor = torch.full(sizes, value, dtype=dtype or val.dtype, device=self.device)
+        if node.op.startswith("conv") and tensor.dim() == 4:
+            # The layout that Inductor gives images for convolutions.
+            return tensor.contiguous(memory_format=torch.channels_last)
+        if 0 in strides:
+            return tensor
+        return tensor.new_empty_strided(sizes, strides).copy_(tensor)
+
+
+def _sizes(source: FxNode) -> tuple[int, ...]:
+    return tuple(hint(d) for d in source.meta["val"].shape)
+
+
+def _strides(source: FxNode) -> tuple[int, ...]:
+    return tuple(hint(d) for d in source.meta["val"].stride())

@@ -94,10 +94,6 @@ class ProgramSignature:
             program=program,
         )
 
-    def arguments(self, feeds: Feeds) -> Arguments:
-        """Positional and keyword arguments that carry ``feeds``."""
-        return self.unflattened(self.leaves(feeds))
-
     def unflattened(self, leaves: Sequence[Any]) -> Arguments:
         """Positional and keyword arguments of flat ones."""
         spec = self.program.call_spec.in_spec
@@ -154,60 +150,28 @@ class ExampleFeeds(dict[str, Array]):
 
 @dataclass(eq=False, kw_only=True)
 class ModuleSession(Session):
-    """A module with the signature of the program that it was made from.
-
-    Buffers that a run wrote to are restored after it.
-    """
-
-    module: torch.nn.Module
-    signature: ProgramSignature
-
-    def __post_init__(self) -> None:
-        """Inputs and outputs are the program's tensors, in order."""
-        self.inputs = self.signature.inputs
-        self.outputs = [spec for spec in self.signature.outputs if spec is not None]
-
-    def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name in the program's order.
-
-        Raises:
-            EngineError: If PyTorch fails.
-        """
-        args, kwargs = self.signature.arguments(feeds)
-        with (
-            torch.no_grad(),
-            as_engine_error(),
-            evaluating(self.module),
-            unwritten([self.module]),
-        ):
-            leaves = tree_leaves(self.module(*args, **kwargs))
-        return {
-            spec.name: output_array(leaf)
-            for spec, leaf in zip(self.signature.outputs, leaves, strict=True)
-            if spec is not None
-        }
-
-
-@dataclass(eq=False, kw_only=True)
-class CopySession(Session):
-    """A copy of a module that gives inner values, or rounds values; run node by node."""
+    """A module, or a copy of one; what a run of a module writes to buffers is undone."""
 
     runnable: RunnableModule
-    signature: ProgramSignature
 
     def __post_init__(self) -> None:
-        """The inputs are the program's, and those that a copy has besides."""
+        """Ports are the program's tensors, in order, and those that a copy has besides."""
         one = self.runnable
+        self.signature = ProgramSignature.of(one.program)
         further = (TensorSpec(name=n, dtype=_FURTHER[n], shape=None) for n in one.further)
         self.inputs = (*self.signature.inputs, *further)
         given = [spec for spec in self.signature.outputs if spec is not None]
         named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in one.outputs or ()]
         self.outputs = given if one.outputs is None else named
-        assert isinstance(one.module, GraphModule)
-        self.interpreter = Isolated(one.module)
+        self.call = Isolated(one.module).leaves if one.is_copy else self._call
+
+    @property
+    def module(self) -> Any:
+        """What is called."""
+        return self.runnable.module
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name.
+        """Run once; outputs by name in the program's order.
 
         Raises:
             EngineError: If PyTorch fails.
@@ -216,10 +180,15 @@ class CopySession(Session):
         leaves = self.signature.leaves(feeds if isinstance(feeds, ExampleFeeds) else own)
         leaves += [torch.from_numpy(np.array(feeds[name])) for name in self.runnable.further]
         with torch.no_grad(), as_engine_error():
-            found = tree_leaves(self.interpreter.leaves(leaves))
+            found = tree_leaves(self.call(leaves))
         tensors = [x for x in found if isinstance(x, torch.Tensor)]
         specs = zip(self.outputs, tensors, strict=True)
         return {spec.name: output_array(x) for spec, x in specs}
+
+    def _call(self, leaves: Sequence[Any]) -> Any:
+        args, kwargs = self.signature.unflattened(leaves)
+        with evaluating(self.module), unwritten([self.module]):
+            return self.module(*args, **kwargs)
 
 
 @contextmanager

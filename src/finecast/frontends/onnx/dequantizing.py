@@ -31,7 +31,7 @@ from finecast.frontends.onnx.definitions import (
     CONTRIB_DOMAIN,
     opset_of,
 )
-from finecast.frontends.onnx.editor import Editor, is_read
+from finecast.frontends.onnx.editor import Editor, drop_unread, is_read
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 
@@ -39,6 +39,7 @@ ON_CODES: Final = frozenset(
     {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QAttention"}
 )
 """Ops that compute with codes, as QuantFormat.QOperator and quantize_dynamic write them."""
+_CODERS: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _FLOAT: Final = ir.DataType.FLOAT
 # The default of the nodes' attribute ``axis``: that of the channels.
 _AXIS: Final = 1
@@ -170,6 +171,9 @@ class Dequantizing:
     def run(self) -> None:
         """Remove all nodes that can be removed, and set ``ops`` and ``came_as``."""
         found: dict[ir.Value, set[Scaled | None]] = {}
+        coders = [n for n in self.model.graph.all_nodes() if n.op_type in _CODERS]
+        operands = [v for n in coders for v in n.inputs if v is not None]
+        constants = [v for v in operands if constant_tensor(v) is not None]
         for node in list(self.model.graph.all_nodes()):
             taken = self._take_out(node) if _is(node, "DequantizeLinear") else None
             if taken is not None:
@@ -183,6 +187,7 @@ class Dequantizing:
             if _is(node, "QuantizeLinear") and not any(map(is_read, node.outputs)):
                 assert isinstance(node.graph, ir.Graph)
                 node.graph.remove(node, safe=True)
+        drop_unread(dict.fromkeys(constants))
 
     def _take_out(self, node: ir.Node) -> tuple[ir.Value, Scaled | None] | None:
         """Remove a DequantizeLinear, unless it has to stay: then return None.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of
@@ -18,7 +19,7 @@ from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.native import TorchNative, apply_edits
 from finecast.frontends.torch.reader import hinted_shapes
-from finecast.frontends.torch.runnable import RunnableModule, observable, with_outputs
+from finecast.frontends.torch.runnable import RunnableModule, Shown
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit
@@ -82,49 +83,42 @@ class TorchFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchPrepared(PreparedAsIs):
+class TorchPrepared(Shown, PreparedAsIs):
     """A graph of PyTorch's ops ready to be planned.
 
     Of a program it makes copies that show and round its values; a training graph that the
-    compiler captured is planned alone, and ``captured`` is None.
+    compiler captured is planned alone, and ``source`` is None.
     """
 
-    captured: Captured | None = None
+    source: Captured | None = None
     of: ModelLibrary = LIBRARY
 
-    def observable(self) -> dict[str, int]:
-        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
-        assert self.captured is not None
-        return observable(self.captured, self.captured.module)
+    @property
+    def captured(self) -> Captured:
+        """The program that was captured."""
+        assert self.source is not None
+        return self.source
 
-    def with_outputs(self, names: Sequence[str]) -> RunnableModule:
-        """A copy whose outputs are just the values called ``names``."""
-        assert self.captured is not None
-        return with_outputs(self.captured, self.captured.module, names)
+    def shown(self) -> tuple[Captured, GraphModule]:
+        """The program, and its module."""
+        return self.captured, self.captured.module
 
     def roundable(self) -> TorchNative:
         """A copy whose values can be rounded."""
-        assert self.captured is not None
         return TorchNative.of(self.captured)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes by observable name; those of the example inputs where sizes are free."""
-        assert self.captured is not None
         given = {v.name: v.shape for v in self.graph.inputs}
         shapes = hinted_shapes(self.captured.binding)
         hints = {v.name: shapes[v.id] for v in self.graph.inputs}
         if all(tuple(inputs.get(n, ())) == hints[n] for n in given):
             return {name: shapes[i] for name, i in self.observable().items()}
-        fixed = {v.id for v in self.graph.values if _is_fixed(v.shape)}
-        return {n: shapes[i] for n, i in self.observable().items() if i in fixed}
-
-
-def _is_fixed(shape: Sequence[Any] | None) -> bool:
-    return shape is not None and all(isinstance(size, int) for size in shape)
+        return self.graph.static_shapes(self.observable())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchApplied(AppliedModel):
+class TorchApplied(Shown, AppliedModel):
     """The module that a plan gives, and the edits that made it."""
 
     model: ConvertedModule
@@ -132,13 +126,9 @@ class TorchApplied(AppliedModel):
     graph: Graph
     edits: tuple[Edit, ...]
 
-    def observable(self) -> dict[str, int]:
-        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
-        return observable(self.captured, self.model)
-
-    def with_outputs(self, names: Sequence[str]) -> RunnableModule:
-        """A copy whose outputs are just the values called ``names``."""
-        return with_outputs(self.captured, self.model, names)
+    def shown(self) -> tuple[Captured, GraphModule]:
+        """The program, and the module of the plan."""
+        return self.captured, self.model
 
 
 def prepare(file: TorchFile, policy: Policy) -> TorchPrepared:
@@ -149,7 +139,7 @@ def prepare(file: TorchFile, policy: Policy) -> TorchPrepared:
     """
     captured = file.captured(policy.label)
     check_names(policy, captured.graph)
-    return TorchPrepared(graph=captured.graph, captured=captured)
+    return TorchPrepared(graph=captured.graph, source=captured)
 
 
 def applied(captured: Captured, plan: Plan, where: str = "") -> TorchApplied:

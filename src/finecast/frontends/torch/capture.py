@@ -20,10 +20,13 @@ from torch.fx import GraphModule
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.expand import BIASES, expand
-from finecast.frontends.torch.layout import read_whole_memory
 from finecast.frontends.torch.reader import FxBinding, attribute, read, written
 from finecast.frontends.torch.regions import told_apart
-from finecast.frontends.torch.restating import fold_batch_norms, state_linear_layers
+from finecast.frontends.torch.restating import (
+    fold_batch_norms,
+    read_whole_memory,
+    state_linear_layers,
+)
 from finecast.graph import Graph
 from finecast.rules.override import names_biases
 

@@ -31,7 +31,6 @@ from finecast.frontends.torch.codes import (
     state_rows,
     stored_codes,
 )
-from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.reader import (
     FxBinding,
     attribute,
@@ -40,6 +39,7 @@ from finecast.frontends.torch.reader import (
     tensor_inputs,
     value_ids,
 )
+from finecast.frontends.torch.restating import free_of_strides
 from finecast.frontends.torch.runnable import RunnableModule
 from finecast.graph import Graph
 from finecast.numbers import roundmodes
@@ -269,7 +269,7 @@ class TorchNative(NativeModel):
         if how.rounding is Rounding.STOCHASTIC:
             self._streams += 1
             options |= {"stream": self._streams, "first": self._input(OFFSET)}
-        return self._call(_rounded, (tensor,), options)
+        return self.call(_rounded, (tensor,), options)
 
     def round_numbers(self, node: int, how: Rounder) -> None:
         """Round operands of a node that are numbers of its own."""
@@ -286,15 +286,15 @@ class TorchNative(NativeModel):
     def op(self, kind: str, *inputs: Any, **attributes: Any) -> FxNode:
         """The result of a function of PyTorch's."""
         options = {_ATTRIBUTES[name]: given for name, given in attributes.items()}
-        return self._call(_FUNCTIONS[kind], inputs, options)
+        return self.call(_FUNCTIONS[kind], inputs, options)
 
     def switched(self, k: int, on: FxNode, off: FxNode) -> FxNode:
         """``on`` where element ``k`` of the extra input ``SWITCH`` is true, else ``off``."""
         options = {"switch": self.switch_in(0), "element": k}
         if on.target is _rounded and on.args == (off,):
             # Rounded only where it is switched on: a run has most of the switches off.
-            return self._call(_rounded, (off,), {**on.kwargs, **options})
-        return self._call(_selected, (on, off), options)
+            return self.call(_rounded, (off,), {**on.kwargs, **options})
+        return self.call(_selected, (on, off), options)
 
     def add_switch(self) -> FxNode:
         """The new input ``SWITCH``, after all others."""
@@ -322,9 +322,10 @@ class TorchNative(NativeModel):
                 self._further[name] = self._fx.placeholder(name)
         return self._further[name]
 
-    def _call(
+    def call(
         self, function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]
     ) -> FxNode:
+        """The result of a function of tensors, of which some may be among the options."""
         read = [x for x in (*inputs, *options.values()) if isinstance(x, FxNode)]
         with self._after(*read):
             return self._fx.call_function(function, tuple(inputs), options)

@@ -126,10 +126,14 @@ def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
     return tuple(found)
 
 
+_NO_MODULE: Final = "_empty_nn_module_stack_from_metadata_hook"
+
+
 def module_path(node: FxNode) -> str:
     """The dotted path of the module that the call was written in; empty where unknown."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    paths = [str(path) for path, _ in stack.values()]
+    # PyTorch adds such an entry to what it computes of sizes.
+    paths = [str(path) for path, _ in stack.values() if path != _NO_MODULE]
     return _clean(paths[-1]) if paths else ""
 
 

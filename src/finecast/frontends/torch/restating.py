@@ -1,4 +1,4 @@
-"""Restates a captured module for planning: batch norms in convolutions, products as layers.
+"""Restates a captured module for planning: batch norms, products, views.
 
 Batch norms of inference are folded into the convolutions before them. Law: the folded graph
 computes the same function in exact arithmetic. Folded weights are computed in fp64. A plan
@@ -7,6 +7,9 @@ then rounds the pair once, and eager PyTorch runs one op where there were two.
 Products with constant matrices are restated as linear layers. Law: the results stay the same
 bit for bit. A linear layer multiplies by transposed weights; it gets a transposed view of the
 same memory.
+
+Ops that depend on the strides of values, which casts and decompositions change, are restated
+as ops that do not.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from typing import Any, Final, TypeGuard
 import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from finecast.frontends.torch.aten import named_arguments, native_name
+from finecast.frontends.torch.aten import VIEWS, named_arguments, native_name
 from finecast.frontends.torch.reader import attribute, forget_unused, register, written
 
 _CONVS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
@@ -89,11 +93,7 @@ def _folded(
     assert weight is not None
     assert mean is not None
     assert variance is not None
-    scale = torch.rsqrt(variance + eps)
-    scale = scale if gamma is None else scale * gamma
-    shift = (-mean if bias is None else bias - mean) * scale
-    shift = shift if beta is None else shift + beta
-    return weight * scale.reshape(-1, *[1] * (weight.dim() - 1)), shift
+    return fuse_conv_bn_weights(weight, bias, mean, variance, eps, gamma, beta)
 
 
 _LINEAR: Final = torch.ops.aten.linear.default
@@ -156,3 +156,44 @@ def _transposed(module: GraphModule, path: str, tensor: torch.Tensor) -> str:
     if isinstance(tensor, torch.nn.Parameter):
         turned = torch.nn.Parameter(turned, requires_grad=tensor.requires_grad)
     return register(module, f"{path}_transposed", turned)
+
+
+_VIEW_OPS: Final = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+def free_of_strides(module: GraphModule) -> None:
+    """Replace views by reshapes, which copy where strides no longer allow a view.
+
+    A cast removes gaps from a layout, a cast that is dropped no longer does, and a
+    decomposition may lay out its result otherwise than the op's kernel. Where strides are as
+    they were when the graph was captured, nothing is copied.
+    """
+    for view in _VIEW_OPS:
+        for node in module.graph.find_nodes(op="call_function", target=view):
+            node.target = torch.ops.aten.reshape.default
+    module.recompile()
+
+
+def read_whole_memory(module: GraphModule) -> None:
+    """Let ``as_strided`` read the tensor that its argument is a view of, at the same offset.
+
+    Its sizes and strides are positions in memory, gaps of the view among them. A cast between
+    the view and ``as_strided`` would remove the gaps.
+    """
+    strided = torch.ops.aten.as_strided.default
+    for node in module.graph.find_nodes(op="call_function", target=strided):
+        view, size, stride, *offset = node.args
+        start = offset[0] if offset else view.meta["val"].storage_offset()
+        if isinstance(start, int):
+            node.args = (_viewed(view), size, stride, start)
+    module.recompile()
+
+
+def _viewed(node: FxNode) -> FxNode:
+    """What ``node`` is a view of, through any number of views; or ``node`` itself."""
+    while node.op == "call_function" and native_name(node) in VIEWS:
+        source = node.args[0]
+        if not isinstance(source, FxNode):
+            break
+        node = source
+    return node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,54 +44,60 @@ class RunnableModule:
     """A module and the program whose inputs it takes; what PyTorch's engine loads.
 
     Attributes:
-        module: A module that is called as the program is; a copy for inner values or roundings
-            is a graph that takes the flattened inputs instead.
+        module: A module, or a compiled one, that is called as the program is; a copy for inner
+            values or roundings is a graph that takes the flattened inputs instead.
         program: The program.
         outputs: Names of the outputs of a copy; None for those of the program.
         further: Names of a copy's inputs after those of the program: ``SWITCH``, ``OFFSET``.
         is_copy: Whether it is such a copy.
     """
 
-    module: torch.nn.Module
+    module: Any
     program: ExportedProgram
     outputs: tuple[str, ...] | None = None
     further: tuple[str, ...] = ()
     is_copy: bool = False
 
 
-def observable(captured: Captured, module: GraphModule) -> dict[str, int]:
-    """Ids by name of the float values that ``module``, captured or edited, can show."""
-    kept = {node.name for node in module.graph.nodes}
-    return {
-        value.name: value.id
-        for value in captured.graph.values
-        if value.format is not None
-        and value.constant is None
-        and value.producer is not None
-        and captured.binding.values[value.id].node.name in kept
-    }
+class Shown:
+    """A module, captured or edited, of which copies show inner values."""
 
+    __slots__ = ()
 
-def with_outputs(
-    captured: Captured, module: GraphModule, names: Sequence[str]
-) -> RunnableModule:
-    """A copy of ``module``, of the same tensors, that gives the values called ``names``."""
-    ids = observable(captured, module)
-    graph = torch.fx.Graph()
-    copied: dict[FxNode, FxNode] = {}
-    graph.graph_copy(module.graph, copied)
-    by_name = {old.name: new for old, new in copied.items()}
+    @abstractmethod
+    def shown(self) -> tuple[Captured, GraphModule]:
+        """The program that was captured, and the module whose values are shown."""
 
-    def shown(source: ValueSource) -> FxNode:
-        node = by_name[source.node.name]
-        if source.index is None:
-            return node
-        return graph.call_function(operator.getitem, (node, source.index))
+    def observable(self) -> dict[str, int]:
+        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+        captured, module = self.shown()
+        kept = {node.name for node in module.graph.nodes}
+        return {
+            value.name: value.id
+            for value in captured.graph.values
+            if value.format is not None
+            and value.constant is None
+            and value.producer is not None
+            and captured.binding.values[value.id].node.name in kept
+        }
 
-    graph.output(tuple(shown(captured.binding.values[ids[name]]) for name in names))
-    return RunnableModule(
-        module=GraphModule(module, graph),
-        program=captured.program,
-        outputs=tuple(names),
-        is_copy=True,
-    )
+    def with_outputs(self, names: Sequence[str]) -> RunnableModule:
+        """A copy, of the same tensors, whose outputs are just the values called ``names``."""
+        (captured, module), ids = self.shown(), self.observable()
+        graph, copied = torch.fx.Graph(), dict[FxNode, FxNode]()
+        graph.graph_copy(module.graph, copied)
+        by_name = {old.name: new for old, new in copied.items()}
+
+        def read(source: ValueSource) -> FxNode:
+            node = by_name[source.node.name]
+            if source.index is None:
+                return node
+            return graph.call_function(operator.getitem, (node, source.index))
+
+        graph.output(tuple(read(captured.binding.values[ids[name]]) for name in names))
+        return RunnableModule(
+            module=GraphModule(module, graph),
+            program=captured.program,
+            outputs=tuple(names),
+            is_copy=True,
+        )

@@ -39,6 +39,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import lowest, propose
 from finecast.planning.units import pattern_kernels
+from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts
@@ -49,6 +50,7 @@ from finecast.subjects.engine.integers import check_calibrated, drop_unfused
 from finecast.subjects.engine.native import EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
+    Judging,
     check_stated,
     make_planner,
 )
@@ -83,6 +85,8 @@ class Converter:
         engines: In order of preference; the first also tells which kernels exist.
         feeds: Makes feeds to verify the model with.
         verify: Whether the model must load and run in one of the engines.
+        progress: Told of each step that takes long.
+        told: Notes for the user, added on the way.
         start: When the work began.
     """
 
@@ -91,6 +95,8 @@ class Converter:
     engines: Sequence[Engine]
     feeds: FeedMaker
     verify: bool = True
+    progress: Progress = silent
+    told: list[str] = field(default_factory=list[str])
     start: float = field(default_factory=time.perf_counter)
 
     def convert(
@@ -125,7 +131,8 @@ class Converter:
             done = self._converted(request)
         except WrongNumbersError as error:
             done = self._without(error, request)
-        return replace(done, warnings=(*done.warnings, *left_out))
+        notes = dict.fromkeys((*left_out, *self.told))
+        return replace(done, warnings=(*done.warnings, *notes))
 
     def _without(self, error: WrongNumbersError, request: Request) -> Result:
         """The conversion with the op in fp32 that the engine computes wrongly by ``error``.
@@ -181,14 +188,8 @@ class Converter:
         self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
     ) -> Planner:
         """The planner, once the rules have judged every op."""
-        return make_planner(
-            prepared,
-            request.policy,
-            self.engines[0],
-            facts=facts,
-            user_rules=request.user_rules,
-            broken=request.broken,
-        )
+        how = Judging(facts=facts, user_rules=request.user_rules, broken=request.broken)
+        return make_planner(prepared, request.policy, self.engines[0], how)
 
     def _choose(
         self,

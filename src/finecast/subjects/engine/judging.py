@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from finecast.data.feeds import synthetic_feeds
+from finecast.data.feeds import free_dims, synthetic_feeds
 from finecast.engines import first_that_loads
 from finecast.engines.base import Engine, Feeds, TensorSpec
 from finecast.engines.probe import speed_of
@@ -27,7 +27,7 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.native import Source
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 
 
 def batches_of(source: Source, options: RunOptions) -> list[Feeds]:
@@ -58,7 +58,7 @@ def judged(
         policy, _ = drop_slow_formats(policy, lambda fmt: speed_of(engine, fmt), rules)
     prepared = source.prepare(policy)
     facts = observe(prepared, lambda: batches) if batches else {}
-    planner = make_planner(prepared, policy, engine, facts=facts, user_rules=rules)
+    planner = make_planner(prepared, policy, engine, Judging(facts=facts, user_rules=rules))
     return prepared.graph, planner.lowest()
 
 
@@ -86,6 +86,9 @@ def counted(
     )
     if source.told:
         found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
+    if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
+        named = [f"{n} ({', '.join(axes)})" if axes else n for n, axes in free.items()]
+        found = replace(found, notes=found.notes | {"free sizes": ", ".join(named)})
     if told:
         found = replace(found, notes=found.notes | {"sizes": told})
     if options.data is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
@@ -46,7 +46,13 @@ _MOST_BYTES_COMPILED: Final = 1 << 30
 
 @dataclass(slots=True, kw_only=True)
 class EngineModel(NativeSource[FileT, PreparedT]):
-    """An opened model of any library, whose own parts are those of ``NativeSource``."""
+    """An opened model of any library, whose own parts are those of ``NativeSource``.
+
+    Attributes:
+        converts: What converts such models.
+    """
+
+    converts: ClassVar[type[Converter]] = Converter
 
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
@@ -187,8 +193,15 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         options: RunOptions,
     ) -> Converter:
         """The converter to ``output``, which verifies on ``batches`` if there are any."""
-        feeds = FeedMaker(batches=batches, dims=options.dims, batch=options.batch)
+        feeds = FeedMaker(
+            batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
+        )
         feeds.check_dims(self.input_shapes)
-        return Converter(
-            source=self, output=output, engines=engines, feeds=feeds, verify=options.verify
+        return self.converts(
+            source=self,
+            output=output,
+            engines=engines,
+            feeds=feeds,
+            verify=options.verify,
+            progress=options.progress,
         )

@@ -116,12 +116,14 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         library: What messages call models of this kind.
         engine: The name of the library's own engine.
         fp32_fix: What the user can do about ops that are not in fp32.
+        builds: What keeps the model of a plan.
         told: Notes for the user on how the model was read.
     """
 
     library: ClassVar[str]
     engine: ClassVar[str]
     fp32_fix: ClassVar[str]
+    builds: ClassVar[type[EngineBuilt]] = EngineBuilt
 
     file: FileT
     told: Sequence[str] = field(default=(), init=False)
@@ -152,6 +154,11 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return None
 
     @property
+    def examples(self) -> Feeds | None:
+        """Inputs that came with the model, if some did."""
+        return None
+
+    @property
     def opset(self) -> int:
         """Its operation set; 0 if its library has no such sets."""
         return 0
@@ -179,7 +186,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     def reference(self) -> Session:
         """The model in the types that it states, used for its numbers and never timed."""
-        return exact_session(self.model)
+        return exact_session(self.loadable)
 
     def second_engine(self, engine: Engine) -> Engine | None:
         """Another engine that computes the fp32 model, to compare ``engine`` with, if any."""
@@ -232,7 +239,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return self._built(plan, self._apply(plan, prepared))
 
     def _built(self, plan: Plan, applied: AppliedModel) -> EngineBuilt:
-        return EngineBuilt(
+        return self.builds(
             model=applied.model,
             plan=plan,
             size_bytes=self._size_of(applied.model),

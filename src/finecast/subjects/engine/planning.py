@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from finecast import rules
@@ -18,7 +19,7 @@ from finecast.pipeline.adjusting import no_adjustments
 from finecast.planning.planner import Planner
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
-from finecast.rules.override import active, check_overrides
+from finecast.rules.override import Overrides, active, check_overrides
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.hint import check_by_hint
 
@@ -26,85 +27,62 @@ AUTOCASTS: Final = "torch"
 """The engine beside whose own mixed precision the scope ``like-autocast`` is held."""
 
 
-def make_planner(
-    prepared: PreparedModel,
-    policy: Policy,
-    engine: Engine,
-    *,
-    facts: Mapping[int, ValueFacts] | None = None,
-    user_rules: tuple[tuple[str, rules.UserRule], ...] = (),
-    measured: bool = False,
-    broken: Mapping[str, str] | None = None,
-) -> Planner:
-    """Let the rules judge every op, among them overrides that are active around the caller.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How ops are judged.
 
-    ``broken`` has reasons why ops, by name, stay in fp32: the engine computes them wrongly.
+    Attributes:
+        facts: Facts of values.
+        user_rules: The user's rule functions by name.
+        measured: Whether errors will be measured.
+        broken: Reasons why ops, by name, stay in fp32: the engine computes them wrongly.
+        judges: The rules.
+        overrides: Overrides, some of which may be for other graphs; None for those that are
+            active around the caller, which have to be for ops of this graph.
+    """
+
+    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    user_rules: Sequence[tuple[str, rules.UserRule]] = ()
+    measured: bool = False
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
+    judges: Sequence[rules.Rule] = rules.RULES
+    overrides: Overrides | None = None
+
+
+USUAL: Final = Judging()
+
+
+def make_planner(
+    prepared: PreparedModel, policy: Policy, engine: Engine, how: Judging = USUAL
+) -> Planner:
+    """Let the rules judge every op.
 
     Raises:
         RuleConflictError: If they leave an op no format.
         UsageError: If the model cannot state a format, or an override names no op of it.
     """
-    check_overrides(prepared.graph)
-    context = context_of(
-        prepared,
-        policy,
-        engine,
-        facts=facts,
-        user_rules=(*user_rules, *active()),
-        measured=measured,
-        broken=broken,
-    )
-    return planner_in(context, prepared, engine)
-
-
-def context_of(
-    prepared: PreparedModel,
-    policy: Policy,
-    engine: Engine,
-    *,
-    facts: Mapping[int, ValueFacts] | None,
-    user_rules: tuple[tuple[str, rules.UserRule], ...],
-    measured: bool,
-    broken: Mapping[str, str] | None,
-) -> Context:
-    """What rules judge ops by; the arguments are those of ``make_planner``.
-
-    Raises:
-        UsageError: If the model cannot state a format of the policy.
-    """
+    graph = prepared.graph
+    if how.overrides is None:
+        check_overrides(graph)
     check_stated(policy, engine, prepared)
-    known = faults(engine.name, engine.device, prepared.graph, policy.formats)
-    told = broken or {}
-    wrong = {n.id: told[n.name] for n in prepared.graph.nodes if n.name in told}
-    return Context(
-        graph=prepared.graph,
+    known = faults(engine.name, engine.device, graph, policy.formats)
+    wrong = {n.id: how.broken[n.name] for n in graph.nodes if n.name in how.broken}
+    context = Context(
+        graph=graph,
         policy=policy,
-        facts=facts or {},
+        facts=how.facts,
         kernels=engine.has_kernel,
         engine=engine.label,
         faults={fmt: {**here, **wrong} for fmt, here in known.items()},
-        user_rules=user_rules,
-        measured=measured,
+        user_rules=(*how.user_rules, *active(how.overrides)),
+        measured=how.measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
         coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
     )
-
-
-def planner_in(
-    context: Context,
-    prepared: PreparedModel,
-    engine: Engine,
-    judges: Sequence[rules.Rule] = rules.RULES,
-) -> Planner:
-    """The planner once ``judges`` have judged every op.
-
-    Raises:
-        RuleConflictError: If they leave an op no format.
-    """
     return Planner(
-        graph=prepared.graph,
-        policy=context.policy,
-        permissions=rules.permit(context, judges),
+        graph=graph,
+        policy=policy,
+        permissions=rules.permit(context, how.judges),
         engine=engine.name,
         opset=prepared.minimal_opset,
         from_type=prepared.from_type,

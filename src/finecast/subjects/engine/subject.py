@@ -32,7 +32,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import Switch
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Probe
+from finecast.planning.sensitivity import Probe, Sensitivity
 from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
@@ -49,6 +49,7 @@ from finecast.subjects.engine.integers import (
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import (
+    Judging,
     check_stated,
     make_planner,
 )
@@ -115,14 +116,8 @@ class EngineSubject(Subject):
         facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_engines(prepared, workload.timing()[0])
-        planner = make_planner(
-            prepared,
-            policy,
-            self.engine,
-            facts=facts,
-            user_rules=tuple(user_rules),
-            measured=True,
-        )
+        how = Judging(facts=facts, user_rules=user_rules, measured=True)
+        planner = make_planner(prepared, policy, self.engine, how)
         with suppress(EngineError):  # the analysis runs the same plan and reports the error
             planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
         return self.judged(
@@ -131,9 +126,6 @@ class EngineSubject(Subject):
             planner=planner,
             workload=workload,
             progress=progress,
-            adjuster=Adjuster(
-                model=prepared, facts=facts, planner=planner, batches=workload.calibration
-            ),
         )
 
     def judged(self, **parts: Any) -> EngineExamined:
@@ -247,7 +239,6 @@ class EngineExamined(Examined):
     planner: Planner
     workload: Workload
     progress: Progress
-    adjuster: Adjuster
 
     @property
     def adjusts(self) -> bool:
@@ -259,22 +250,33 @@ class EngineExamined(Examined):
 
         If such a run fails, that is noted, and the plan stays as it is.
         """
+        adjuster = Adjuster(
+            model=self.prepared,
+            facts=self.facts,
+            planner=self.planner,
+            batches=self.workload.calibration,
+        )
         try:
-            return self.adjuster.adjusted(plan, kinds)
+            return adjuster.adjusted(plan, kinds)
         except EngineError as error:
             self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan
 
     def analysis(self) -> Analysis:
-        """Times as ``times`` tells them; errors by probing each rounding alone."""
+        """Times as ``times`` tells them, errors as ``errors`` does."""
         calls = self.calls()
         exact = Exact.of(self.subject.reference, calls, self.workload.of)
         times = self.times(exact)
+        return times.analysis(self.prepared, self.planner, self.errors(times, exact))
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by probing each rounding alone."""
 
         def prober(switches: Sequence[Switch]) -> Probe:
-            return switched_probe(self.prepared, switches, self.probed(calls, len(switches)))
+            feeds = self.probed(exact.calls, len(switches))
+            return switched_probe(self.prepared, switches, feeds)
 
-        errors = probe_sensitivity(
+        return probe_sensitivity(
             self.planner,
             times.points,
             prober,
@@ -282,7 +284,6 @@ class EngineExamined(Examined):
             progress=self.progress,
             totals=times.errors,
         )
-        return times.analysis(self.prepared, self.planner, errors)
 
     def calls(self) -> Sequence[Feeds]:
         """The calls on which errors are measured."""

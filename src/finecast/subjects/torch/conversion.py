@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finecast.devices.emulation import Emulation
+from finecast.engines.base import Feeds
+from finecast.engines.exact import Exact
 from finecast.engines.probe import speed_of
 from finecast.engines.torch import TorchEngine
-from finecast.engines.torch.autocast import autocast_formats, squared_error
+from finecast.engines.torch.autocast import autocast_formats
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import TorchPrepared
-from finecast.frontends.torch.reader import hinted_shapes
 from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.problem import predicted_error
 from finecast.planning.proposing import frontier_of, proposal
-from finecast.progress import Progress, silent
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.conversion import Converter, Request
-from finecast.subjects.torch.integers import HOW_TO_RUN, check_device, with_codes
+from finecast.subjects.engine.planning import Judging
+from finecast.subjects.torch.integers import HOW_TO_RUN, check_device, uses_codes
 from finecast.subjects.torch.planning import (
-    Judging,
-    analysis_of,
     choose,
-    compiled_cost,
+    compiled_times,
     device_of,
     judged,
-    points_of,
+    measured_errors,
     products_low,
-    sensitivities,
 )
 
 if TYPE_CHECKING:
@@ -42,31 +41,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchConverter(Converter):
-    """Converts a program or a module by a policy or a plan.
+    """Converts a program or a module by a policy or a plan."""
 
-    Attributes:
-        model: The model.
-        leaves: Flattened inputs on which kernels are tried and errors are estimated.
-        progress: Told of each step.
-        told: Notes for the user, added on the way.
-    """
+    source: TorchModel  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
 
-    model: TorchModel
-    leaves: Sequence[Any]
-    progress: Progress = silent
-    told: list[str] = field(default_factory=list[str])
+    @property
+    def examples(self) -> Feeds:
+        """Inputs on which kernels are tried and errors are estimated."""
+        return self.feeds.batches[0] if self.feeds.batches else self.source.examples
 
     def convert(self, policy: Policy, **options: Any) -> Result:
-        """As ``Converter.convert``."""
-        if uses_codes(policy):
-            if policy.scope is Scope.AUTO and options.get("target") is None:
-                raise UsageError(
-                    f"policy {policy.label}: what is converted by it is measured, op by op",
-                    fix='use tune, or "matmult:int8" for all products',
-                )
-            self.progress("observe", 0, 1)
-        done = Converter.convert(self, policy, **options)
-        return replace(done, warnings=(*done.warnings, *self.told))
+        """As ``Converter.convert``, but int8 is refused where each op had to be measured."""
+        if uses_codes(policy) and policy.scope is Scope.AUTO and not options.get("target"):
+            raise UsageError(
+                f"policy {policy.label}: what is converted by it is measured, op by op",
+                fix='use tune, or "matmult:int8" for all products',
+            )
+        return Converter.convert(self, policy, **options)
 
     def _planner(
         self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
@@ -78,25 +69,15 @@ class TorchConverter(Converter):
         assert isinstance(prepared, TorchPrepared)
         if uses_codes(policy):
             check_device(policy, self._device(prepared))
-
-        planner = judged(
-            prepared,
-            policy,
-            engine,
-            self.leaves,
-            Judging(
-                facts=facts,
-                user_rules=request.user_rules,
-                measured=policy.scope is Scope.AUTO,
-                broken=request.broken,
-                rule_set=self.model.rule_set,
-            ),
+        how = Judging(
+            facts=facts,
+            user_rules=request.user_rules,
+            measured=policy.scope is Scope.AUTO,
+            broken=request.broken,
         )
-        if not uses_codes(policy):
-            return planner
-        assert prepared.captured is not None
-        arguments = self.model.signature.unflattened(self.leaves)
-        planner, told = with_codes(prepared.captured, planner, arguments, self.progress)
+        planner, told = judged(
+            self.source, prepared, policy, engine, how, self.examples, self.progress
+        )
         runs = any(d.format.runs_on_codes for d in planner.lowest().decisions)
         self.told.extend((*told, *((HOW_TO_RUN,) if runs else ())))
         return planner
@@ -114,36 +95,25 @@ class TorchConverter(Converter):
         if target is not None or not chosen or uses_codes(policy):
             return Converter._choose(self, prepared, planner, facts, target)
         assert isinstance(prepared, TorchPrepared)
-        assert prepared.captured is not None
-        captured, points = prepared.captured, points_of(planner)
-        found = sensitivities(captured, points, policy.formats, self.leaves)
+        measures = policy.scope is Scope.AUTO
+        device = self._device(prepared)
+        times = compiled_times(planner, device, prepared, single_kernels=measures)
+        exact = Exact.of(self.source.reference(), [self.examples])
+        errors = measured_errors(prepared, planner, times, exact)
+        analysis = times.analysis(prepared, planner, errors)
         formats = autocast_formats(planner.graph, planner.permissions, policy.formats)
         # If autocast rounds nothing, its error is no limit.
-        budget = squared_error(points, found, formats) or math.inf
-        measures = policy.scope is Scope.AUTO
+        budget = predicted_error(analysis, formats) or math.inf
         if not measures:
             if budget == math.inf:
                 return planner.lowest()
             planner = products_low(planner)
-        cost = compiled_cost(
-            planner.graph,
-            policy,
-            self._device(prepared),
-            shapes=hinted_shapes(captured.binding),
-            binding=captured.binding if measures else None,
-        )
-        analysis = analysis_of(planner, cost, points, found)
         choice = choose(frontier_of(planner, analysis), budget)
         return proposal(planner, analysis, choice).plan
 
     def _device(self, prepared: TorchPrepared) -> str:
-        assert prepared.captured is not None
-        return device_of(prepared.captured.module, self.leaves)
-
-
-def uses_codes(policy: Policy) -> bool:
-    """Whether ops may read codes: modules are then compiled with frozen weights."""
-    return policy.scope is not Scope.NONE and any(f.runs_on_codes for f in policy.formats)
+        leaves = self.source.signature.leaves(self.examples)
+        return device_of(prepared.captured.module, leaves)
 
 
 def slow_formats(plan: Plan, engine: TorchEngine) -> list[str]:

@@ -9,25 +9,15 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
-from finecast.engines.base import Feeds
 from finecast.engines.torch.integers import compiled_frozen, relative_error
 from finecast.engines.torch.session import Arguments
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
+from finecast.frontends.torch import Captured, TorchApplied, applied
 from finecast.frontends.torch.runnable import Isolated
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
-from finecast.planning.points import Switch
-from finecast.planning.sensitivity import Probe
-from finecast.planning.units import make_units
 from finecast.progress import Progress, silent
-from finecast.rules.policy import Policy
-from finecast.subjects.engine.roundings import (
-    points_of,
-    probe_sensitivity,
-    switched_probe,
-)
-from finecast.subjects.torch.planning import Sensitivities
+from finecast.rules.policy import Policy, Scope
 
 FREEZING: Final = "torch._inductor.config.freezing = True"
 HOW_TO_RUN: Final = (
@@ -47,6 +37,11 @@ _MOST_TURNS: Final = 4
 _NAMED: Final = 3
 
 
+def uses_codes(policy: Policy) -> bool:
+    """Whether ops may read codes: modules are then compiled with frozen weights."""
+    return policy.scope is not Scope.NONE and any(f.runs_on_codes for f in policy.formats)
+
+
 def with_codes(
     captured: Captured, planner: Planner, arguments: Arguments, progress: Progress = silent
 ) -> tuple[Planner, tuple[str, ...]]:
@@ -57,35 +52,25 @@ def with_codes(
     Raises:
         UsageError: If the module cannot be compiled.
     """
-    try:
-        return drop_unfused(captured, planner, arguments, progress)
-    except EngineError as error:
-        text = f"{error.what}: nothing is planned in int8; {error.fix}"
-        nodes, permissions = planner.graph.nodes, planner.permissions
-        names = (nodes[i].name for i, p in permissions.items() if Format.INT8 in p.formats)
-        return planner.without(Format.INT8, dict.fromkeys(names, "wrong numbers")), (text,)
-
-
-def drop_unfused(
-    captured: Captured, planner: Planner, arguments: Arguments, progress: Progress = silent
-) -> tuple[Planner, tuple[str, ...]]:
-    """``planner`` without products that compiled modules do not run on integers; and notes.
-
-    Raises:
-        UsageError: If the module cannot be compiled.
-        EngineError: If products on integers are wrong here.
-    """
-    told: tuple[str, ...] = ()
+    told: list[str] = []
+    without, nodes = planner, planner.graph.nodes
     for turn in range(_MOST_TURNS):
         progress("compile", turn, turn + 1)
-        failed = unfused(captured, applied(captured, planner.lowest(Format.INT8)), arguments)
+        built = applied(captured, without.lowest(Format.INT8))
+        try:
+            failed = unfused(captured, built, arguments)
+        except EngineError as error:
+            names = [nodes[i].name for i, p in planner.permissions.items()
+                     if Format.INT8 in p.formats]  # fmt: skip
+            text = f"{error.what}: nothing is planned in int8; {error.fix}"
+            return planner.without(Format.INT8, dict.fromkeys(names, "wrong numbers")), (text,)
         if not failed:
             break
-        planner = planner.without(Format.INT8, dict.fromkeys(failed, "floats"))
+        without = without.without(Format.INT8, dict.fromkeys(failed, "floats"))
         first = ", ".join(repr(name) for name in failed[:_NAMED])
         more = f" and {len(failed) - _NAMED} more" if failed[_NAMED:] else ""
-        told = (*told, f"not in int8: the compiled module runs {first}{more} on floats")
-    return planner, told
+        told.append(f"not in int8: the compiled module runs {first}{more} on floats")
+    return without, tuple(told)
 
 
 def unfused(captured: Captured, built: TorchApplied, arguments: Arguments) -> list[str]:
@@ -143,28 +128,6 @@ def _compiled(
             if missing
             else "see if torch.compile(module)(*example_inputs) works, or use bf16",
         ) from error
-
-
-def coded_sensitivities(
-    planner: Planner,
-    prepared: TorchPrepared,
-    feeds: Sequence[Feeds],
-    progress: Progress,
-    counted: Collection[int] | None = None,
-) -> Sensitivities:
-    """Errors of each rounding to codes alone, by fake quantization in the module's graph.
-
-    ``counted`` are numbers of the outputs that errors are of; None for all.
-    """
-    formats = planner.policy.formats
-    units = make_units(planner.graph, planner.permissions, formats)
-    points = points_of(planner, units, {f: () for f in formats if f.runs_on_codes})
-
-    def prober(switches: Sequence[Switch]) -> Probe:
-        return switched_probe(prepared, switches, feeds)
-
-    found = probe_sensitivity(planner, points, prober, progress, counted=counted)
-    return {fmt: (where, found[fmt]) for fmt, where in points.items()}
 
 
 def check_device(policy: Policy, device: str) -> None:

@@ -13,9 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from finecast.data.deviation import LIMIT
-from finecast.data.input_ranges import Range
 from finecast.devices.emulation import Emulation
-from finecast.engines import PROGRAMS, get_engine, reading
 from finecast.engines.base import Engine, Feeds, Loadable, Session
 from finecast.engines.fallen_apart import FallenApart, Kernels
 from finecast.engines.torch import NAME
@@ -52,6 +50,7 @@ from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
+from finecast.subjects.engine.conversion import Converter
 from finecast.subjects.engine.emulated import EmulatedSubject
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt
@@ -145,27 +144,6 @@ class TorchBuilt(EngineBuilt):
         self.run = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleMaker(FeedMaker):
-    """Feeds to verify a program with: data, random ones of given sizes, or its own examples.
-
-    Examples count as random: they are no data that the model was made for.
-    """
-
-    examples: Feeds
-
-    def draw(
-        self,
-        session: Session,
-        ranges: Mapping[str, Range] | None = None,
-        lengths: Mapping[str, int] | None = None,
-    ) -> Feeds:
-        """The first batch, else random feeds of the sizes given, else the examples."""
-        if self.batches or self.dims or self.batch != 1:
-            return FeedMaker.draw(self, session, ranges, lengths)
-        return self.examples
-
-
 @dataclass(slots=True, kw_only=True)
 class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     """A module or a program, opened.
@@ -180,6 +158,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     library: ClassVar[str] = "PyTorch"
     engine: ClassVar[str] = NAME
+    builds: ClassVar[type[EngineBuilt]] = TorchBuilt
+    converts: ClassVar[type[Converter]] = TorchConverter
     fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
 
     given: Arguments | None = None
@@ -215,25 +195,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
         """Declared shapes of the inputs."""
         return {spec.name: spec.shape for spec in self.signature.inputs}
-
-    def runners(self, spec: str | None) -> Sequence[Engine]:
-        """PyTorch, compiled or eager.
-
-        Raises:
-            UsageError: If another engine is asked for.
-        """
-        engine = get_engine(spec or NAME)
-        if engine.name != NAME:
-            raise UsageError(
-                f"engine {engine.name!r} does not run models of {self.library}",
-                where="--engine",
-                fix=f"use {' or '.join(reading(PROGRAMS))}, or leave it out",
-            )
-        return [engine]
-
-    def reference(self) -> Session:
-        """The module as it was given."""
-        return self.runners(None)[0].load(self.loadable)
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchNative:
         """A copy whose values can be rounded."""
@@ -295,29 +256,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         needed = options.device is not None or any(f.runs_on_codes for f in policy.formats)
         return batches or ((self.calibration or [self.examples]) if needed else ())
 
-    def converter(
-        self,
-        output: Destination,
-        engines: Sequence[Engine],
-        batches: Sequence[Feeds],
-        options: RunOptions,
-    ) -> TorchConverter:
-        """The converter to ``output``, which verifies on the program's own examples."""
-        feeds = ExampleMaker(
-            batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
-        )
-        feeds.check_dims(self.input_shapes)
-        return TorchConverter(
-            source=self,
-            output=output,
-            engines=engines,
-            feeds=feeds,
-            verify=options.verify,
-            model=self,
-            leaves=self.signature.leaves(batches[0] if batches else self.examples),
-            progress=options.progress,
-        )
-
     def _prepare(self, policy: Policy) -> TorchPrepared:
         if policy.io or policy.io_low:
             raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
@@ -325,17 +263,16 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
         del prepared
-        return frontend.applied(self.file.captured(plan.policy), plan, self.name)
-
-    def _built(self, plan: Plan, applied: Any) -> TorchBuilt:
-        made = EngineModel._built(self, plan, applied)
-        return TorchBuilt(
-            model=made.model,
-            plan=plan,
-            size_bytes=made.size_bytes,
-            casts=made.casts,
-            applied=applied,
-        )
+        done = frontend.applied(self.file.captured(plan.policy), plan, self.name)
+        if done.edits or not plan.decisions:
+            return done
+        # Of a plan that lowers nothing the module stays as it was: a batch norm that is folded
+        # into a convolution, so that both are planned as one, rounds otherwise.
+        plain = self.file.captured(Scope.NONE.value)
+        model = frontend.apply(plain, ())
+        model.eval()
+        model.finecast_plan = plan
+        return replace(done, model=model, captured=plain)
 
     def _size_of(self, model: torch.nn.Module) -> int:
         return state_bytes(model)
@@ -401,16 +338,17 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """
         found = verify(self, built, written, engines, feeds)
         measured = engines and engines[0].emulates is None
-        if not isinstance(feeds, ExampleMaker) or feeds.batches or not measured:
+        if feeds.examples is None or feeds.batches or not measured:
             return found
         long = longest(self.file.program, self.arguments)
         if long is None:
             return found
         arguments, sizes = long
         at = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        larger = replace(feeds, examples=self.signature.feeds(*arguments), dims={}, batch=1)
+        given = self.signature.feeds(*arguments)
+        larger = replace(feeds, examples=given, dims={}, batch=1)
         try:
-            self.reference().run(larger.examples)
+            self.reference().run(given)
         except EngineError as error:
             return replace(found, note=f"the program does not run at {at}: {error.what}")
         with _at_sizes(at):

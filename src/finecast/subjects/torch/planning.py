@@ -3,83 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 
-from finecast import rules
-from finecast.engines.base import Engine
+from finecast.engines.base import Engine, Feeds
+from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.autocast import autocast_formats, saved_ops
 from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.kernel_check import missing_kernels
-from finecast.engines.torch.kernels import KernelTimes
-from finecast.engines.torch.rates import rate_here
+from finecast.engines.torch.session import ProgramSignature
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import Captured, TorchPrepared, applied
-from finecast.frontends.torch.probing import Errors, first_order, own_outputs, probe_all
-from finecast.frontends.torch.reader import FxBinding
+from finecast.frontends.torch.probing import first_order
+from finecast.frontends.torch.reader import hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.ops.flops import Shapes
 from finecast.pipeline.search import SAME_TIME
 from finecast.planning.choices import Choice
-from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner, lowest
-from finecast.planning.points import Point, RoundingPoints, find_points
-from finecast.planning.problem import Analysis, Roundings, roundings
-from finecast.planning.sensitivity import Sensitivity, joined
-from finecast.planning.units import make_units
+from finecast.planning.sensitivity import Sensitivity
 from finecast.progress import Progress, silent
-from finecast.rules import UserRule
 from finecast.rules.base import Reason
-from finecast.rules.facts import ValueFacts
-from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, guest_of
-from finecast.rules.override import active, check_overrides, current
+from finecast.rules.guests import FINECAST, GUESTS, TRAINING, guest_of
+from finecast.rules.override import check_overrides, current
 from finecast.rules.policy import Policy
 from finecast.rules.training import TRAINING_RULES
-from finecast.subjects.engine.planning import context_of, planner_in
+from finecast.subjects.engine.planning import USUAL, Judging, make_planner
+from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
+from finecast.subjects.torch.integers import uses_codes, with_codes
 
-# By format whose ops read codes: where plans round to it, and the errors of that.
-Sensitivities = Mapping[Format, tuple[RoundingPoints, Sensitivity]]
+if TYPE_CHECKING:
+    from finecast.subjects.torch.model import TorchModel
+
 _PROMOTED: Final = (
     "it reads fp32: rounded, it would add errors that torch.autocast does not make"
 )
 _SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judging:
-    """How ops are judged.
-
-    Attributes:
-        facts: Facts of values.
-        user_rules: The user's rule functions by name.
-        measured: Whether errors will be measured.
-        broken: Reasons why ops, by name, stay in fp32.
-        rule_set: Which rules judge ops: a name that ``rule_set_of`` gives.
-        overrides: Overrides, some of which may be for other graphs; None for those that are
-            active around the caller, which have to be for ops of this graph.
-    """
-
-    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
-    user_rules: Sequence[tuple[str, UserRule]] = ()
-    measured: bool = False
-    broken: Mapping[str, str] = field(default_factory=dict[str, str])
-    rule_set: str = FINECAST
-    overrides: Overrides | None = None
-
-
-_USUAL: Final = Judging()
-
-
 def planner_of(
-    prepared: TorchPrepared, policy: Policy, engine: Engine, how: Judging = _USUAL
+    prepared: TorchPrepared,
+    policy: Policy,
+    engine: Engine,
+    rule_set: str = FINECAST,
+    how: Judging = USUAL,
 ) -> Planner:
     """Let the rules of a set judge every op.
 
@@ -88,47 +61,41 @@ def planner_of(
         UsageError: If the graph cannot state a format, or an override names no op of it.
         ModelError: If a guest's rules lack an op.
     """
-    graph = prepared.graph
-    if how.overrides is None:
-        check_overrides(graph)
-    held = current() if how.overrides is None else how.overrides
-    # A guest's rules are of another kind: they apply overrides themselves.
-    guest = guest_of(how.rule_set) if how.rule_set in GUESTS else None
-    context = context_of(
-        prepared,
-        policy,
-        engine,
-        facts=how.facts,
-        user_rules=(*how.user_rules, *(() if guest else active(held))),
-        measured=how.measured,
-        broken=how.broken,
-    )
-    if guest is not None:
-        low = _only_format(policy, how.rule_set)
-        return planner_in(context, prepared, engine, guest.rules(graph, low, held))
-    training = how.rule_set == TRAINING
-    return planner_in(context, prepared, engine, TRAINING_RULES if training else rules.RULES)
+    if rule_set == TRAINING:
+        how = replace(how, judges=TRAINING_RULES)
+    elif rule_set in GUESTS:
+        graph, held = prepared.graph, how.overrides
+        if held is None:
+            check_overrides(graph)
+            held = current()
+        # A guest's rules are of another kind: they apply overrides themselves.
+        lists = guest_of(rule_set).rules(graph, _only_format(policy, rule_set), held)
+        how = replace(how, judges=lists, overrides={})
+    return make_planner(prepared, policy, engine, how)
 
 
 def judged(
+    model: TorchModel,
     prepared: TorchPrepared,
     policy: Policy,
     engine: TorchEngine,
-    leaves: Sequence[Any],
     how: Judging,
-) -> Planner:
-    """The planner, once no op has a low format in which its kernel is missing or wrong here.
+    feeds: Feeds,
+    progress: Progress,
+) -> tuple[Planner, tuple[str, ...]]:
+    """The planner, once no op has a format in which its kernel is missing or wrong; and notes.
 
-    Ops are judged again until the lowest plan, run on ``leaves``, needs no such kernel.
+    Ops are judged again until the lowest plan, run on ``feeds``, needs no such kernel. Then
+    products leave int8 that compiled modules do not run on integers.
 
     Raises:
-        ModelError: If the module does not run on ``leaves``, or not with the formats that the
+        ModelError: If the module does not run on ``feeds``, or not with the formats that the
             user gave to ops.
+        UsageError: If ops may read codes, and the module cannot be compiled.
     """
-    captured = prepared.captured
-    assert captured is not None
+    captured, leaves = prepared.captured, model.signature.leaves(feeds)
     while True:
-        planner = planner_of(prepared, policy, engine, how)
+        planner = planner_of(prepared, policy, engine, model.rule_set, how)
         lowest = applied(captured, planner.lowest()).model
         try:
             missing = missing_kernels(lowest, leaves)
@@ -136,7 +103,7 @@ def judged(
             _check_runs(captured, leaves)
             raise
         if not missing:
-            return planner
+            break
         if not engine.lacking:
             _check_runs(captured, leaves)
         if missing <= engine.lacking:
@@ -145,6 +112,9 @@ def judged(
                 fix="exclude these ops by a rule, and report the module",
             )
         engine = engine.without(missing)
+    if not uses_codes(policy):
+        return planner, ()
+    return with_codes(captured, planner, model.signature.unflattened(leaves), progress)
 
 
 def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
@@ -204,94 +174,52 @@ def as_autocast(planner: Planner) -> Planner:
     return replace(planner, permissions=narrowed)
 
 
-def analysis_of(
-    planner: Planner,
-    cost: CostModel,
-    points: Sequence[Point],
-    errors: Mapping[Format, Errors],
-    codes: Sensitivities | None = None,
-) -> Analysis:
-    """The analysis of a planner's graph, each op a unit: fused kernels compute in fp32 inside.
+def compiled_times(
+    planner: Planner, device: str, prepared: TorchPrepared, *, single_kernels: bool = True
+) -> Times:
+    """Times of a compiled module; fused kernels compute in fp32 inside, so ops are units.
 
-    The error of a point counts if any op on its path has the format. ``codes`` has the
-    sensitivities of formats whose ops read codes.
+    Single kernels are measured, or modelled by the device's rates.
     """
-    graph = planner.graph
-    units = make_units(graph, planner.permissions, planner.policy.formats)
-    paths = [sorted({units.of[n] for n in p.path}) for p in points]
-    constants = np.zeros(len(units.members))
-    floats = {f: Roundings(units=constants, lists=paths, errors=e) for f, e in errors.items()}
-    saturation, found = joined({f: s for f, (_, s) in (codes or {}).items()})
-    coded = {
-        fmt: roundings(units, where, found[fmt], fmt, {})
-        for fmt, (where, _) in (codes or {}).items()
-    }
-    either = floats | coded
-    rounded = {f: either[f] for f in planner.policy.formats if f in either}
-    made = Analysis.of(
-        graph, units, cost, rounded, probes=sum(s.probes for s in found.values())
+    binding = prepared.captured.binding
+    cost = CompiledCost.of(
+        planner.graph,
+        planner.policy.formats,
+        device,
+        hinted_shapes(binding),
+        binding if single_kernels else None,
     )
-    return replace(made, saturation=saturation)
+    return Times.modelled(planner, cost, ())
 
 
-def points_of(planner: Planner) -> tuple[Point, ...]:
-    """The points where plans may round, of ops to which the rules leave a choice."""
-    units = make_units(planner.graph, planner.permissions, planner.policy.formats)
-    return find_points(planner.graph, frozenset(units.of))
-
-
-def compiled_cost(
-    graph: Graph,
-    policy: Policy,
-    device: str,
-    *,
-    shapes: Shapes | None = None,
-    binding: FxBinding | None = None,
-) -> CompiledCost:
-    """The cost model; with ``binding``, the FX nodes, single kernels are measured."""
-    formats = (Format.FP32, *policy.formats)
-    kernels = None
-    if binding is not None:
-        threads = torch.get_num_threads() if device == "cpu" else 1
-        kernels = KernelTimes(
-            graph=graph, binding=binding, device=device, formats=formats, threads=threads
-        )
-    rates = {f: rate_here(device, f) for f in formats}
-    return CompiledCost(graph=graph, rates=rates, shapes=shapes or {}, kernels=kernels)
-
-
-def sensitivities(
-    captured: Captured,
-    points: Sequence[Point],
-    formats: Sequence[Format],
-    args: Sequence[Any],
+def measured_errors(
+    prepared: TorchPrepared,
+    planner: Planner,
+    times: Times,
+    exact: Exact,
     *,
     probing: bool = False,
-    counted: Collection[int] | None = None,
     progress: Progress = silent,
-) -> dict[Format, Errors]:
-    """Errors of ``points`` by format: from one backward pass, or by probing.
+) -> dict[Format, Sensitivity]:
+    """Errors by format: of floats from one backward pass, of codes by probing.
 
-    They are probed if ``probing`` is set, or if an op has no gradient. ``counted`` are numbers
-    of the outputs that errors are of; None for those that copy no input.
+    They are of the points of ``times``, on the first call of ``exact``. Floats are probed,
+    too, if ``probing`` is set or if an op has no gradient.
     """
-    if counted is None:
-        counted = own_outputs(captured, args)
-
-    def told(done: int, total: int) -> None:
-        progress("sensitivity", done, total)
-
-    def probed() -> dict[Format, Errors]:
-        return {low: probe_all(captured, points, low, args, counted, told) for low in formats}
-
-    if probing:
-        return probed()
-    try:
-        return {
-            low: first_order(captured, points, low, args, counted, told) for low in formats
-        }
-    except (RuntimeError, NotImplementedError):
-        return probed()
+    captured, feeds, points = prepared.captured, exact.calls[0], times.points
+    found: dict[Format, Sensitivity] = {}
+    floats = {fmt: at for fmt, at in points.items() if not fmt.runs_on_codes and not probing}
+    if floats:
+        leaves = ProgramSignature.of(captured.program).leaves(feeds)
+        with suppress(RuntimeError, NotImplementedError):
+            found = first_order(captured, floats, leaves, exact.counted, progress=progress)
+    return found | probe_sensitivity(
+        planner,
+        {fmt: at for fmt, at in points.items() if fmt not in found},
+        lambda switches: switched_probe(prepared, switches, [feeds]),
+        progress,
+        counted=exact.counted,
+    )
 
 
 def choose(found: Sequence[Choice], budget: float = math.inf) -> Choice:

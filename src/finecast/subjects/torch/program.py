@@ -11,22 +11,23 @@ from torch.fx import GraphModule
 
 from finecast.devices.emulation import Emulation, is_parameter
 from finecast.engines.emulator.session import EmulatorSession, plan_session
-from finecast.engines.torch.session import ProgramSignature
+from finecast.engines.exact import Exact
 from finecast.errors import ModelError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.capture import port_names, shared_copy
 from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand
-from finecast.frontends.torch.layout import free_of_strides
 from finecast.frontends.torch.reader import hinted_shapes, read
+from finecast.frontends.torch.restating import free_of_strides
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
-from finecast.planning.problem import Analysis
+from finecast.planning.sensitivity import Sensitivity
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.emulated import EmulatedSubject, NativeProgram, OnDevice
-from finecast.subjects.torch.planning import analysis_of, points_of, sensitivities
+from finecast.subjects.engine.roundings import Times
+from finecast.subjects.torch.planning import measured_errors
 
 # The op whose parameters keep their format: its statistics were observed, not learned.
 _STATISTICS: Final = "batch_norm"
@@ -78,7 +79,7 @@ class TorchProgram(NativeProgram):
         nodes = (replace(n, follows_in=kept.get(n.id, n.follows_in)) for n in graph.nodes)
         low = replace(graph, nodes=tuple(nodes))
         emulated = replace(captured, module=module, graph=low, binding=binding)
-        self.prepared = TorchPrepared(graph=low, captured=emulated)
+        self.prepared = TorchPrepared(graph=low, source=emulated)
 
     @property
     def _captured(self) -> Captured:
@@ -150,17 +151,14 @@ class TorchOnDevice(OnDevice):
 
     prepared: TorchPrepared
 
-    def analysis(self) -> Analysis:
-        """Times by the roofline, errors by one backward pass."""
-        captured, device = self.prepared.captured, self.device
-        assert captured is not None
-        points = points_of(self.planner)
-        leaves = ProgramSignature.of(captured.program).leaves(device.feeds[0])
-        formats, counted = self.planner.policy.formats, device.exact.counted
-        errors = sensitivities(captured, points, formats, leaves, counted=counted)
-        shapes = {
-            **hinted_shapes(captured.binding),
-            **{i: f.shape for i, f in self.facts.items()},
-        }
+    def times(self, exact: Exact) -> Times:
+        """Times by the roofline, each op by itself; shapes that were not seen are stated."""
+        del exact
+        seen = {i: f.shape for i, f in self.facts.items()}
+        shapes = hinted_shapes(self.prepared.captured.binding) | seen
         cost = RooflineCost(target=self.subject.emulation.target, shapes=shapes)
-        return analysis_of(self.planner, cost, points, errors)
+        return Times.modelled(self.planner, cost, ())
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by one backward pass."""
+        return measured_errors(self.prepared, self.planner, times, exact)

@@ -9,47 +9,41 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from finecast.engines.base import Session
+from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine, deployed
 from finecast.engines.torch.integers import Prepare, compiled_frozen
 from finecast.engines.torch.session import (
     Arguments,
     ModuleSession,
-    ProgramSignature,
     unwritten,
 )
 from finecast.errors import EngineError
-from finecast.frontends.torch import Captured, RunnableModule, TorchPrepared
+from finecast.frontends.torch import RunnableModule, TorchPrepared
 from finecast.frontends.torch.capture import evaluating
-from finecast.frontends.torch.reader import hinted_shapes
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
-from finecast.planning.problem import Analysis
+from finecast.planning.sensitivity import Sensitivity
 from finecast.progress import Progress, silent
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.adjusting import Adjuster
 from finecast.subjects.engine.observing import observe
+from finecast.subjects.engine.planning import Judging
+from finecast.subjects.engine.roundings import Times
 from finecast.subjects.engine.subject import EngineExamined, EngineSubject
-from finecast.subjects.torch.conversion import uses_codes
 from finecast.subjects.torch.integers import (
     FREEZING,
     check_device,
-    coded_sensitivities,
     named,
-    with_codes,
+    uses_codes,
 )
 from finecast.subjects.torch.planning import (
-    Judging,
-    analysis_of,
-    compiled_cost,
+    compiled_times,
     device_of,
     judged,
-    points_of,
-    sensitivities,
+    measured_errors,
 )
 
 if TYPE_CHECKING:
@@ -132,19 +126,6 @@ class TorchSubject(EngineSubject):
         return not self._frozen and (deployed() if given is None else given) is torch.compile
 
     @property
-    def signature(self) -> ProgramSignature:
-        """The names of the module's inputs and outputs."""
-        return self.model.signature
-
-    def leaves(self, workload: Workload) -> list[Any]:
-        """The flattened inputs on which the module is timed and its errors are measured."""
-        return self.signature.leaves(workload.timing()[0])
-
-    def device(self, workload: Workload) -> str:
-        """The device that the module runs on."""
-        return device_of(self._module, self.leaves(workload))
-
-    @property
     def _module(self) -> torch.nn.Module:
         """The module in fp32."""
         return cast("ModuleSession", self.reference).module
@@ -160,27 +141,15 @@ class TorchSubject(EngineSubject):
         """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
         self._progress = progress
         self._frozen = uses_codes(policy)
-        prepared, leaves = self.model.prepare(policy), self.leaves(workload)
-        assert prepared.captured is not None
+        prepared = self.model.prepare(policy)
         assert isinstance(self.engine, TorchEngine)
         facts = observe(prepared, workload.calibration) if self._frozen else {}
-        planner = judged(
-            prepared,
-            policy,
-            self.engine,
-            leaves,
-            Judging(
-                facts=facts,
-                user_rules=user_rules,
-                measured=True,
-                rule_set=self.model.rule_set,
-            ),
+        how = Judging(facts=facts, user_rules=user_rules, measured=True)
+        planner, told = judged(
+            self.model, prepared, policy, self.engine, how, workload.timing()[0], progress
         )
         if self._frozen:
-            self.tell(*uncalibrated(planner.graph, policy.formats, facts), FROZEN_TIMES)
-            arguments = self.signature.unflattened(leaves)
-            planner, told = with_codes(prepared.captured, planner, arguments, progress)
-            self.tell(*told)
+            self.tell(*uncalibrated(planner.graph, policy.formats, facts), FROZEN_TIMES, *told)
         return TorchExamined(
             subject=self,
             prepared=prepared,
@@ -188,9 +157,6 @@ class TorchSubject(EngineSubject):
             planner=planner,
             workload=workload,
             progress=progress,
-            adjuster=Adjuster(
-                model=prepared, facts=facts, planner=planner, batches=workload.calibration
-            ),
         )
 
     def session(self, built: Built) -> Session:
@@ -204,7 +170,8 @@ class TorchSubject(EngineSubject):
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Time all modules, each prepared as it is deployed."""
-        args, kwargs = self.signature.unflattened(self.leaves(workload))
+        signature = self.model.signature
+        args, kwargs = signature.unflattened(signature.leaves(workload.timing()[0]))
 
         def call(run: Callable[..., Any]) -> object:
             with torch.no_grad():
@@ -269,36 +236,21 @@ class TorchExamined(EngineExamined):
     subject: TorchSubject
     prepared: TorchPrepared
 
-    def analysis(self) -> Analysis:
-        """Times by single kernels; errors by one backward pass, of codes by probing."""
-        captured, planner, subject = self._captured, self.planner, self.subject
-        feeds = self.workload.timing()[:1]
-        exact = Exact.of(subject.reference, feeds, self.workload.of)
-        self.progress("profile", 0, 1)
-        cost = compiled_cost(
-            planner.graph,
-            planner.policy,
-            subject.device(self.workload),
-            shapes=hinted_shapes(captured.binding),
-            binding=captured.binding,
-        )
-        points = points_of(planner)
-        self.progress("sensitivity", 0, 1)
-        errors = sensitivities(
-            captured,
-            points,
-            [f for f in planner.policy.formats if not f.runs_on_codes],
-            subject.leaves(self.workload),
-            probing=subject.options.probing,
-            counted=exact.counted,
-            progress=self.progress,
-        )
-        codes = coded_sensitivities(
-            planner, self.prepared, feeds, self.progress, exact.counted
-        )
-        return analysis_of(planner, cost, points, errors, codes)
+    def calls(self) -> Sequence[Feeds]:
+        """The first of the feeds that are timed."""
+        return self.workload.timing()[:1]
 
-    @property
-    def _captured(self) -> Captured:
-        assert self.prepared.captured is not None
-        return self.prepared.captured
+    def times(self, exact: Exact) -> Times:
+        """Times by single kernels."""
+        self.progress("profile", 0, 1)
+        captured, signature = self.prepared.captured, self.subject.model.signature
+        device = device_of(captured.module, signature.leaves(exact.calls[0]))
+        return compiled_times(self.planner, device, self.prepared)
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by one backward pass, of codes by probing."""
+        self.progress("sensitivity", 0, 1)
+        probing = self.subject.options.probing
+        return measured_errors(
+            self.prepared, self.planner, times, exact, probing=probing, progress=self.progress
+        )
