@@ -14,6 +14,7 @@ import finecast
 from finecast import api
 from finecast.cli import main
 from finecast.cli.groups import expanded
+from finecast.compat.neuron.ladders import ladder as neuron_ladder
 from finecast.naming import options_of
 
 # What differs between two runs of one command: times, and files that are named after it.
@@ -90,6 +91,61 @@ def test_the_bytes_are_the_same(
     if shell.exists():
         assert shell.read_bytes() == python.read_bytes()
     assert of_every_run(told) == of_every_run(json.loads(json.dumps(done.to_dict())))
+
+
+LOOKING: dict[str, Case] = {
+    "inspect": (["inspect", "NET"], lambda net, _: finecast.inspect(net)),
+    "explain": (
+        ["explain", "NET", "--auto-cast", "all"],
+        lambda net, _: finecast.explain(net, policy="all"),
+    ),
+    "explain a node": (
+        ["explain", "NET", "soft", "--auto-cast", "all", "--auto-cast-type", "fp16"],
+        lambda net, _: finecast.explain(net, "soft", policy="all:fp16"),
+    ),
+    "emulate": (
+        [
+            *("emulate", "NET", "--target", "trn1", "--auto-cast", "all"),
+            *("--auto-cast-type", "bf16", "--data", "DATA", "--metric", "cosine"),
+        ],
+        lambda net, _: finecast.emulate(
+            net, "trn1", "all:bf16", data=net.with_name("data.npz"), metric="cosine"
+        ),
+    ),
+    "ladder": (
+        ["ladder", "NET", "--target", "trn1", "--data", "DATA", "--metric", "cosine"],
+        lambda net, _: finecast.ladder(
+            net, neuron_ladder("trn1"), data=net.with_name("data.npz"), metric="cosine"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOOKING)
+def test_what_a_verb_says_is_the_same(
+    case: str, net: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, call = LOOKING[case]
+    places = {"NET": str(net), "DATA": str(data)}
+    assert main([*(places.get(word, word) for word in words), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    done = call(net, net)
+    assert repr(done)
+    found = json.loads(json.dumps(done.to_dict()))
+    of_a_shell = ("seconds", "options", "compiled", "stale")
+    assert {k: v for k, v in told.items() if k not in of_a_shell} == {
+        k: v for k, v in found.items() if k not in of_a_shell
+    }
+
+
+def test_profiles_have_the_same_figures(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["profile", str(net), "--no-memory", "--runs", "2", "--seconds", "0", "--json"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = finecast.profile(net, runs=2, seconds=0.0, memory=False)
+    assert found.to_dict().keys() == told.keys()
+    assert found.to_dict()["models"][0].keys() == told["models"][0].keys()
+    assert net.name in repr(found)
 
 
 def of_every_run(told: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,8 @@ from finecast.cli.output import (
     write_table,
 )
 from finecast.naming import number_of
+from finecast.numbers.formats import Format
+from finecast.pipeline.explanation import groups
 from finecast.pipeline.goal import Objective
 from finecast.pipeline.result import TF32_TIMES
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from finecast.pipeline.result import Measured, Result
 
 _MOST_PHASES: Final = 6
+_MOST_REASONS: Final = 3
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
@@ -85,6 +89,37 @@ def _states_no_hint(outcome: Result, output: Path) -> bool:
     return engine == "openvino" and output.suffix.lower() == ".onnx"
 
 
+def _kept(outcome: Result) -> list[str]:
+    """A line on the ops that stay in fp32 and what decided that; none if no op is low."""
+    found = [one for one in groups(outcome.plan) if one.format == Format.FP32.label]
+    total = len(outcome.plan.counted)
+    kept = sum(len(one.nodes) for one in found)
+    if not outcome.improved or not kept:
+        return []
+    reasons = ", ".join(
+        f"{len(one.nodes)} by {one.decided_by}" for one in found[:_MOST_REASONS]
+    )
+    more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
+    rest = f", {more} by others" if more else ""
+    stay = "stays" if kept == 1 else "stay"
+    return [f"{kept} of {number_of(total, 'op')} {stay} fp32: {reasons}{rest}"]
+
+
+def _faster(outcome: Result, metric: str) -> list[str]:
+    """A line on the next faster plan, and what it would cost; none if there is none."""
+    one, fp32 = outcome.next_faster, outcome.findings.fp32_cost
+    if one is None:
+        return []
+    cost = one.cost if one.cost is not None else one.predicted_cost
+    known = fp32 is not None and 0 < cost < math.inf
+    kind = "" if one.cost is not None else "predicted "
+    gain = f", {kind}x{fp32 / cost:.2f}" if known and fp32 is not None else ""
+    error = f"not evaluated, predicted output error {one.predicted_error:.3g}"
+    if one.passed is False and one.metric is not None:
+        error = f"{metric} {one.metric:.6g} misses the criterion"
+    return [f"the next faster plan, {one.name}{gain}: {error}"]
+
+
 def write_report(
     outcome: Result, metric: str, output: Path, plan: Path, *, as_json: bool
 ) -> None:
@@ -108,6 +143,8 @@ def write_report(
         )
         lines += output_lines(outcome.output_errors, outcome.left_out, outcome.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
+    lines += _kept(outcome)
+    lines += _faster(outcome, metric)
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(
@@ -129,4 +166,8 @@ def write_report(
     )
     if told := phase_line(outcome.phases):
         lines.append(told)
+    if improved:
+        lines.append(
+            Verbatim(f"why each op has its type: finecast explain MODEL --plan {plan}")
+        )
     write_table(table, note, *lines)

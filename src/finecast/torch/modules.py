@@ -35,6 +35,7 @@ def tune(
     evaluate: Evaluate,
     example_kwargs: Mapping[str, Any] | None = None,
     criterion: Criterion | None = None,
+    policy: str | Policy = DEFAULT_POLICY,
     options: TuneOptions | None = None,
     **more: Any,
 ) -> Result:
@@ -51,8 +52,9 @@ def tune(
         evaluate: Returns the accuracy of a module.
         example_kwargs: Keyword inputs.
         criterion: The accuracy to keep; by default at most 1% less.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         options: How plans are tried.
-        more: Other options of ``finecast.tune``: ``objective``, ``policy``, ``max_trials``,
+        more: Other options of ``finecast.tune``: ``objective``, ``max_trials``,
             ``baseline`` and the like.
 
     Raises:
@@ -66,7 +68,12 @@ def tune(
     model.tuning = how
     worse = not kept.higher_is_better
     return api.tune(
-        model, evaluate=evaluate, criterion=kept, lower_is_better=worse or None, **more
+        model,
+        policy=policy,
+        evaluate=evaluate,
+        criterion=kept,
+        lower_is_better=worse or None,
+        **more,
     )
 
 
