@@ -182,6 +182,15 @@ def test_conflicts_are_one_line(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("option", ["--auto-cast", "--fast-math", "--fp32-cast"])
+def test_a_ladder_takes_no_options_that_its_rungs_state(
+    finecast: Finecast, mlp: Path, mlp_data: Path, option: str
+) -> None:
+    answer = finecast("ladder", mlp, "--data", mlp_data, "--target", "inf1", option, "none")
+    assert answer.code == ExitCode.USAGE
+    assert f"No such option: {option}" in answer.err
+
+
 def test_explain_judges_for_the_device(finecast: Finecast, mlp: Path) -> None:
     name = next(n.name for n in onnx.load(mlp).graph.node if n.op_type == "MatMul")
     options = ["--target", "trn1", "--auto-cast", "matmult", "--auto-cast-type", "fp8_e4m3"]

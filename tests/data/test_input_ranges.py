@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.data.feeds import synthetic_feeds
-from finecast.data.input_ranges import Normal, Range, Whole, input_ranges
+from finecast.data.input_ranges import Mask, Normal, Range, Whole, input_ranges
 from finecast.engines import installed
 from finecast.engines.base import TensorSpec
 from finecast.graph.text import from_text
@@ -252,3 +252,10 @@ def test_numbers_that_are_added_to_an_index_leave_fewer_rows(tmp_path: Path) -> 
         " { i = Add(ids, two)\n y = Gather<axis = 0>(weight, i) }"
     )
     assert ranges_of(text, tmp_path) == {"ids": Whole(last=9)}
+
+
+def test_one_row_of_a_mask_leaves_out_all() -> None:
+    for shape, masked in (((5, 4), 1), ((2, 1, 3, 8), 1), ((1, 4), 0), ((3, 0), 0)):
+        mask = synthetic_feeds([spec("m", "bool", *shape)], ranges={"m": Mask()})["m"]
+        assert (~mask.any(axis=-1)).sum() >= masked
+        assert mask.any() or not mask.size

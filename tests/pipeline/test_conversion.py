@@ -15,7 +15,7 @@ from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.subjects.engine import conversion
-from finecast.subjects.engine import judging as opened
+from finecast.subjects.engine import model as opened
 from tests.frontends.tools import bf16_convolution
 
 

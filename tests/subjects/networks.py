@@ -146,7 +146,7 @@ def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO runs the models; each op takes half the time in bf16, casts hardly any."""
     from finecast.engines.probe import Speed
     from finecast.measure.racing import Race
-    from finecast.subjects.engine import subject
+    from finecast.subjects.engine import roundings, subject
 
     def cost(graph: Graph, *_: object) -> MeasuredCost:
         shares = ((Format.FP32, 2e-3), (Format.BF16, 1e-3))
@@ -160,7 +160,7 @@ def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
     def speed(_: object, fmt: Format) -> Speed:
         return Speed(gains=fmt is Format.BF16, text=f"{fmt.label}, as stated")
 
-    monkeypatch.setattr(subject, "measured_cost", cost)
+    monkeypatch.setattr(roundings, "measured_cost", cost)
     monkeypatch.setattr(subject.EngineSubject, "times", times)
     monkeypatch.setattr(subject.EngineSubject, "speed", speed)
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 import finecast
 from finecast import api, cli
 from finecast.engines.base import Array, Feeds, Steps, outputs_of_calls
+from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, ExitCode
 from finecast.frontends import openvino as frontend
 from finecast.numbers.formats import Format
-from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.workload import FunctionWorkload, Run
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe

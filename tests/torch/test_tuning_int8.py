@@ -191,7 +191,7 @@ def test_single_errors_are_those_of_the_codes_that_a_plan_states() -> None:
     facts = observe(prepared, lambda: [model.examples])
     how = Judging(facts=facts, measured=True)
     planner = make_planner(prepared, policy, TorchEngine(), how)
-    times = compiled_times(planner, "cpu", prepared)
+    times = compiled_times(planner, prepared)
     exact = Exact.of(model.reference(), [model.examples])
     found = measured_errors(prepared, planner, times, exact)
     where, sensitivity = times.points[Format.INT8], found[Format.INT8]

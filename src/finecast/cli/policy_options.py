@@ -12,7 +12,7 @@ import typer
 
 from finecast.cli.groups import Only
 from finecast.cli.output import warn
-from finecast.compat.neuron.flags import FLAGS_VARIABLE, CompilerFlags, Given
+from finecast.compat.neuron.flags import FLAGS_VARIABLE, CastOptions, CompilerFlags, Given
 from finecast.naming import default_of, options_of, spelled
 from finecast.pipeline.model import RunOptions
 from finecast.rules.policy import Policy
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casting:
+class Casting(CastOptions):
     """Options that say what is cast."""
 
     auto_cast: Annotated[
@@ -80,8 +80,7 @@ class Device(CompilerFlags):
             UsageError: If the environment's flags cannot be read, or a seed is given for
                 casts that round to nearest.
         """
-        casting = casting or Casting()
-        given, notes = self.given(casting.auto_cast, casting.auto_cast_type, target)
+        given, notes = self.given(casting or Casting(), target)
         for note in notes:
             warn(note)
         return given

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from finecast.data.input_ranges import Normal, Range, Whole
+from finecast.data.input_ranges import Mask, Normal, Range, Whole
 from finecast.engines.base import Array, TensorSpec
 from finecast.engines.ports import DTYPES, shape_text
 from finecast.errors import UsageError
@@ -158,9 +158,11 @@ def _draw(
         drawn = generator.integers(0, last, shape, endpoint=True)
         if last > 1 and drawn.size:
             drawn.reshape(-1)[-1] = last  # so that it occurs, however few are drawn
+        if isinstance(known, Mask) and drawn.size > max(shape[-1], 1):
+            drawn.reshape(-1, drawn.shape[-1])[-1] = 0
         return drawn.astype(dtype)
     normal = generator.standard_normal(shape)
-    if known is not None:
+    if isinstance(known, Normal):
         normal = _scaled(normal, known)
     return normal.astype(dtype)
 

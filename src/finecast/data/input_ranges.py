@@ -12,6 +12,7 @@ random inputs then refuse good conversions. Three things in a graph say what it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -57,7 +58,12 @@ class Normal:
     deviation: Floats
 
 
-Range: TypeAlias = Whole | Normal
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """Bools, the last of several rows all False: a query that may attend to no key."""
+
+
+Range: TypeAlias = Whole | Normal | Mask
 
 
 def input_ranges(graph: Graph) -> dict[str, Range]:
@@ -67,12 +73,15 @@ def input_ranges(graph: Graph) -> dict[str, Range]:
     up rows of tables of known size; it goes up to the last row of the smallest table.
     Positions and tokens at a model's limits show errors that small ones hide. An input of
     bytes is listed, too, if it is only moved until it is converted to floats. A float input is
-    listed if batch normalizations or constants say what it is scaled from.
+    listed if batch normalizations or constants say what it is scaled from. Of bools in rows
+    one row is False: engines differ in what is attended to there.
     """
     found: dict[str, Range | None] = {}
     for value in graph.inputs:
         if value.dtype == "uint8":
             found[value.name] = _bytes(graph, value)
+        elif value.dtype == "bool" and len(value.shape or ()) > 1:
+            found[value.name] = Mask()
         elif value.dtype in _INDEX_TYPES or value.format is not None:
             found[value.name] = _rows_indexed(graph, value) or _seen_in_training(graph, value)
     return {name: one for name, one in found.items() if one is not None}
@@ -142,6 +151,11 @@ def _rows(graph: Graph, node: Node) -> int | None:
         return None
     size = table.shape[axis] if -len(table.shape) <= axis < len(table.shape) else None
     return size if isinstance(size, int) and size > 0 else None
+
+
+def without_masks(ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """``ranges`` without rows that are masked: some models have numbers for none."""
+    return {name: one for name, one in ranges.items() if not isinstance(one, Mask)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,22 @@
-"""The fp32 model's outputs on some calls, with which those of other models are compared."""
+"""The fp32 model's outputs, with which those of other models are compared."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, final
 
-from finecast.engines.base import Array, Feeds, Session, joined_outputs, outputs_on
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    KernelTime,
+    Session,
+    calls_of,
+    joined_outputs,
+    outputs_on,
+)
 from finecast.planning.sensitivity import counted_outputs, is_float, squared_errors
 
 
@@ -67,3 +77,63 @@ class Exact:
 def worst_first(errors: Mapping[str, float]) -> dict[str, float]:
     """Errors by output, the largest first."""
     return dict(sorted(errors.items(), key=lambda item: -item[1]))
+
+
+_KEPT_BYTES: Final = 256 << 20
+
+
+@final
+class CachedSession(Session):
+    """``session``, run once on each feeds, which start with an empty state.
+
+    Law: ``run`` gives what the session gives; outputs beyond ``limit`` bytes are not cached.
+    """
+
+    def __init__(self, session: Session, *, limit: int = _KEPT_BYTES) -> None:
+        self.session = session
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self._left = limit
+        self._known: dict[bytes, dict[str, Array]] = {}
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Outputs by name, in arrays that the caller may change."""
+        key = feeds_digest(feeds)
+        if key not in self._known:
+            outputs = self.session.run(feeds)
+            size = sum(a.nbytes for a in outputs.values())
+            if size > self._left or any(a.dtype.hasobject for a in outputs.values()):
+                return outputs
+            self._left -= size
+            self._known[key] = outputs
+        return {name: array.copy() for name, array in self._known[key].items()}
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the session's model does."""
+        return self.session.keeps_state
+
+    def reset(self) -> None:
+        """Empty the state of the session, if its model has one."""
+        self.session.reset()
+
+    def step(self, feeds: Feeds) -> dict[str, Array]:
+        """The session's, never cached: it may depend on the steps before."""
+        return self.session.step(feeds) if self.keeps_state else self.run(feeds)
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        """The session's."""
+        return self.session.profile(feeds, repeats=repeats)
+
+
+def feeds_digest(feeds: Feeds) -> bytes:
+    """Identifies names, types, shapes and numbers of feeds."""
+    state = hashlib.blake2b(digest_size=16)
+    for call in calls_of(feeds):
+        state.update(b"call;")
+        for name, array in sorted(call.items()):
+            state.update(f"{name}:{array.dtype}:{array.shape};".encode())
+            if array.dtype.hasobject:
+                state.update(repr(array.tolist()).encode())
+            else:
+                state.update(array.tobytes())
+    return state.digest()

@@ -181,6 +181,33 @@ def _computed_axes(graph: Graph, low: Format) -> Mapping[int, str]:
     }
 
 
+def _masked_rows(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Attentions in which a boolean mask may leave a query without a key.
+
+    OpenVINO's own op gives NaN there, which no model means; ONNX's gives 0, as does one of
+    OpenVINO's whose NaN is replaced. Of a mask that is a constant its rows are read.
+    """
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        mask = node.inputs[3] if node.native in _MASKED and len(node.inputs) > 3 else None
+        if mask is None or graph.values[mask].dtype != "bool":
+            continue
+        readers = (
+            graph.nodes[n]
+            for out in node.outputs[:1]
+            if out is not None
+            for n in graph.values[out].uses
+        )
+        replaced = any(reader.native == "openvino::IsNaN" for reader in readers)
+        constant = graph.values[mask].constant
+        masks_all = constant is None or not constant.read().any(axis=-1).all()
+        if masks_all and (replaced or node.native == "onnx::Attention"):
+            found[node.id] = (
+                f"openvino attends to every key in {low.label} where the mask leaves out all"
+            )
+    return found
+
+
 def _pad_value(node: Node) -> int | None:
     """The id of the number that a Pad pads by; None if it is no operand."""
     index = _PADS[node.native]
@@ -189,6 +216,8 @@ def _pad_value(node: Node) -> int | None:
 
 _PADS: Final = {"onnx::Pad": 2, "openvino::Pad": 3}
 """The operand of Pad ops that is the number to pad by."""
+_MASKED: Final = frozenset({"onnx::Attention", "openvino::ScaledDotProductAttention"})
+"""Ops whose fourth operand is a mask."""
 
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
 _FP16: Final = frozenset({Format.FP16})
@@ -201,6 +230,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(name="openvino-small-group-norms", formats=_BF16, find=_small_group_norms),
     Fault(name="openvino-computed-padding", formats=_FP16 | _BF16, find=_computed_padding),
     Fault(name="openvino-computed-axes", formats=_BF16, find=_computed_axes),
+    Fault(name="openvino-masked-rows", formats=_BF16, find=_masked_rows),
     Fault(name="openvino-scaled-twice", formats=_INT8, find=scaled_twice),
     Fault(name="openvino-sums-of-codes", formats=_INT8, find=sums_of_codes),
     Fault(

@@ -216,6 +216,21 @@ class Graph:
                 return node
         raise KeyError(name)
 
+    def maker(self, value: Value | int | None) -> Node | None:
+        """The node that gives a value (or the value of that id); None if no node does."""
+        found = self.values[value] if isinstance(value, int) else value
+        made = None if found is None else found.producer
+        return None if made is None else self.nodes[made]
+
+    def read(self, node: Node, port: int) -> Value | None:
+        """The value that ``node`` reads at input ``port``; None where it has none."""
+        index = node.inputs[port] if port < len(node.inputs) else None
+        return None if index is None else self.values[index]
+
+    def readers(self, value: Value) -> Iterator[Node]:
+        """The nodes that read ``value``."""
+        return map(self.nodes.__getitem__, value.uses)
+
     def constants(self, node: Node) -> list[ConstantStats]:
         """Those that the node reads, in order of its inputs."""
         read = (self.values[i].constant for i in node.inputs if i is not None)

@@ -57,7 +57,7 @@ def affine_kernels(graph: Graph) -> list[frozenset[int]]:
     """The scale and shift after a norm: one multiply-add."""
     found: list[frozenset[int]] = []
     for node in graph.float_nodes:
-        source = _producer(graph, node.inputs[0]) if node.op == "mul" else None
+        source = graph.maker(node.inputs[0]) if node.op == "mul" else None
         after = _only_reader(graph, node)
         if source is None or by_name(source.op).kind is not OpKind.NORM or after is None:
             continue
@@ -81,7 +81,7 @@ def _is_bias_of(graph: Graph, vector: int | None, result: int | None) -> bool:
     if vector is None or result is None:
         return False
     source, given = _unshaped(graph, vector), _unshaped(graph, result)
-    product = _producer(graph, given.id)
+    product = graph.maker(given)
     kind = None if product is None else by_name(product.op).kind
     if product is None or kind not in (OpKind.MATMUL, OpKind.CONV):
         return False
@@ -101,10 +101,10 @@ def _is_bias_of(graph: Graph, vector: int | None, result: int | None) -> bool:
 
 def _unshaped(graph: Graph, value: int) -> Value:
     """What ``value`` is a reshaped view of: most values are their own."""
-    node = _producer(graph, value)
+    node = graph.maker(value)
     while node is not None and node.op in _RESHAPES and node.inputs[0] is not None:
         value = node.inputs[0]
-        node = _producer(graph, value)
+        node = graph.maker(value)
     return graph.values[value]
 
 
@@ -140,7 +140,7 @@ def _norm(graph: Graph, mean: Node) -> frozenset[int] | None:
 
 
 def _gelu(graph: Graph, erf: Node) -> frozenset[int] | None:
-    scale = _producer(graph, erf.inputs[0])
+    scale = graph.maker(erf.inputs[0])
     if scale is None or scale.op not in _SCALES or not _has_constant(graph, scale):
         return None
     members = {scale.id, erf.id}
@@ -154,7 +154,7 @@ def _gelu(graph: Graph, erf: Node) -> frozenset[int] | None:
     # The product may be (x * 0.5) * (1 + erf): then the halving of x belongs to it, too.
     read = {i for n in members for i in graph.nodes[n].inputs}
     for value in graph.following_inputs(scale):
-        for node in (graph.nodes[n] for n in value.uses):
+        for node in graph.readers(value):
             halves = node.op in _SCALES and _has_constant(graph, node)
             if halves and not read.isdisjoint(node.outputs):
                 members.add(node.id)
@@ -163,8 +163,7 @@ def _gelu(graph: Graph, erf: Node) -> frozenset[int] | None:
 
 def _readers(graph: Graph, node: Node) -> Iterator[Node]:
     for value in graph.following_outputs(node):
-        for n in value.uses:
-            yield graph.nodes[n]
+        yield from graph.readers(value)
 
 
 def _only_reader(graph: Graph, node: Node) -> Node | None:
@@ -172,11 +171,6 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     if len(outputs) != 1 or outputs[0].is_output or len(outputs[0].uses) != 1:
         return None
     return graph.nodes[outputs[0].uses[0]]
-
-
-def _producer(graph: Graph, value: int | None) -> Node | None:
-    producer = None if value is None else graph.values[value].producer
-    return None if producer is None else graph.nodes[producer]
 
 
 def _has_constant(graph: Graph, node: Node) -> bool:

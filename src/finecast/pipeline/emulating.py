@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from finecast.data.scoring import by_output
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
-from finecast.engines.exact import Exact
+from finecast.engines.exact import CachedSession, Exact
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, flops
-from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.device import DeviceModel
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.workload import Workload

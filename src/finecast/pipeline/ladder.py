@@ -20,9 +20,9 @@ from finecast.data.criterion import Criterion
 from finecast.data.scoring import by_output
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Session
+from finecast.engines.exact import CachedSession
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
-from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.device import DeviceModel
 from finecast.pipeline.model import OpenedModel
 from finecast.pipeline.search import Candidate, chain, fastest_passing

@@ -27,8 +27,8 @@ from finecast.engines.base import (
     calls_of,
     each_call,
 )
+from finecast.engines.exact import CachedSession, feeds_digest
 from finecast.errors import UsageError
-from finecast.pipeline.cached_session import CachedSession, feeds_digest
 from finecast.pipeline.evaluation import (
     OtherCallError,
     Recording,

@@ -101,7 +101,7 @@ class Adjustment:
     def edit(self, graph: Graph, nodes: Mapping[str, Node]) -> AdjustOperand | None:
         """The edit that makes this adjustment; None if the op has no such operand."""
         node = nodes.get(self.node)
-        value = None if node is None else _operand(graph, node, self.port)
+        value = None if node is None else graph.read(node, self.port)
         if node is None or value is None or node.inputs.count(value.id) > 1:
             return None
         fits = self._fits_constant if value.constant is not None else self._fits_value
@@ -155,13 +155,8 @@ def together(
 
 def constant_at(graph: Graph, node: Node, port: int) -> Value | None:
     """The constant that ``node`` reads at input ``port``; None if that is no constant."""
-    value = _operand(graph, node, port)
+    value = graph.read(node, port)
     return value if value is not None and value.constant is not None else None
-
-
-def _operand(graph: Graph, node: Node, port: int) -> Value | None:
-    source = node.inputs[port] if port < len(node.inputs) else None
-    return None if source is None else graph.values[source]
 
 
 def addable(value: Value, channels: int, axis: int = -1) -> bool:

@@ -209,15 +209,11 @@ def _came_from(graph: Graph, value_id: int, fmt: Format) -> bool:
     value = graph.values[value_id]
     if value.constant is not None:
         return fmt.storage is Format.FP32 and value.constant.all_in(fmt)
-    if value.producer is None:
-        return False
-    producer = graph.nodes[value.producer]
-    if producer.attributes.get(ROUNDS) == fmt.label:
-        return True
-    if producer.op != "cast":
-        return False
-    source = producer.inputs[0]
-    return source is not None and graph.values[source].format is fmt
+    maker = graph.maker(value)
+    if maker is None or maker.attributes.get(ROUNDS) == fmt.label:
+        return maker is not None
+    source = graph.read(maker, 0) if maker.op == "cast" else None
+    return source is not None and source.format is fmt
 
 
 def storage(

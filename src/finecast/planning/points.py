@@ -103,8 +103,7 @@ def _point(
 ) -> Point:
     readers = [reader.id] if reader is not None else []
     current, maker = value, None
-    while current.producer is not None:
-        made = graph.nodes[current.producer]
+    while (made := graph.maker(current)) is not None:
         if not any(v.id == current.id for v in graph.following_outputs(made)):
             break
         sources = [v for v in graph.following_inputs(made) if v.format is Format.FP32]

@@ -141,7 +141,8 @@ def _inside(value: Value, kernels: Mapping[int, int]) -> bool:
 
 
 def _is_alias(graph: Graph, value: Value) -> bool:
-    return value.producer is not None and is_view(graph.nodes[value.producer])
+    maker = graph.maker(value)
+    return maker is not None and is_view(maker)
 
 
 def _last_readers(graph: Graph) -> list[int]:

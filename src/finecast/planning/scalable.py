@@ -86,8 +86,7 @@ def sites_in_front(graph: Graph) -> tuple[Site, ...]:
     """
     readers: dict[int, list[Reader]] = {}
     for node in graph.nodes:
-        source = node.inputs[0] if node.inputs else None
-        value = None if source is None else graph.values[source]
+        value = graph.read(node, 0)
         if node.op in CONVOLUTIONS or node.region:
             continue
         if value is None or value.constant is not None:
@@ -163,8 +162,8 @@ _GAINS: Final[Mapping[str, tuple[int, ...]]] = {
 
 def _norm_axis(graph: Graph, node: Node) -> int | None:
     """The axis of the norm's result that its scale is along; None if there are several."""
-    source = node.inputs[0] if node.inputs else None
-    shape = None if source is None else graph.values[source].shape
+    source = graph.read(node, 0)
+    shape = None if source is None else source.shape
     if node.op in ("batch_norm", "instance_norm"):
         return None if shape is None else 1 - len(shape)
     axis = node.attributes.get("axis", -1)

@@ -203,8 +203,7 @@ def _way_back(graph: Graph, value: int | None, low: Format) -> tuple[list[int], 
     The guard is None if the way back ends at no op with a tiny constant.
     """
     path: list[int] = []
-    while value is not None and (producer := graph.values[value].producer) is not None:
-        node = graph.nodes[producer]
+    while (node := graph.maker(value)) is not None:
         problem = first_problem(graph, node, low)
         if problem is not None and problem[1].what == "smallest":
             return path, node.id

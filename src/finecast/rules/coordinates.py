@@ -250,9 +250,7 @@ def outer_product(graph: Graph, node: Node) -> bool:
     if isinstance(equation, str):
         terms, _, result = equation.replace(" ", "").partition("->")
         return bool(result) and set(terms) - {","} <= set(result)
-    first = (
-        graph.values[node.inputs[0]] if node.inputs and node.inputs[0] is not None else None
-    )
+    first = graph.read(node, 0)
     plain = node.op in ("matmul", "linear")
     return plain and first is not None and first.shape is not None and first.shape[-1:] == (1,)
 
@@ -278,17 +276,17 @@ def _is_wide(value: Value, low: Format) -> bool:
 
 def _sums(graph: Graph, value: Value) -> bool:
     """Whether an integer value is the result of an op on quantized numbers."""
-    producer = None if value.producer is None else graph.nodes[value.producer]
-    return producer is not None and by_name(producer.op).kind is OpKind.QUANTIZE
+    maker = graph.maker(value)
+    return maker is not None and by_name(maker.op).kind is OpKind.QUANTIZE
 
 
 def _is_given(graph: Graph, value: Value) -> bool:
     """Whether a value is an input of the model, or only moved and cast from one."""
-    while value.producer is not None:
-        node = graph.nodes[value.producer]
-        if by_name(node.op).kind not in _MOVES or not node.inputs or node.inputs[0] is None:
+    while (maker := graph.maker(value)) is not None:
+        before = graph.read(maker, 0)
+        if by_name(maker.op).kind not in _MOVES or before is None:
             return False
-        value = graph.values[node.inputs[0]]
+        value = before
     return value.is_input
 
 

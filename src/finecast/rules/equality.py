@@ -44,7 +44,7 @@ def _go_back(graph: Graph, comparison: Node, found: dict[int, int]) -> None:
     waiting = [comparison]
     while waiting:
         for value in graph.following_inputs(waiting.pop()):
-            maker = None if value.producer is None else graph.nodes[value.producer]
+            maker = graph.maker(value)
             if maker is None or maker.format is None or maker.id in found:
                 continue
             if by_name(maker.op).exact or maker.op in _SELECTIONS:

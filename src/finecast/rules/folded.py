@@ -47,7 +47,7 @@ def may_be_zeros(graph: Graph, value: Value) -> bool:
             if one.constant.largest > 0:
                 return False
             continue
-        maker = None if one.producer is None else graph.nodes[one.producer]
+        maker = graph.maker(one)
         if maker is not None and by_name(maker.op).exact:
             sources = [v for v in graph.following_inputs(maker) if v.id not in seen]
             seen.update(v.id for v in sources)

@@ -29,7 +29,7 @@ def divided_by(graph: Graph, value: Value) -> Node | None:
     waiting, seen = [value], {value.id}
     while waiting:
         at = waiting.pop()
-        for node in (graph.nodes[n] for n in at.uses):
+        for node in graph.readers(at):
             port = DIVISORS.get(node.op)
             if port is not None and port < len(node.inputs) and node.inputs[port] == at.id:
                 return node

@@ -66,9 +66,8 @@ def computed_in(graph: Graph, node: Node) -> str:
     """
     if node.id in graph.once(_regions):
         return "quantized"
-    for index in node.inputs:
-        producer = None if index is None else graph.values[index].producer
-        label = None if producer is None else graph.nodes[producer].attributes.get(ROUNDS)
+    for maker in map(graph.maker, node.inputs):
+        label = None if maker is None else maker.attributes.get(ROUNDS)
         if isinstance(label, str):
             return label
     return node.format.label if node.format else ""
@@ -130,11 +129,12 @@ def _decoded(graph: Graph, node: Node, found: dict[int, _From]) -> _From | None:
 
     OpenVINO states one by three ops: a cast to float, ``sub`` of a zero point, ``mul``.
     """
-    if node.op == "cast" and node.inputs[0] is not None:
-        source = graph.values[node.inputs[0]]
-        if source.format is not None or source.producer is None:
+    source = graph.read(node, 0) if node.op == "cast" else None
+    if source is not None:
+        maker = graph.maker(source)
+        if source.format is not None or maker is None:
             return None
-        before = {found.get(i) for i in graph.nodes[source.producer].inputs if i is not None}
+        before = {found.get(i) for i in maker.inputs if i is not None}
         return _From.CODES if _From.TENSOR in before else None
     kinds = [found[i] for i in node.inputs if i is not None and i in found]
     if node.op not in _DECODES or kinds != [_From.CODES]:
@@ -143,11 +143,8 @@ def _decoded(graph: Graph, node: Node, found: dict[int, _From]) -> _From | None:
 
 
 def _sums_integers(graph: Graph, inputs: Iterable[int | None]) -> bool:
-    values = (graph.values[i] for i in inputs if i is not None)
-    nodes = (
-        graph.nodes[v.producer] for v in values if v.producer is not None and v.format is None
-    )
-    return any(_quantizes(n) for n in nodes)
+    whole = (i for i in inputs if i is not None and graph.values[i].format is None)
+    return any(_quantizes(n) for n in map(graph.maker, whole) if n is not None)
 
 
 def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:

@@ -77,10 +77,9 @@ def reading(graph: Graph, value: Value) -> list[tuple[int, int]]:
 
     Nodes by which an earlier conversion rounds the value are left out.
     """
-    nodes = (graph.nodes[n] for n in value.uses)
     return [
         (node.id, index)
-        for node in nodes
+        for node in graph.readers(value)
         for index, source in enumerate(node.inputs)
         if source == value.id and node.follows_in[index] and ROUNDS not in node.attributes
     ]
@@ -99,11 +98,10 @@ def origin(graph: Graph, value: Value) -> Value:
 
     The ops in between place numbers and zeros only, so one encoding serves all of them.
     """
-    while value.producer is not None:
-        node = graph.nodes[value.producer]
-        before = moved_by(graph, node)
+    while (maker := graph.maker(value)) is not None:
+        before = moved_by(graph, maker)
         if before is None:
-            return value
+            break
         value = before
     return value
 
@@ -129,9 +127,10 @@ def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
         raise ValueError("its first operand is a constant or is missing")
     if weights is not None and _is_stored(graph, weights):
         return {0: ()}
-    if weights is not None and weights.constant is None and weights.id in graph.once(settled):
+    maker = None if weights is None else graph.maker(weights)
+    if weights is not None and maker is not None and weights.id in graph.once(settled):
         raise ValueError(
-            f"its weights are computed from constants, by {_maker(graph, weights)}: have that"
+            f"its weights are computed from constants, by {maker.name}: have that"
             " folded into the model (onnxslim, onnxsim)"
         )
     if weights is None or weights.constant is None:
@@ -140,13 +139,10 @@ def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
     return {0: (), 1: tuple(axis % rank for axis in channels) if rank > 1 else ()}
 
 
-def _maker(graph: Graph, value: Value) -> str:
-    return "" if value.producer is None else graph.nodes[value.producer].name
-
-
 def _is_stored(graph: Graph, value: Value) -> bool:
     """Whether the value is a constant that an earlier conversion stored as codes."""
-    return value.producer is not None and ROUNDS in graph.nodes[value.producer].attributes
+    maker = graph.maker(value)
+    return maker is not None and ROUNDS in maker.attributes
 
 
 def _matrix_product(graph: Graph, node: Node) -> Axes:
@@ -185,10 +181,9 @@ def _joins(graph: Graph, value: Value) -> bool:
     A bias or scale, stated as an op with a constant, and roundings by an earlier conversion
     may stand between.
     """
-    only = len(value.uses) == 1 and not value.is_output
-    if not only or value.producer is None:
+    made = graph.maker(value)
+    if made is None or len(value.uses) != 1 or value.is_output:
         return False
-    made = graph.nodes[value.producer]
     sources = [graph.values[i] for i in made.inputs if i is not None]
     given = [v for v in sources if v.id not in graph.once(settled)]
     if ROUNDS in made.attributes and sources:
@@ -200,10 +195,8 @@ def _joins(graph: Graph, value: Value) -> bool:
 
 def _operand(graph: Graph, node: Node, index: int) -> Value | None:
     """The value at an input that has the op's own format."""
-    if index >= len(node.inputs) or not node.follows_in[index]:
-        return None
-    source = node.inputs[index]
-    return None if source is None else graph.values[source]
+    found = graph.read(node, index)
+    return found if found is not None and node.follows_in[index] else None
 
 
 _OPERANDS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {

@@ -56,10 +56,8 @@ def _leading(graph: Graph) -> dict[int, int]:
         waiting = [graph.values[source]]
         while waiting:
             value = waiting.pop()
-            if value.producer is None or value.producer in found:
-                continue
-            node = graph.nodes[value.producer]
-            if _keeps_own_type(graph, node, value):
+            node = graph.maker(value)
+            if node is None or node.id in found or _keeps_own_type(graph, node, value):
                 continue
             along = node.id not in mixed or _is_along(graph, node, shapes)
             if along or not by_name(node.op).matmul_engine:
@@ -86,8 +84,8 @@ def _is_along(graph: Graph, node: Node, shapes: set[tuple[Dim, ...] | None]) -> 
     info = by_name(node.op)
     if info.kind in _ALONG and not info.accumulates:
         return True
-    first = node.inputs[0] if node.inputs else None
-    return not info.matmul_engine and first is not None and graph.values[first].shape in shapes
+    first = graph.read(node, 0)
+    return not info.matmul_engine and first is not None and first.shape in shapes
 
 
 def _mixed(

@@ -16,6 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
 from finecast.frontends.torch.expand import BIASES, expand
+from finecast.frontends.torch.reader import device_kind
 from finecast.rules.override import names_biases
 from finecast.training.gradients import add_gradients, feed, mark_gradients
 from finecast.training.joint import WHOLE, cast_parameters_again, lower
@@ -66,7 +67,7 @@ class _Pass(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         module = graph.owning_module
         assert isinstance(module, GraphModule)
-        device = _device(module)
+        device = device_kind(module)
         if names_biases(self.backend.overrides_held()):
             expand(module, BIASES)
         lower(
@@ -119,11 +120,3 @@ def _with_cache(
     fakes = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
     compiled = compile_inner(module, [*inputs, *fakes[len(inputs) :]], **options)
     return cache.feed(feed(compiled, added), casts)
-
-
-def _device(module: GraphModule) -> str:
-    for node in module.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            return str(value.device.type)
-    return "cpu"

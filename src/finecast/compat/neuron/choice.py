@@ -102,7 +102,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
         )
     return CompilerChoice(
         policy=options.policy,
-        emulation=replace(explicit_casts(options.target), **_numerics(emulation)),
+        emulation=_explicit(emulation),
         label=options.label,
         notes=tuple(notes),
         format_notes=_format_notes(emulation),
@@ -210,7 +210,7 @@ def _planned(given: Given) -> CompilerChoice:
             )
     # The flags that touch numbers are checked as the compiler would check them.
     options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
-    base = replace(explicit_casts(options.target), **_numerics(options.emulation))
+    base = _explicit(options.emulation)
     policy = Policy(scope=scope, formats=_formats(given, options.target))
     tried = policy.formats
     if scope is Scope.AUTO and given.auto_cast_type is None:
@@ -227,10 +227,10 @@ def _planned(given: Given) -> CompilerChoice:
     )
 
 
-def _numerics(emulation: Emulation) -> dict[str, object]:
-    """The fields of an emulation that do not depend on what is cast."""
-    kept = ("format", "saturate_infinity", "mixed_accumulation", "rounding", "seed")
-    return {name: getattr(emulation, name) for name in kept}
+def _explicit(emulation: Emulation) -> Emulation:
+    """The device under the same options, but that its compiler casts nothing."""
+    relayout = explicit_casts(emulation.target.name).relayout
+    return replace(emulation, scope=Scope.NONE, relayout=relayout)
 
 
 def _format_notes(emulation: Emulation) -> dict[Format, str]:

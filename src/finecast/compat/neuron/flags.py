@@ -192,9 +192,14 @@ def after_environment(given: Given, environment: Given) -> tuple[Given, tuple[st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompilerFlags:
-    """The compilers' own options on a command line."""
+class CastOptions:
+    """Options that say what is cast; the last two are the older compiler's.
 
+    A command states what the first two are to it in a class of its own.
+    """
+
+    auto_cast: str | None = None
+    auto_cast_type: str | None = None
     fast_math: Annotated[
         str | None,
         typer.Option(
@@ -212,6 +217,12 @@ class CompilerFlags:
             help="inf1, the older spelling: all[-fp16], matmult[-bf16|-fp16].",
         ),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerFlags:
+    """Options of the compilers' own that say how they and the runtime compute."""
+
     mixed_accumulation: Annotated[
         bool | None,
         typer.Option(
@@ -250,9 +261,7 @@ class CompilerFlags:
         typer.Option("--optlevel", "-O", metavar="N", help="Neuron's; no effect on numbers."),
     ] = None
 
-    def given(
-        self, auto_cast: str | None, auto_cast_type: str | None, target: str | None
-    ) -> tuple[Given, tuple[str, ...]]:
+    def given(self, casting: CastOptions, target: str | None) -> tuple[Given, tuple[str, ...]]:
         """The options of the command line, and with --from-env those of the environment.
 
         Where both state one, the command line's counts. Notes tell of options without effect.
@@ -263,10 +272,10 @@ class CompilerFlags:
         """
         others = {"--model-type": self.model_type, "--optlevel": self.optlevel}
         given = Given(
-            auto_cast=auto_cast,
-            auto_cast_type=auto_cast_type,
-            fast_math=None if self.fast_math is None else tuple(self.fast_math.split()),
-            fp32_cast=self.fp32_cast,
+            auto_cast=casting.auto_cast,
+            auto_cast_type=casting.auto_cast_type,
+            fast_math=None if casting.fast_math is None else tuple(casting.fast_math.split()),
+            fp32_cast=casting.fp32_cast,
             target=target,
             mixed_accumulation=self.mixed_accumulation,
             saturate_infinity=self.saturate_infinity or None,

@@ -1,7 +1,7 @@
 """Which values a device rounds, for which readers, to which formats, and on which bits.
 
 This is decided once, on the neutral graph, for models of every library, of which copies are
-made accordingly (``model``).
+made accordingly (``session``).
 
 Laws: where rounding commutes with ops that only move numbers, it is done once, after the last
 of a chain of them. What is added to a product (a bias) is not an operand of the product: the

@@ -1,14 +1,28 @@
-"""A model of any library run as a device would: rounded in fp32, as ``roundings`` says."""
+"""A model of any library run as a device would: its copy, and a session of that.
+
+The copy computes in fp32, rounded as ``roundings`` and its switch input say. The bits of a
+node say whether it reads rounded operands and parameters, and whether it stores its result
+rounded. Bits that always act together share one element of the switch input, so that the
+graph needs no logic of its own; large constants are inputs, fed exact or rounded. With a fixed
+setting there is no switch and nothing is selected.
+
+Laws: with every bit off the copy computes what the model computes (but for what the device
+does to fp32 itself); rounding a value for one reader leaves it exact for the others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finecast.devices.emulation import (
+    ALWAYS,
+    RELAYOUT,
+    Bit,
     Emulation,
     Setting,
     device_kernels,
@@ -16,15 +30,202 @@ from finecast.devices.emulation import (
     setting_of_plan,
 )
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call
-from finecast.engines.emulator.model import Emulated, emulated
-from finecast.engines.emulator.roundings import GraphRoundings
+from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
-from finecast.frontends.native_model import OFFSET, NativeModel
+from finecast.frontends.native_model import OFFSET, NativeModel, uses_of
+from finecast.graph import Node, Value
 from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import Rounding
+from finecast.numbers.roundmodes import Rounding, convert
+from finecast.planning.edits import Use
 from finecast.planning.plan import Plan
 from finecast.planning.points import SWITCH
+
+# Elements from which on a constant is fed: a choice in the graph would copy it.
+_FED_SIZE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SwitchedWeight:
+    """A constant that the instrumented model has as an input, fed exact or rounded.
+
+    It is rounded where a setting has any of ``bits``.
+    """
+
+    name: str
+    exact: NDArray[np.float32]
+    rounded: NDArray[np.float32]
+    bits: frozenset[Bit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulated:
+    """The instrumented model; ``conditions[k]`` are the bits of element k of its switch."""
+
+    model: Any
+    conditions: tuple[frozenset[Bit], ...]
+    weights: tuple[SwitchedWeight, ...] = ()
+
+    def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
+        """Arrays for the switch and the constants that are inputs, under a setting."""
+        found: dict[str, NDArray[np.generic]] = {
+            w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
+        }
+        if self.conditions:
+            found[SWITCH] = self.switch(setting)
+        return found
+
+    def switch(self, setting: Setting) -> NDArray[np.bool_]:
+        """The switch input for a setting."""
+        return np.array([setting.on(bits) for bits in self.conditions], dtype=bool)
+
+
+def emulated(
+    model: NativeModel, roundings: GraphRoundings, fixed: Setting | None = None
+) -> Emulated:
+    """Instrument ``model``, a copy that is changed.
+
+    Args:
+        model: The model, whose values are in fp32.
+        roundings: What the device rounds. The scope of its emulation does not count: the
+            setting says what is cast.
+        fixed: Build for this setting alone, without a switch.
+    """
+    return _Builder(model, roundings, fixed).build()
+
+
+@dataclass(slots=True)
+class _Builder:
+    model: NativeModel
+    roundings: GraphRoundings
+    fixed: Setting | None
+    conditions: dict[frozenset[Bit], int] = field(default_factory=dict[frozenset[Bit], int])
+    weights: list[SwitchedWeight] = field(default_factory=list[SwitchedWeight])
+    constants: dict[tuple[object, ...], Any] = field(
+        default_factory=dict[tuple[object, ...], Any]
+    )
+
+    def build(self) -> Emulated:
+        graph = self.model.graph
+        for value in graph.values:
+            if value.format is Format.FP32 and value.constant is None:
+                self._round_value(value)
+        for node in graph.float_nodes:
+            for index in range(len(node.inputs)):
+                self._round_constant(node, index)
+            self._round_numbers(node)
+            self._spoil_infinities(node)
+        return Emulated(
+            model=self.model.finish(len(self.conditions)),
+            conditions=tuple(self.conditions),
+            weights=tuple(self.weights),
+        )
+
+    def _chosen(self, bits: frozenset[Bit], on: Any, off: Any) -> Any:
+        """``on`` where any of ``bits`` is set, else ``off``."""
+        k = self.conditions.setdefault(bits, len(self.conditions))
+        return self.model.switched(k, on, off)
+
+    def _round_value(self, value: Value) -> None:
+        roundings = self.roundings.value(value)
+        exact = self.model.tensor(value.id)
+
+        def rounding(base: Any, into: RoundTo) -> Any:
+            return self.model.rounded(base, self.roundings.conversion(value, into))
+
+        views = RoundedViews(
+            native=exact, rounding=rounding, choice=self._chosen, fixed=self.fixed
+        )
+        for use in uses_of(self.model.graph, value.id):
+            at_port = None if use.node is None else roundings.ports.get((use.node, use.index))
+            new = views.of(roundings.stored if at_port is None else at_port)
+            if new is not exact:
+                self.model.give(value.id, [use], new)
+
+    def _round_constant(self, node: Node, index: int) -> None:
+        """Have ``node`` read a rounded constant: rounded here, from the exact numbers."""
+        source = node.inputs[index]
+        value = None if source is None else self.model.graph.values[source]
+        if value is None or value.constant is None:
+            return
+        roundings = {
+            into: bits
+            for into, bits in self.roundings.constant(node, index).items()
+            if self.fixed is None or self.fixed.on(bits)
+        }
+        if not roundings:
+            return
+        exact = uncast = value.constant.read().astype(np.float32)
+        for into, bits in roundings.items():
+            rounded = convert(exact, self.roundings.conversion(value, into))
+            switched = self.fixed is None and ALWAYS not in bits
+            if switched and exact.size >= _FED_SIZE:
+                low = self._fed(uncast, rounded, value.name, bits)
+            else:
+                uncast = rounded
+                # With an encoding readers may have other axes and scales.
+                key = (value.id, into, None if into.encoding is None else (node.id, index))
+                if key not in self.constants:
+                    self.constants[key] = self.model.constant(rounded)
+                low = self.constants[key]
+                if switched:
+                    low = self._chosen(bits, low, self.model.read_at(node.id, index))
+            self.model.give(value.id, [Use(node=node.id, index=index)], low)
+
+    def _round_numbers(self, node: Node) -> None:
+        """Round numbers that are operands of ``node`` by the last rounding that is done."""
+        setting = self.fixed
+        if setting is None:
+            return
+        roundings = self.roundings.scalars(node).items()
+        done = [into for into, bits in roundings if setting.on(bits)]
+        for into in done[-1:]:
+            how = self.roundings.emulation.conversion(into.format, flush=into.flush)
+            self.model.round_numbers(node.id, how)
+
+    def _fed(
+        self,
+        exact: NDArray[np.float32],
+        rounded: NDArray[np.float32],
+        name: str,
+        bits: frozenset[Bit],
+    ) -> Any:
+        """A new input of the model that is fed one of the two arrays, without a copy."""
+        key = f"{name}_fed_{len(self.weights)}"
+        self.weights.append(SwitchedWeight(name=key, exact=exact, rounded=rounded, bits=bits))
+        return self.model.add_input(key, exact.shape)
+
+    def _spoil_infinities(self, node: Node) -> None:
+        """Have a transpose by product turn vectors with Inf to NaN, or clamp the Inf.
+
+        The product with the identity multiplies Inf by the identity's zeros.
+        """
+        if not self.roundings.spoils_infinities(node):
+            return
+        if self.fixed is not None and not self.fixed.relayout:
+            return
+        emulation = self.roundings.emulation
+        # To the largest number of the low format, so that a cast of it stays finite.
+        top = emulation.format.max if emulation.saturate_infinity else None
+        read = self.model.read_at(node.id, 0)
+        spoiled = _without_infinities(self.model.op, read, top)
+        if self.fixed is None:
+            spoiled = self._chosen(frozenset({RELAYOUT}), spoiled, read)
+        source = node.inputs[0]
+        assert source is not None
+        self.model.give(source, [Use(node=node.id, index=0)], spoiled)
+
+
+def _without_infinities(op: Callable[..., Any], x: Any, top: float | None) -> Any:
+    """``x`` with each Inf replaced by ``top`` of its sign.
+
+    If ``top`` is None, by what a product with an identity matrix gives: NaN in every element
+    of the last axis that has an Inf.
+    """
+    if top is not None:
+        return op("select", op("is_inf", x), op("clamp", x, min_value=-top, max_value=top), x)
+    total = op("reduce_sum", op("multiply", x, 0.0), [-1], keep_dims=True)
+    return op("add", x, total)
 
 
 def check_emulation(emulation: Emulation, library: str) -> None:
@@ -154,7 +355,8 @@ def plan_session(
         low: As in ``EmulatorSession``.
         fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
     """
-    ids = {n.name: n.id for n in copy().graph.nodes}
+    known = formats is not None and not plan.encodings
+    ids = {} if known else {n.name: n.id for n in copy().graph.nodes}
     if formats is None:
         formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
     lowered = {i: f for i, f in formats.items() if f is not Format.FP32}

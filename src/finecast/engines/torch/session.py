@@ -10,12 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ConstantArgument,
-    InputKind,
-    OutputKind,
-    TensorArgument,
-)
+from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
@@ -26,7 +21,7 @@ from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.native_model import OFFSET
 from finecast.frontends.torch import RunnableModule
 from finecast.frontends.torch.aten import DTYPES, dtype_label
-from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.capture import evaluating, user_ports
 from finecast.frontends.torch.runnable import Isolated
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
@@ -64,11 +59,7 @@ class ProgramSignature:
         fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
         inputs: list[TensorSpec] = []
         constants: list[tuple[int, Any]] = []
-        given = [
-            s.arg
-            for s in program.graph_signature.input_specs
-            if s.kind is InputKind.USER_INPUT
-        ]
+        given, results = user_ports(program)
         for number, arg in enumerate(given):
             if isinstance(arg, TensorArgument):
                 inputs.append(_spec(arg.name, fakes[arg.name]))
@@ -79,11 +70,6 @@ class ProgramSignature:
                     f"input {arg.name!r} is a number that varies",
                     fix="pass it as a tensor, or export with a fixed value",
                 )
-        results = [
-            s.arg
-            for s in program.graph_signature.output_specs
-            if s.kind is OutputKind.USER_OUTPUT
-        ]
         return cls(
             inputs=tuple(inputs),
             constants=tuple(constants),

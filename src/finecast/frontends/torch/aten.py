@@ -31,57 +31,39 @@ BODIES: Final = "higher_order"
 # Formats that ATen's float kernels are written for; fp8 exists for storage only.
 ADMITTED: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
 
-# Inputs, by position among the tensors of a call, that keep fp32 beside low ones: the kernels
-# take mixed types there, and statistics must not be rounded.
-FIXED_IN: Final[Mapping[str, tuple[int, ...]]] = {
-    "aten::batch_norm": (1, 2, 3, 4),
-    "aten::_native_batch_norm_legit_no_training": (1, 2, 3, 4),
-    "aten::_native_batch_norm_legit_functional": (1, 2, 3, 4),
-    "aten::_native_batch_norm_legit": (1, 2, 3, 4),
-    "aten::native_batch_norm": (1, 2, 3, 4),
-    "aten::_batch_norm_with_update_functional": (1, 2, 3, 4),
-    "aten::native_batch_norm_backward": (2, 3, 4, 5, 6),
-    "aten::cudnn_batch_norm": (1, 2, 3, 4),
+_NORM: Final = (1, 2, 3, 4)
+FIXED: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "aten::batch_norm": (_NORM, ()),
+    "aten::_native_batch_norm_legit_no_training": (_NORM, (1, 2)),
+    "aten::_native_batch_norm_legit_functional": (_NORM, (1, 2, 3, 4)),
+    "aten::_native_batch_norm_legit": (_NORM, (1, 2)),
+    "aten::native_batch_norm": (_NORM, (1, 2)),
+    "aten::_batch_norm_with_update_functional": (_NORM, (1, 2, 3, 4, 5)),
+    "aten::native_batch_norm_backward": ((2, 3, 4, 5, 6), (1, 2)),
+    "aten::cudnn_batch_norm": (_NORM, (1, 2, 3)),
+    # Scale and shift, which CPU kernels and Inductor take in fp32 beside low values.
+    "aten::layer_norm": ((1, 2), ()),
+    "aten::native_layer_norm": ((1, 2), (1, 2)),
+    "aten::native_layer_norm_backward": ((2, 3, 4, 5), (1, 2)),
+    "aten::group_norm": ((1, 2), ()),
+    "aten::native_group_norm": ((1, 2), (1, 2)),
+    "aten::native_group_norm_backward": ((2, 3, 4), (1, 2)),
     # Log-sum-exp: saved in fp32 whatever the inputs' type.
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (5,),
-    "aten::_scaled_dot_product_flash_attention_backward": (5,),
-    "aten::_scaled_dot_product_efficient_attention_backward": (6,),
-    "aten::_scaled_dot_product_cudnn_attention_backward": (5,),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": ((), (1,)),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": ((5,), ()),
+    "aten::_scaled_dot_product_flash_attention": ((), (1,)),
+    "aten::_scaled_dot_product_flash_attention_backward": ((5,), ()),
+    "aten::_scaled_dot_product_efficient_attention": ((), (1,)),
+    "aten::_scaled_dot_product_efficient_attention_backward": ((6,), ()),
+    "aten::_scaled_dot_product_cudnn_attention": ((), (1,)),
+    "aten::_scaled_dot_product_cudnn_attention_backward": ((5,), ()),
+    # It reads memory as it is laid out, and a cast removes gaps from the layout.
+    "aten::as_strided": ((0,), (0,)),
 }
-# Results, by position, that are fp32 even if the op is low: statistics, gradients of scale and
-# shift, and log-sum-exps.
-FIXED_OUT: Final[Mapping[str, tuple[int, ...]]] = {
-    "aten::_native_batch_norm_legit_no_training": (1, 2),
-    "aten::_native_batch_norm_legit_functional": (1, 2, 3, 4),
-    "aten::_native_batch_norm_legit": (1, 2),
-    "aten::native_batch_norm": (1, 2),
-    "aten::_batch_norm_with_update_functional": (1, 2, 3, 4, 5),
-    "aten::native_batch_norm_backward": (1, 2),
-    "aten::cudnn_batch_norm": (1, 2, 3),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": (1,),
-    "aten::_scaled_dot_product_flash_attention": (1,),
-    "aten::_scaled_dot_product_efficient_attention": (1,),
-    "aten::_scaled_dot_product_cudnn_attention": (1,),
-}
-# Inputs of normalisations that CPU kernels and Inductor take in fp32 beside low values: scale
-# and shift, and the statistics that backward passes read.
-_SCALES: Final[Mapping[str, tuple[int, ...]]] = {
-    "aten::layer_norm": (1, 2),
-    "aten::native_layer_norm": (1, 2),
-    "aten::group_norm": (1, 2),
-    "aten::native_group_norm": (1, 2),
-    "aten::native_layer_norm_backward": (2, 3, 4, 5),
-    "aten::native_group_norm_backward": (2, 3, 4),
-}
-# The results that follow: statistics, and gradients of scale and shift.
-_STATISTICS: Final[Mapping[str, tuple[int, ...]]] = {
-    "aten::native_layer_norm": (1, 2),
-    "aten::native_group_norm": (1, 2),
-    "aten::native_layer_norm_backward": (1, 2),
-    "aten::native_group_norm_backward": (1, 2),
-}
-# as_strided reads memory as it is laid out, and a cast removes gaps from the layout.
-_IN_MEMORY: Final[Mapping[str, tuple[int, ...]]] = {"aten::as_strided": (0,)}
+"""Tensors that keep fp32 beside low ones: positions among an op's inputs, and its results.
+
+Kernels take mixed types there. Statistics, and gradients of scale and shift, are not rounded.
+"""
 # Conversions read any format and write the one that an argument names.
 CONVERSIONS: Final = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
 # Views give the memory that they read another shape, without a copy.
@@ -95,16 +77,6 @@ VIEWS: Final = frozenset(
 )
 # These write into a tensor that is given to them, and so keep its type.
 WRITERS: Final = frozenset({"aten::copy_", "aten::copy", "aten::set_"})
-
-
-def fixed_inputs(native: str) -> tuple[int, ...]:
-    """Positions of the inputs of ``native`` that keep the type they have."""
-    return FIXED_IN.get(native) or _SCALES.get(native) or _IN_MEMORY.get(native, ())
-
-
-def fixed_outputs(native: str) -> tuple[int, ...]:
-    """Positions of the outputs of ``native`` that keep the type they have."""
-    return FIXED_OUT.get(native) or _STATISTICS.get(native) or _IN_MEMORY.get(native, ())
 
 
 # Types in schemas of arguments that may be a number as an operand, such as the 2 in add(x, 2).

@@ -94,11 +94,17 @@ def capture(
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
 
 
+def user_ports(program: ExportedProgram) -> tuple[list[Any], list[Any]]:
+    """The arguments and results of a program as its signature states them, without state."""
+    of = program.graph_signature
+    taken = [s.arg for s in of.input_specs if s.kind is InputKind.USER_INPUT]
+    given = [s.arg for s in of.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    return taken, given
+
+
 def port_names(program: ExportedProgram) -> dict[str, list[str]]:
     """The names of the program's arguments and results, by which sessions know them."""
-    of = program.graph_signature
-    taken = (s.arg for s in of.input_specs if s.kind is InputKind.USER_INPUT)
-    given = (s.arg for s in of.output_specs if s.kind is OutputKind.USER_OUTPUT)
+    taken, given = user_ports(program)
     return {"inputs": [str(a.name) for a in taken], "outputs": [str(a.name) for a in given]}
 
 

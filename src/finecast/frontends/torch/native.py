@@ -365,7 +365,7 @@ def _selected(
     return on if switch[element] else off
 
 
-# The ops that emulated devices need: ``engines/emulator/model.py`` has the infinities of
+# The ops that emulated devices need: ``engines/emulator/session.py`` has the infinities of
 # transposes of them. Roundings are PyTorch's own casts, and numpy's.
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "add": torch.add,
@@ -378,7 +378,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 _ATTRIBUTES: Final = {"min_value": "min", "max_value": "max", "keep_dims": "keepdim"}
 
 # Types whose conversions round to nearest even and overflow to infinity. Torch's fp8 types are
-# not Neuron's, and whether they saturate depends on the processor.
+# not those of accelerators, and whether they saturate depends on the processor.
 _CASTS: Final = (Format.BF16, Format.FP16)
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.native import TorchNative, converted
-from finecast.frontends.torch.runnable import Isolated, is_tensor
+from finecast.frontends.torch.runnable import Isolated
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
@@ -64,7 +64,7 @@ def first_order(
     read, leaves = _tapped(captured, points.values(), args)
     outputs = [
         y
-        for number, y in enumerate(y for y in leaves if is_tensor(y))
+        for number, y in enumerate(y for y in leaves if torch.is_tensor(y))
         if y.is_floating_point() and y.requires_grad and (counted is None or number in counted)
     ]
     together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]

@@ -22,9 +22,8 @@ from finecast import ops
 from finecast.frontends.torch.aten import (
     ADMITTED,
     CONVERSIONS,
+    FIXED,
     WRITERS,
-    fixed_inputs,
-    fixed_outputs,
     is_layout,
     is_number,
     named_arguments,
@@ -119,6 +118,12 @@ def hint(extent: int | torch.SymInt) -> int:
     return int(known) if known is not None else 1
 
 
+def device_kind(module: GraphModule) -> str:
+    """The kind of device that the tensors of a graph are on: ``cpu``, ``cuda``."""
+    fakes = (node.meta.get("val") for node in module.graph.nodes)
+    return next((str(f.device.type) for f in fakes if torch.is_tensor(f)), "cpu")
+
+
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
     """The FX nodes that ``node`` reads, one for each port: in order, with repetitions."""
     found: list[FxNode] = []
@@ -201,7 +206,7 @@ class _Reader:
         outputs = tuple(self._outputs(node))
         info = ops.lookup(native)
         fmt = self._format(node, inputs, outputs)
-        kept_in, kept_out = fixed_inputs(native), fixed_outputs(native)
+        kept_in, kept_out = FIXED.get(native, ((), ()))
         self.binding.nodes.append(node)
         self.builder.add(
             Node(

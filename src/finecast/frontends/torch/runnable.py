@@ -27,16 +27,11 @@ class Isolated(Interpreter):
     def run_node(self, n: FxNode) -> Any:
         """Run one node; an input or a buffer that the graph writes to is cloned."""
         result = super().run_node(n)
-        return result.clone() if n in self.written and is_tensor(result) else result
+        return result.clone() if n in self.written and torch.is_tensor(result) else result
 
     def leaves(self, args: Sequence[Any]) -> Any:
         """The outputs for flattened inputs."""
         return self.run(*args, enable_io_processing=False)
-
-
-def is_tensor(leaf: object) -> bool:
-    """Whether an argument or a result is a tensor."""
-    return isinstance(leaf, torch.Tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,8 @@ from finecast.pipeline.conversion import (
     NOTHING_GAINS,
     nothing_converted,
 )
+from finecast.pipeline.device import plan_time_s
 from finecast.pipeline.measuring import drop_slow_formats
-from finecast.pipeline.modelled import plan_time_s
 from finecast.pipeline.result import Measured, Result, Verdict
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost

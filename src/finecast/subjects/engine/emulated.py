@@ -20,7 +20,7 @@ from finecast.engines.emulator.session import (
     check_emulation,
     plan_session,
 )
-from finecast.engines.exact import Exact
+from finecast.engines.exact import CachedSession, Exact
 from finecast.engines.probe import Speed
 from finecast.frontends.prepared import PreparedAsIs, PreparedModel
 from finecast.graph import Graph
@@ -28,7 +28,6 @@ from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.ops.patterns import activation_kernels, bias_kernels, merged, norm_kernels
-from finecast.pipeline.cached_session import CachedSession
 from finecast.pipeline.device import DeviceModel, Program
 from finecast.pipeline.subject import Built, UserRules
 from finecast.pipeline.workload import Workload
@@ -178,11 +177,14 @@ class OnDevice(EngineExamined):
 
 @dataclass(slots=True, kw_only=True)
 class NativeProgram(Program):
-    """A model that engines run, as a device's emulator takes it: here as it is."""
+    """A model that engines run, as a device's emulator takes it: here as it is.
+
+    ``prepared`` is the ``PreparedModel`` that is emulated.
+    """
 
     source: Source
     emulation: Emulation
-    prepared: PreparedModel = field(init=False)
+    prepared: Any = field(init=False)
 
     def __post_init__(self) -> None:
         """Read the graph.

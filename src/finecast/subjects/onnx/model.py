@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -15,6 +16,7 @@ from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
     emulated_copy,
+    exact_emulator,
     exact_session,
     prepare,
     stored_low,
@@ -22,25 +24,33 @@ from finecast.engines.emulator import (
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_engine, from_memory
-from finecast.errors import EngineError
+from finecast.errors import EngineError, ModelError, naming
+from finecast.files import check_writable
+from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
 from finecast.frontends.onnx.opset import stated_for_engines
-from finecast.frontends.prepared import PreparedModel
+from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.numbers.formats import Format
-from finecast.pipeline.artefact import Destination, Verified
+from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.device import Program
 from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.acceptance import feeds_for
+from finecast.subjects.engine.acceptance import Pair, accept_fp32, feeds_for, nudge
 from finecast.subjects.engine.emulated import NativeProgram
+from finecast.subjects.engine.integers import quantized_mismatch
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import AS_IT_IS, EngineBuilt, check_trust
-from finecast.subjects.onnx.artefact import check_output, input_shapes, truth_session, write
+from finecast.subjects.engine.verifying import (
+    Compared,
+    publish,
+    run_both,
+    verified_by_first,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -109,7 +119,8 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
     @property
     def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
         """Declared shapes of the inputs that a caller gives."""
-        return input_shapes(self.file)
+        inputs = (v for v in self.file.model.graph.inputs if not v.is_initializer())
+        return {v.name or "": _dims(v) for v in inputs}
 
     def runners(self, spec: str | None) -> Sequence[Engine]:
         """The engine given, else all installed ones."""
@@ -200,7 +211,9 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless the model, converted, may be written there."""
-        check_output(self.file, output)
+        apart = output.external_data
+        came = frontend.came_external(self.file.model)
+        output.check(apart=came if apart is None else apart)
 
     def store(
         self,
@@ -210,7 +223,7 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         feeds: FeedMaker,
     ) -> tuple[int, Verified]:
         """Write the model, which is checked, loaded and run before it takes its name."""
-        return write(self, built, output, engines, feeds)
+        return _write(self, built, output, engines, feeds)
 
     def given_back(self, built: Built | None) -> onnx.ModelProto | ir.Model:
         """The model of a plan as an onnx.ModelProto, or as an onnx_ir.Model if given so."""
@@ -231,9 +244,7 @@ class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
-    prepared: Prepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        init=False
-    )
+    prepared: Prepared = field(init=False)
 
     def __post_init__(self) -> None:
         """Write out ops that the device computes in steps."""
@@ -267,3 +278,162 @@ class OnnxProgram(NativeProgram):
 def _op_of(step: str) -> str:
     """The name of the op that a step belongs to: a step is named ``OP/STEP``."""
     return step.rpartition("/")[0]
+
+
+# Writing a model: checked, loaded and run before it takes its name.
+
+
+def _write(
+    source: OnnxModel,
+    built: EngineBuilt,
+    output: Destination,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> tuple[int, Verified]:
+    """Write the model; returns its bytes on disk, and how it was verified.
+
+    With no engines it is only checked.
+    """
+    file = source.file
+    source.check(output)
+    if output.clean:
+        frontend.drop_dead(built.model)
+    place = output.path.parent if output.path is not None else None
+    with staging(place) as folder:
+        staged = folder / (output.path.name if output.path is not None else "model.onnx")
+        with naming(staged, f"{file.name}, converted"):
+            size, told = _saved(file, built.applied, staged, output)
+            # Data before the model that names it.
+            parts = sorted(folder.iterdir(), key=lambda p: p.name, reverse=True)
+            if place is not None:
+                for part in parts:
+                    check_writable(place / part.name, force=output.force)
+            verified = _verify(source, built, staged, engines, feeds)
+            for text in told:
+                verified = _with_note(verified, text)
+        if place is not None:
+            publish(parts, place, str(output.path))
+    return size, verified
+
+
+def _saved(
+    file: OnnxFile, applied: AppliedModel, staged: Path, output: Destination
+) -> tuple[int, tuple[str, ...]]:
+    """Save and check the model; returns its bytes, and what of the given one was corrected.
+
+    Raises:
+        ModelError: If the model is not valid.
+    """
+
+    def saved() -> int:
+        apart = output.external_data
+        with naming(staged, str(output.path or staged)):  # of what cannot be written
+            size = frontend.save(applied.model, staged, force=True, external_data=apart)
+        frontend.check(staged, shapeless=frontend.shapeless_ports(file.model))
+        return size
+
+    try:
+        return saved(), ()
+    except ModelError:
+        corrected = frontend.correct_outputs(applied.model)
+        if not corrected:
+            raise
+        return saved(), corrected
+
+
+def truth_session(file: OnnxFile) -> tuple[Session | None, str]:
+    """The fp64 model that ``file`` was converted from, or why that does not run here."""
+    if file.truth is None:
+        return None, ""
+    try:
+        return exact_session(file.truth.path), ""
+    except EngineError as error:
+        note = (
+            f"the {file.from_type} model does not run here, so the error is that against it"
+            f" taken to fp32: {error.what}"
+        )
+        return None, note
+
+
+def _dims(value: ir.Value) -> tuple[Dim, ...] | None:
+    if value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape.dims)
+
+
+def _verify(
+    source: OnnxModel,
+    built: EngineBuilt,
+    path: Path,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> Verified:
+    """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
+    if engines:
+        feeds.check(source.input_shapes)
+
+    def verify_in(engine: Engine) -> Verified:
+        pair = Pair(source=source, built=built, written=path, engine=engine)
+        return _verify_in(pair, feeds)
+
+    try:
+        return verified_by_first(engines, verify_in)
+    except EngineError as failed:
+        if why := _hard_to_run(source.file):
+            with suppress(EngineError):
+                found = verify_in(exact_emulator())
+                return _with_note(found, f"{why}: {failed.where}")
+        raise
+
+
+def _hard_to_run(file: OnnxFile) -> str:
+    """Why engines may rightly refuse a model, even in fp32; empty if there is no reason.
+
+    Such a model is verified by the exact emulator.
+    """
+    shapeless = [v.name for v in file.model.graph.inputs if v.shape is None]
+    if shapeless:
+        return f"input {shapeless[0]!r} has no shape"
+    return "inputs and outputs stay fp64" if file.from_type == "fp64" else ""
+
+
+def _verify_in(pair: Pair, feeds: FeedMaker) -> Verified:
+    found, ran = run_both(pair, feeds)
+    if ran is None:
+        return found
+    source, graph = pair.source, pair.built.applied.graph
+    if source.file.truth is not None:
+        found = _against_fp64(source.file, graph, ran, found)
+    if source.explains and pair.engine.emulates is None:
+        exactly = partial(pair.exact, ran.feeds)
+        mismatch = quantized_mismatch(graph, pair.engine.name, ran.wanted, exactly)
+        found = _with_note(found, mismatch)
+    return found
+
+
+def _with_note(found: Verified, text: str) -> Verified:
+    return replace(found, note="; ".join(filter(None, (found.note, text))))
+
+
+def _against_fp64(file: OnnxFile, graph: Graph, ran: Compared, found: Verified) -> Verified:
+    """``found`` with errors against the fp64 model, and the share that fp32 alone makes.
+
+    Raises:
+        WrongNumbersError: If the fp32 model has no right digit of an output.
+    """
+    session, note = truth_session(file)
+    if session is None:
+        return _with_note(found, note)
+    exact = session.run(ran.feeds)
+    nudged = session.run({name: nudge(array) for name, array in ran.feeds.items()})
+    accept_fp32(graph, ran.wanted, exact, nudged)
+    beside, taken = (compare("", outputs, exact) for outputs in (ran.got, ran.wanted))
+    return replace(
+        found,
+        max_abs_error=beside.max_abs_error,
+        relative_error=beside.relative_error,
+        outputs=beside.outputs,
+        note=beside.note,
+        reference="fp64",
+        taken_error=taken.relative_error,
+    )

@@ -16,6 +16,7 @@ from finecast.engines.torch.autocast import autocast_formats
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import TorchPrepared
+from finecast.frontends.torch.reader import device_kind
 from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -29,7 +30,6 @@ from finecast.subjects.torch.integers import HOW_TO_RUN, check_device, uses_code
 from finecast.subjects.torch.planning import (
     choose,
     compiled_times,
-    device_of,
     judged,
     measured_errors,
     products_low,
@@ -57,6 +57,8 @@ class TorchConverter(Converter):
                 f"policy {policy.label}: what is converted by it is measured, op by op",
                 fix='use tune, or "matmult:int8" for all products',
             )
+        if uses_codes(policy):
+            self.progress("observe", 0, 1)
         return Converter.convert(self, policy, **options)
 
     def _planner(
@@ -68,7 +70,7 @@ class TorchConverter(Converter):
             return Converter._planner(self, prepared, request, facts)
         assert isinstance(prepared, TorchPrepared)
         if uses_codes(policy):
-            check_device(policy, self._device(prepared))
+            check_device(policy, device_kind(prepared.captured.module))
         how = Judging(
             facts=facts,
             user_rules=request.user_rules,
@@ -96,8 +98,7 @@ class TorchConverter(Converter):
             return Converter._choose(self, prepared, planner, facts, target)
         assert isinstance(prepared, TorchPrepared)
         measures = policy.scope is Scope.AUTO
-        device = self._device(prepared)
-        times = compiled_times(planner, device, prepared, single_kernels=measures)
+        times = compiled_times(planner, prepared, single_kernels=measures)
         exact = Exact.of(self.source.reference(), [self.examples])
         errors = measured_errors(prepared, planner, times, exact)
         analysis = times.analysis(prepared, planner, errors)
@@ -110,10 +111,6 @@ class TorchConverter(Converter):
             planner = products_low(planner)
         choice = choose(frontier_of(planner, analysis), budget)
         return proposal(planner, analysis, choice).plan
-
-    def _device(self, prepared: TorchPrepared) -> str:
-        leaves = self.source.signature.leaves(self.examples)
-        return device_of(prepared.captured.module, leaves)
 
 
 def slow_formats(plan: Plan, engine: TorchEngine) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from finecast.data.deviation import LIMIT
+from finecast.data.lengths import MOST_LENGTH, MOST_PRODUCTS
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds, Loadable, Session
 from finecast.engines.fallen_apart import FallenApart, Kernels
@@ -44,21 +47,18 @@ from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.device import Program
 from finecast.pipeline.model import ReadOptions, RunOptions
 from finecast.pipeline.sources import DataOptions, FeedMaker, known_outputs
-from finecast.pipeline.subject import Built, Subject
+from finecast.pipeline.subject import Built
 from finecast.pipeline.workload import Workload
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.conversion import Converter
-from finecast.subjects.engine.emulated import EmulatedSubject
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt
-from finecast.subjects.engine.subject import EngineSubject
 from finecast.subjects.engine.verifying import verify
 from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
-from finecast.subjects.torch.lengths import longest
 from finecast.subjects.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
 from finecast.subjects.torch.workload import ModuleWorkload
@@ -219,18 +219,9 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             return EngineModel.load_written(self, built, written, engine)
         return self.program(device).plan_session(built.plan, device), ()
 
-    def subject(self, engine: str | None, device: Emulation | None) -> Subject:
-        """The program compiled, if there is a compiler, else as it is; or on ``device``."""
-        found = EngineModel.subject(self, engine, device)
-        if not isinstance(found, EngineSubject) or isinstance(found, EmulatedSubject):
-            return found
-        return TorchSubject(
-            model=self,
-            engine=found.engine,
-            reference=found.reference,
-            told=found.told,
-            options=self.tuning,
-        )
+    def measured(self, **parts: Any) -> TorchSubject:
+        """The program compiled, if there is a compiler, else as it is; of these parts."""
+        return TorchSubject(model=self, options=self.tuning, **parts)
 
     def workload(self, options: DataOptions, session: Session) -> Workload:
         """The data; of a module in memory the user's metric gets the module itself."""
@@ -378,3 +369,73 @@ def state_bytes(module: torch.nn.Module) -> int:
     """Bytes of parameters and buffers; of sparse ones those that they would have if dense."""
     tensors = (*module.parameters(), *module.buffers())
     return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def longest(
+    program: ExportedProgram, inputs: Arguments
+) -> tuple[Arguments, dict[str, int]] | None:
+    """``inputs`` as large as the program's bounds allow, and their sizes by INPUT.AXIS.
+
+    Law: larger inputs repeat the example; integers that count up by 1 along an axis, such as
+    positions, go on counting. None if no bound is above the example's size. Sizes are smaller
+    if a run at the bounds would take too long.
+    """
+    leaves, tree = tree_flatten(inputs)
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    specs = ProgramSignature.of(program).inputs
+    shapes = [fakes[spec.name].shape for spec in specs]
+    have: dict[Any, int] = {}
+    names: dict[Any, str] = {}
+    for number, spec, shape in zip(tensors, specs, shapes, strict=True):
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int) and dim.node.expr.is_Symbol:
+                have[dim.node.expr] = leaves[number].shape[axis]
+                names.setdefault(dim.node.expr, f"{spec.name}.{axis}")
+    sizes = _affordable(_bounds(program, have), have, program)
+    if sizes == have:
+        return None
+    for number, shape in zip(tensors, shapes, strict=True):
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int):
+                size = int(dim.node.expr.subs(sizes))
+                leaves[number] = _grown(leaves[number], axis, size)
+    return tree_unflatten(leaves, tree), {names[s]: size for s, size in sizes.items()}
+
+
+def _bounds(program: ExportedProgram, have: Mapping[Any, int]) -> dict[Any, int]:
+    """The upper bound of each free size; its size in the example if there is no bound."""
+    found = dict(have)
+    for name, size in have.items():
+        bounds = program.range_constraints.get(name)
+        if bounds is not None and bounds.upper.is_Integer:
+            found[name] = max(size, min(int(bounds.upper), MOST_LENGTH))
+    return found
+
+
+def _affordable(
+    sizes: dict[Any, int], have: Mapping[Any, int], program: ExportedProgram
+) -> dict[Any, int]:
+    """``sizes``, the largest halved until weights times all sizes are few enough."""
+    weights = sum(p.numel() for p in program.parameters()) or 1
+    while math.prod(sizes.values()) * weights > MOST_PRODUCTS:
+        larger = [name for name in sizes if sizes[name] > have[name]]
+        if not larger:
+            break
+        most = max(larger, key=lambda name: sizes[name])
+        sizes[most] = max(sizes[most] // 2, have[most])
+    return sizes
+
+
+def _grown(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """``tensor`` repeated, or counted on, along ``axis`` up to ``size``."""
+    old = tensor.shape[axis]
+    if size == old or not old:
+        return tensor
+    index = torch.arange(size, device=tensor.device)
+    repeated = tensor.index_select(axis, index % old)
+    whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
+    if not whole or old == 1 or bool((tensor.diff(dim=axis) != 1).any()):
+        return repeated
+    steps = (index - index % old).to(tensor.dtype)
+    return repeated + steps.reshape([-1] + [1] * (tensor.ndim - axis - 1))

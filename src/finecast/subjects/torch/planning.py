@@ -20,7 +20,7 @@ from finecast.engines.torch.session import ProgramSignature
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import Captured, TorchPrepared, applied
 from finecast.frontends.torch.probing import first_order
-from finecast.frontends.torch.reader import hinted_shapes
+from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -175,7 +175,7 @@ def as_autocast(planner: Planner) -> Planner:
 
 
 def compiled_times(
-    planner: Planner, device: str, prepared: TorchPrepared, *, single_kernels: bool = True
+    planner: Planner, prepared: TorchPrepared, *, single_kernels: bool = True
 ) -> Times:
     """Times of a compiled module; fused kernels compute in fp32 inside, so ops are units.
 
@@ -185,7 +185,7 @@ def compiled_times(
     cost = CompiledCost.of(
         planner.graph,
         planner.policy.formats,
-        device,
+        device_kind(binding.module),
         hinted_shapes(binding),
         binding if single_kernels else None,
     )

@@ -46,9 +46,7 @@ class TorchProgram(NativeProgram):
         fp32_parameters: Nodes whose scale and shift PyTorch keeps in fp32 beside low values.
     """
 
-    prepared: TorchPrepared = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        init=False
-    )
+    prepared: TorchPrepared = field(init=False)
     steps: Mapping[str, tuple[int, ...]] = field(init=False)
     fp32_parameters: frozenset[int] = field(init=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
-from finecast.pipeline.cached_session import CachedSession
+from finecast.engines.exact import CachedSession
 
 
 class Doubling(Session):

@@ -7,7 +7,7 @@ from finecast.compat.neuron.flags import read
 from finecast.devices.emulation import Emulation
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.pipeline.modelled import plan_time_s
+from finecast.pipeline.device import plan_time_s
 from finecast.planning.cost import RooflineCost
 
 TRANSPOSE = from_text(
