@@ -76,7 +76,7 @@ class Adjust(Enum):
         return named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Policy:
     """Which ops may be lowered, and to which formats.
 
@@ -191,6 +191,21 @@ class Policy:
         convert_options(self)
         if keep:
             object.__setattr__(self, "op_formats", {**self.op_formats, **assignments(keep)})
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        text = self.scope.value if self.open_formats else self.label.removesuffix(BY_HINT)
+        parts: dict[str, object] = {
+            "keep": {name: fmt.label for name, fmt in self.op_formats.items()},
+            "include": [one.pattern for one in self.include],
+            "exclude": [one.pattern for one in self.exclude],
+            "io": {name: fmt.label for name, fmt in self.io.items()},
+            "io_low": self.io_low,
+            "keep_ops": self.keep_ops,
+            "by_hint": self.by_hint,
+        }
+        stated = (f", {name}={value!r}" for name, value in parts.items() if value)
+        return f"Policy({text!r}{''.join(stated)})"
 
     @property
     def label(self) -> str:
