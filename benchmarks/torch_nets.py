@@ -156,3 +156,48 @@ class PoolsAndNorms(nn.Module):
             pooled = F.avg_pool2d(norm(x), 3, 1, 1) - x
             x = x + F.gelu(conv(pooled)) * torch.softmax(x, 1)
         return self.head(x.mean((2, 3)))
+
+
+def _norm_conv(
+    inner: int, outer: int, size: int = 1, *, stride: int = 1, groups: int = 1
+) -> nn.Module:
+    conv = nn.Conv2d(inner, outer, size, stride, size // 2, groups=groups)
+    return nn.Sequential(conv, nn.BatchNorm2d(outer))
+
+
+class StarBlock(nn.Module):
+    """Depthwise 7x7 convolutions around a product of two branches of four times the width."""
+
+    def __init__(self, width: int) -> None:
+        """``width``: channels in and out."""
+        super().__init__()
+        self.before = _norm_conv(width, width, 7, groups=width)
+        self.one, self.two = (nn.Conv2d(width, 4 * width, 1) for _ in range(2))
+        self.joined = _norm_conv(4 * width, width)
+        self.after = nn.Conv2d(width, width, 7, padding=3, groups=width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the block's result to ``x``."""
+        y = self.before(x)
+        return x + self.after(self.joined(nn.functional.relu6(self.one(y)) * self.two(y)))
+
+
+class StarNet(nn.Module):
+    """StarNet-S1 of "Rewrite the Stars" (Ma et al., 2024): 2.9M parameters, 224x224."""
+
+    def __init__(self) -> None:
+        """Stages of 24, 48, 96 and 192 channels."""
+        super().__init__()
+        layers: list[nn.Module] = [_norm_conv(3, 32, 3, stride=2), nn.ReLU6()]
+        inner = 32
+        for stage, depth in enumerate((2, 2, 8, 3)):
+            width = 24 * 2**stage
+            layers += [_norm_conv(inner, width, 3, stride=2)]
+            layers += [StarBlock(width) for _ in range(depth)]
+            inner = width
+        layers += [nn.BatchNorm2d(inner), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.layers = nn.Sequential(*layers, nn.Linear(inner, 1000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of 1,000 classes."""
+        return self.layers(x)

@@ -37,7 +37,7 @@ from finecast.pipeline.sources import Data, DataOptions, workload_of
 from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.tuning import tune as search
 from finecast.planning.plan import Plan
-from finecast.progress import Progress, reporting
+from finecast.progress import Phases, Progress, reporting
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
 from finecast.subjects import (
@@ -299,6 +299,7 @@ def _searched(
         study=study,
         progress=options.progress,
     )
+    phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.improved:
         size, verified = model.write(outcome, output, subject, workload)
         measured = replace(outcome.tuned, size_bytes=size)
@@ -306,6 +307,7 @@ def _searched(
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
     outcome = replace(outcome, model=model.given_back(outcome.built))
+    outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     run = outcome.run_notes if outcome.output is None else ()
     return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said, *run))

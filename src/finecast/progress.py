@@ -33,13 +33,13 @@ def silent(stage: str, done: int, total: int) -> None:
 class Phases:
     """Progress that is passed on to ``report``, and the seconds of each phase so far.
 
-    Law: the seconds since it was made add up over the phases, and the time until the first
-    call is the ``first`` phase's. A phase is a stage without what follows ``" of "`` in it.
+    Law: the seconds since ``start_s``, by ``time.perf_counter``, add up over the phases, and
+    the time until the first call is the ``first`` phase's. A phase is a stage without what
+    follows ``" of "`` in it.
     """
 
-    def __init__(self, report: Progress, first: str) -> None:
-        self._report, self._phase = report, first
-        self._last = time.monotonic()
+    def __init__(self, report: Progress, first: str, start_s: float) -> None:
+        self._report, self._phase, self._last = report, first, start_s
         self._seconds: dict[str, float] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:
@@ -54,7 +54,7 @@ class Phases:
         return dict(sorted(self._seconds.items(), key=lambda found: -found[1]))
 
     def _count(self) -> None:
-        now = time.monotonic()
+        now = time.perf_counter()
         self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._last
         self._last = now
 

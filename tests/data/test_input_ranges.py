@@ -17,6 +17,7 @@ from finecast.engines import installed
 from finecast.engines.base import TensorSpec
 from finecast.graph.text import from_text
 from finecast.subjects import opened
+from finecast.subjects.engine.native import NativeSource
 from tests.frontends.tools import parse, tensor
 
 
@@ -176,12 +177,12 @@ UNKNOWN = {
 
 def ranges_of(text: str, folder: Path, suffix: str = "onnx") -> Mapping[str, Range]:
     """What the model of the text, as a file of the suffix, says of its inputs."""
-    model = parse(text)
-    used = {name for node in model.graph.node for name in node.input}
+    parsed = parse(text)
+    used = {name for node in parsed.graph.node for name in node.input}
     weights = [tensor(name, array) for name, array in ARRAYS.items() if name in used]
-    model.graph.initializer.extend(weights)
+    parsed.graph.initializer.extend(weights)
     path = folder / "net.onnx"
-    onnx.save(model, path)
+    onnx.save(parsed, path)
     if suffix == "xml":
         if not installed("openvino"):
             pytest.skip("needs OpenVINO")
@@ -190,7 +191,9 @@ def ranges_of(text: str, folder: Path, suffix: str = "onnx") -> Mapping[str, Ran
         path = folder / "net.xml"
         read = openvino.convert_model(folder / "net.onnx")
         openvino.save_model(read, path, compress_to_fp16=False)
-    return input_ranges(opened(path).prepare_once(own=True).graph)
+    model = opened(path)
+    assert isinstance(model, NativeSource)
+    return input_ranges(model.prepare_once(own=True).graph)
 
 
 @pytest.mark.parametrize("kind", KNOWN)

@@ -112,7 +112,8 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
     assert said[1].startswith("  fp32: metric 1, ")
     assert "as fast as fp32" in said[2]
     assert len(repr(found)) < 1000
-    assert {"baseline", "sensitivity", "timing"} <= found.phases.keys()
+    assert {"load", "baseline", "sensitivity", "timing", "write"} <= found.phases.keys()
+    assert sum(found.phases.values()) == pytest.approx(found.seconds)
     assert repr(found.plan).startswith(f"<Plan {found.plan.digest} of ")
     done = finecast.convert(mlp, policy="all:bf16")
     assert repr(done).startswith("converted by all:bf16: ")

@@ -15,8 +15,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import finecast  # noqa: E402
-from finecast.data.input_ranges import Normal, Whole, input_ranges  # noqa: E402
+from finecast.data.input_ranges import Normal, Range, Whole, input_ranges  # noqa: E402
 from finecast.subjects import opened  # noqa: E402
+from finecast.subjects.engine.native import NativeSource  # noqa: E402
 
 nn: Any = torch.nn
 LENGTH, SIDE = 128, 16
@@ -73,7 +74,7 @@ def images() -> tuple[Any, Any]:
 
 def train(net: Any, x: Any, wanted: Any, loss: Any, steps: int) -> float:
     """Train ``net``; the last loss."""
-    optimizer = torch.optim.Adam(net.parameters(), 2e-2)
+    optimizer, found = torch.optim.Adam(net.parameters(), 2e-2), torch.tensor(0.0)
     for _ in range(steps):
         picked = torch.randint(0, len(x), (16,))
         found = loss(net(x[picked]), wanted[picked])
@@ -121,12 +122,18 @@ def test_good_conversions_are_written(
         assert (done.verified.relative_error or 0.0) < 0.1
 
 
+def ranges_of(path: Path) -> Mapping[str, Range]:
+    model = opened(path)
+    assert isinstance(model, NativeSource)
+    return input_ranges(model.prepare_once(own=True).graph)
+
+
 def test_random_inputs_look_like_those_of_training(
     trained: Mapping[str, tuple[Path, Any]],
 ) -> None:
-    graphs = {k: opened(p).prepare_once(own=True).graph for k, (p, _) in trained.items()}
-    assert input_ranges(graphs["bytes"]) == {"x": Whole(last=256)}
-    found = input_ranges(graphs["detector"])["x"]
+    ranges = {name: ranges_of(path) for name, (path, _) in trained.items()}
+    assert ranges["bytes"] == {"x": Whole(last=256)}
+    found = ranges["detector"]["x"]
     assert isinstance(found, Normal)
     x = trained["detector"][1]
     assert abs(found.mean.item() - x.mean()) < x.std()

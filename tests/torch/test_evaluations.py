@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 import finecast.torch as ft
 from finecast.errors import ModelError, UsageError, UserCodeError
@@ -28,7 +29,9 @@ def net() -> nn.Module:
 
 
 def tune(
-    evaluate: Callable[[nn.Module], Any], module: nn.Module | None = None, **more: Any
+    evaluate: Callable[[nn.Module], Any],
+    module: nn.Module | ExportedProgram | None = None,
+    **more: Any,
 ) -> Result:
     options = ft.TuneOptions(prepare=lambda one: one, steps=2)
     return ft.tune(

@@ -20,6 +20,9 @@ def normed() -> nn.Module:
 
 
 class Scaled(nn.Module):
+    mean: torch.Tensor
+    deviation: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", MEAN.reshape(3, 1, 1))

@@ -17,7 +17,7 @@ import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine, rates
-from finecast.engines.torch.costs import KernelTimes
+from finecast.engines.torch.costs import CompiledCost, KernelTimes
 from finecast.engines.torch.integers import Prepare
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
@@ -26,9 +26,10 @@ from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import Judging, make_planner
+from finecast.subjects.engine.roundings import Times
 from finecast.subjects.torch import integers, subject
 from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.planning import compiled_times, measured_errors
+from finecast.subjects.torch.planning import measured_errors
 from tests.torch.planned import plan_of
 from tests.torch.test_tuning import Branches, Clock, Device, X
 
@@ -191,7 +192,7 @@ def test_single_errors_are_those_of_the_codes_that_a_plan_states() -> None:
     facts = observe(prepared, lambda: [model.examples])
     how = Judging(facts=facts, measured=True)
     planner = make_planner(prepared, policy, TorchEngine(), how)
-    times = compiled_times(planner, prepared)
+    times = Times.modelled(planner, CompiledCost(graph=planner.graph, rates={}), ())
     exact = Exact.of(model.reference(), [model.examples])
     found = measured_errors(prepared, planner, times, exact)
     where, sensitivity = times.points[Format.INT8], found[Format.INT8]

@@ -34,7 +34,7 @@ class Casting(CastOptions):
             "--auto-cast",
             metavar="SCOPE",
             help="none, matmult (or matmul), all; auto (default) where finecast chooses by op;"
-            " like-autocast, like-grappler: all but what these keep in fp32.",
+            " like-autocast (PyTorch), like-grappler (TensorFlow): all but what these keep.",
         ),
     ] = None
     auto_cast_type: Annotated[

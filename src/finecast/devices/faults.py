@@ -58,6 +58,15 @@ def is_here(name: str) -> bool:
     return known_faults()[name].is_here
 
 
+def is_mended(name: str) -> bool:
+    """Whether a fault is known, and the installed release of its engine is right.
+
+    Models note by this name the ops that are there because of a fault. They may come from
+    another release of finecast, with other faults, or from none (an empty name).
+    """
+    return name in known_faults() and not is_here(name)
+
+
 @cache
 def _installed(package: str) -> str:
     """The installed release; empty, which comes before all others, if there is none."""

@@ -26,7 +26,8 @@ from finecast.planning.scalable import CONVOLUTIONS
 from finecast.rules.folded import computed_once
 
 _ENGINE: Final = "openvino"
-_FAULT: Final = "openvino-cast-rounding"
+FAULT: Final = "openvino-cast-rounding"
+"""The fault because of which the ops are there, as models note it."""
 _REASON: Final = f"{_ENGINE} rounds its cast wrongly, so it is rounded in fp32 before"
 _LOW: Final = Format.BF16
 _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
@@ -46,7 +47,7 @@ BACK: Final = 1 / _PART
 
 def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> frozenset[int]:
     """Ids of the values that are rounded before they are cast to bf16, for OpenVINO."""
-    if plan.engine != _ENGINE or plan.keep_ops or not is_here(_FAULT):
+    if plan.engine != _ENGINE or plan.keep_ops or not is_here(FAULT):
         return frozenset()
     casts = [e for e in edits if isinstance(e, InsertCast) and e.to is _LOW]
     fixed = computed_once(graph) if casts else frozenset[int]()

@@ -23,19 +23,25 @@ NOTHING_GAINS: Final = (
 
 
 def nothing_converted(plan: Plan) -> str:
-    """A note that ``plan`` lowers nothing, with a verdict.
+    """A note that ``plan`` lowers nothing, with the commonest verdict."""
+    whose, text = commonest_verdict(plan)
+    return f"{_NOTHING_PERMITTED}, {whose}: {text}" if text else _NOTHING_PERMITTED
 
-    It is the verdict that most of the model's products have, or most ops where none has one.
+
+def commonest_verdict(plan: Plan) -> tuple[str, str]:
+    """The ops and rule of the verdict that most products have, and its text.
+
+    Of the model's other ops where no product has one; empty where no op has.
     """
     found = _verdicts(d for d in plan.decisions if by_name(d.op).kind is OpKind.MATMUL)
     whose = "product" if found else "op"
     found = found or _verdicts(plan.decisions)
     if not found:
-        return _NOTHING_PERMITTED
+        return "", ""
     rule, count = Counter(reason.rule for reason in found).most_common(1)[0]
     whose += "s" if count > 1 else ""
     text = next(reason.text for reason in found if reason.rule == rule)
-    return f"{_NOTHING_PERMITTED}, {count} {whose} by the rule {rule!r}: {text}"
+    return f"{count} {whose} by the rule {rule!r}", text
 
 
 def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:

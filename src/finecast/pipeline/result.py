@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from html import escape
 from pathlib import Path
@@ -113,7 +113,8 @@ class Result:
         objective: What the search minimised.
         trials: Plans that were evaluated, or taken from the study.
         evaluations: Evaluations on all data in this run.
-        phases: The seconds of each phase of the search, the longest first.
+        phases: The seconds of each phase of ``tune``, the longest first; they add up to
+            ``seconds``.
         probes: Runs of the model for sensitivities.
         speedup: How many times as fast as fp32 a call of the tuned model is.
         speedup_spread: The width of the interval in which that lies.
@@ -166,6 +167,11 @@ class Result:
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
     writer: Callable[[Destination], object] | None = None
+
+    def and_then(self, phases: Mapping[str, float]) -> Result:
+        """The result once further ``phases``, of other names, took these seconds, too."""
+        every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
+        return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
 
     def __repr__(self) -> str:
         """The verdict, both models side by side, and what the result is made of."""

@@ -81,7 +81,7 @@ def tune(
         ModelError: If the fp32 model gives NaN, or the model cannot be converted.
         EngineError: If the fp32 model cannot be run.
     """
-    budget, progress = Budget(goal=goal), Phases(progress, "baseline")
+    budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     if policy.open_formats:
@@ -123,7 +123,8 @@ def tune(
         ),
     )
     outcome = tuning.run()
-    return replace(outcome, phases=progress.seconds())
+    phases = progress.seconds()
+    return replace(outcome, phases=phases, seconds=sum(phases.values()))
 
 
 def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:

@@ -38,7 +38,7 @@ _KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class PlotPoint:
     """A plan in the picture.
 
     Attributes:
@@ -54,21 +54,21 @@ class Point:
     name: str
 
 
-def points_of(found: Mapping[str, Any]) -> list[Point]:
+def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
     """The plans that were timed, of what ``tune --json`` prints."""
     baseline = found["baseline"]["latency_ms"]
-    points = [Point(error=0.0, speed=1.0, kind="passed", name="fp32")]
+    points = [PlotPoint(error=0.0, speed=1.0, kind="passed", name="fp32")]
     for plan in found["candidates"]:
         errors = (plan["measured"]["relative_error"], plan["predicted"]["relative_error"])
         error = next((e for e in errors if e is not None), None)
         if plan["latency_ms"] and error is not None:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]
             speed = baseline / plan["latency_ms"]
-            points.append(Point(error=error, speed=speed, kind=kind, name=plan["name"]))
+            points.append(PlotPoint(error=error, speed=speed, kind=kind, name=plan["name"]))
     for anchor in found["anchors"]:
         if anchor.get("latency_ms") and anchor.get("relative_error") is not None:
             speed = baseline / anchor["latency_ms"]
-            point = Point(
+            point = PlotPoint(
                 error=anchor["relative_error"], speed=speed, kind="anchor", name=anchor["name"]
             )
             points.append(point)
@@ -167,7 +167,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [k * step for k in range(first, last + 1)]
 
 
-def _dot(scale: _Scale, point: Point) -> str:
+def _dot(scale: _Scale, point: PlotPoint) -> str:
     told = f"{point.name}: {point.speed:.2f} times fp32's speed, error {point.error:.2%}"
     return (
         f'<circle class="{point.kind}" cx="{scale.x(point.error):.1f}"'
@@ -175,7 +175,9 @@ def _dot(scale: _Scale, point: Point) -> str:
     )
 
 
-def _chosen(scale: _Scale, points: Sequence[Point], found: Mapping[str, Any]) -> Iterable[str]:
+def _chosen(
+    scale: _Scale, points: Sequence[PlotPoint], found: Mapping[str, Any]
+) -> Iterable[str]:
     """A ring around the plan that was chosen, with its speed."""
     error = found["relative_error"]["measured"]
     if found["tuned"] is None or error is None:
@@ -188,7 +190,7 @@ def _chosen(scale: _Scale, points: Sequence[Point], found: Mapping[str, Any]) ->
     yield _label(at, y + 20, f"chosen: {best.speed:.2f}x", anchor)
 
 
-def _legend(points: Sequence[Point], *, dashed: bool) -> Iterable[str]:
+def _legend(points: Sequence[PlotPoint], *, dashed: bool) -> Iterable[str]:
     x = _LEFT + 150
     if dashed:
         y = _TOP - 14

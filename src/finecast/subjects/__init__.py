@@ -308,6 +308,12 @@ def _known_suffixes() -> set[str]:
 def _check_kind(model: Path) -> None:
     """Raise UsageError for a file or folder that no frontend reads; tells what it is."""
     check_spelling(model)
+    if model.exists() and not (model.is_file() or model.is_dir()):
+        raise UsageError(
+            "the model is no ordinary file",
+            where=str(model),
+            fix="give a file: models are read several times, and not from pipes or devices",
+        )
     if model.is_dir() and not any(entry.reads(model) for entry in FRONTENDS):
         raise UsageError(
             "the model is a directory, and no SavedModel",

@@ -23,6 +23,7 @@ from finecast.errors import EngineError, ModelError, UsageError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
+from finecast.pipeline.conversion import commonest_verdict
 from finecast.pipeline.evaluation import check_finite, metric_value
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.subject import Subject
@@ -340,10 +341,16 @@ def warn_unused(settings: Settings, taken: GivenModel, evaluation: ModelEvaluati
         warnings.warn(f"without effect: {text}", stacklevel=3)
 
 
-def no_product(formats: Sequence[Format]) -> ModelError:
-    """The error for a model without a product in a low format."""
+def no_product(formats: Sequence[Format], model: object = None) -> ModelError:
+    """The error for a model without a product in a low format.
+
+    Its reason is that of the plan of ``model``, if it has one as PyTorch's modules do.
+    """
+    plan: Plan | None = getattr(model, "finecast_plan", None)
+    why = "" if plan is None else commonest_verdict(plan)[1]
     return ModelError(
         "no matrix product or convolution could be converted to"
-        f" {' or '.join(f.label for f in formats)}, and other ops gain nothing by it",
+        f" {' or '.join(f.label for f in formats)}{why and f' ({why})'}, and other ops gain"
+        " nothing by it",
         fix="see what the rules say: finecast explain MODEL NODE",
     )

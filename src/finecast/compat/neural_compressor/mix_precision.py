@@ -91,7 +91,7 @@ def fit(
         return _searched(taken, settings, types, fixed, evaluation)
     result = taken.lowered(low, fixed)
     if not result.products:
-        raise no_product([low])
+        raise no_product([low], result.model)
     return result
 
 

@@ -40,7 +40,6 @@ from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32, widen
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
-from finecast.frontends.onnx.tied_weights import tie_again
 from finecast.frontends.onnx.types import (
     check_inferable,
     correct_outputs,
@@ -199,13 +198,7 @@ class Prepared(PreparedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied(AppliedModel):
-    """The model that a plan gives, its graph before the edits, and the edits that made it."""
-
-    model: ir.Model
-    graph: Graph
-    edits: tuple[Edit, ...]
-    restated: tuple[Restated, ...] = ()
-    """Low ops that were written as other ops, which the plan's engine recognises."""
+    """The model that a plan gives, and the edits that made it."""
 
     def observable(self) -> dict[str, int]:
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""
@@ -254,7 +247,6 @@ def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     """
     model = file.model if own else file.model.clone()
     name_nodes(model)
-    tie_again(model)
     undo(model, policy)
     if policy.partition(":")[0] != Scope.NONE.value:
         model = inline_functions(model)

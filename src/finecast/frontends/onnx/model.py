@@ -255,9 +255,12 @@ def save(
     return size
 
 
-def fits_one_message(model: ir.Model, most_bytes: int = EXTERNAL_ABOVE_BYTES) -> bool:
-    """Whether the model, with all its tensors, can be one protobuf message of that size."""
-    return _tensor_bytes(model) <= most_bytes
+def fits_one_message(model: ir.Model, most_bytes: int | None = None) -> bool:
+    """Whether the model, with all its tensors, can be one protobuf message of that size.
+
+    By default it is the size above which tensors are stored outside of the message.
+    """
+    return _tensor_bytes(model) <= (EXTERNAL_ABOVE_BYTES if most_bytes is None else most_bytes)
 
 
 def to_bytes(model: ir.Model) -> bytes:

@@ -14,10 +14,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from finecast.frontends.exact_casts import BACK, FACTOR
+from finecast.frontends.exact_casts import BACK, FACTOR, FAULT
 from finecast.frontends.onnx.constants import DATA_TYPES, constant_tensor
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, signature
-from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor
+from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, Editor
 from finecast.frontends.onnx.roundops import RoundOps
 from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import CODED, Format
@@ -107,6 +107,7 @@ class Maker:
             rounded = step("Squeeze", whole, axis, "rounded")
         for node in self.editor.made[before:]:
             node.metadata_props[ROUNDING] = f"{to.label} {rounded.name}"
+            node.metadata_props[FAULT_NOTE] = FAULT
         return rounded
 
     def _register(self, value: ir.Value) -> None:

@@ -19,13 +19,11 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from finecast.devices.faults import is_here
+from finecast.devices.faults import is_here, is_mended
 from finecast.frontends.onnx.constants import constant_tensor
-from finecast.frontends.onnx.editor import Editor, drop_unread, every_value
+from finecast.frontends.onnx.editor import FAULT_NOTE, Editor, drop_unread
 
 FAULT: Final = "openvino-tied-weights"
-NOTE: Final = "finecast.tied"
-"""Of a node that reads transposed weights: the constant that it read before."""
 _LOOKED_THROUGH: Final = frozenset({"Cast", "Identity", "Transpose"})
 _WEIGHTS: Final = 1
 """The operand of products that is their weights."""
@@ -71,7 +69,7 @@ def untied(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         own = editor.constant(f"{weights.name}_transposed", numbers)
         own.shape, own.type = ir.Shape(numbers.shape), weights.type
         for reading in turned:
-            reading.node.metadata_props[NOTE] = weights.name or ""
+            reading.node.metadata_props[FAULT_NOTE] = FAULT
             _read(editor, reading, own, transposing=False)
             names.append(reading.node.name or reading.node.op_type)
     return copy, tuple(names)
@@ -90,17 +88,30 @@ def _confused(model: ir.Model) -> dict[ir.Value, list[_Reading]]:
 def tie_again(model: ir.Model) -> None:
     """Take back what ``untied`` did in an earlier conversion, if OpenVINO is right by now.
 
-    A product stays as it is if its former weights are no longer there.
+    A product reads the weights of another one again if they have the same numbers still.
     """
-    nodes = [n for n in model.graph.all_nodes() if NOTE in n.metadata_props]
-    if not nodes or is_here(FAULT):
+    noted = [n for n in model.graph.all_nodes() if n.metadata_props.get(FAULT_NOTE) == FAULT]
+    if not noted or not is_mended(FAULT):
         return
     editor = Editor(model)
-    values = {value.name: value for value in every_value(model)}
-    for node in nodes:
-        weights, now = values.get(node.metadata_props.pop(NOTE)), _reading(node)
-        if weights is not None and now is not None and constant_tensor(weights) is not None:
-            _read(editor, now, weights, transposing=True)
+    readings = [r for n in model.graph.all_nodes() if (r := _reading(n)) is not None]
+    for node in noted:
+        del node.metadata_props[FAULT_NOTE]
+        own = next((r for r in readings if r.node is node), None)
+        other = (
+            None if own is None else next((r for r in readings if _are_turned(own, r)), None)
+        )
+        if own is not None and other is not None:
+            _read(editor, own, other.weights, transposing=True)
+
+
+def _are_turned(own: _Reading, other: _Reading) -> bool:
+    """Whether the weights of ``other`` are those of ``own`` in the other order."""
+    one, two = constant_tensor(own.weights), constant_tensor(other.weights)
+    if one is None or two is None or own.weights is other.weights or one.dtype != two.dtype:
+        return False
+    same = one.shape == two.shape and own.to == other.to
+    return same and np.array_equal(np.swapaxes(two.numpy(), -1, -2), one.numpy())
 
 
 def _reading(node: ir.Node) -> _Reading | None:

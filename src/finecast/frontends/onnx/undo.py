@@ -16,12 +16,14 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from finecast.devices.faults import is_mended
 from finecast.frontends.onnx.constants import ComputedTensor, constant_tensor, set_constant
-from finecast.frontends.onnx.editor import MARK, ROUNDING, drop_unread
+from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, drop_unread
 from finecast.frontends.onnx.model import POLICY_KEY
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import BESIDE, EQUATION, STATED, become
 from finecast.frontends.onnx.statements import STATEMENTS
+from finecast.frontends.onnx.tied_weights import tie_again
 from finecast.frontends.onnx.types import infer
 from finecast.frontends.onnx.writer import (
     SCALES,
@@ -43,8 +45,10 @@ PLAN_KEY = "finecast.plan"
 def undo(model: ir.Model, policy: str) -> None:
     """Give ``model`` the formats it had before a conversion to another than ``policy``.
 
-    Law: a model that was never converted, or whose conversion stays, is left as it is.
+    Law: a model that was never converted, or whose conversion stays, is left as it is, but for
+    what stands there because of a fault that the installed engine no longer has.
     """
+    _take_out_mended(model)
     was = model.metadata_props.get(POLICY_KEY)
     if was is None or conversion_stays(was, policy):
         return
@@ -67,6 +71,14 @@ def undo(model: ir.Model, policy: str) -> None:
                 del node.metadata_props[key]
     for key in (PLAN_KEY, POLICY_KEY):
         model.metadata_props.pop(key, None)
+
+
+def _take_out_mended(model: ir.Model) -> None:
+    """Take out what is there because of faults that the engine no longer has."""
+    tie_again(model)
+    for nodes in _inserted(model):
+        if is_mended(nodes[0].metadata_props.get(FAULT_NOTE, "")):
+            _take_out(nodes)
 
 
 def _mark_of(node: Node, binding: OnnxBinding) -> str | None:

@@ -67,7 +67,7 @@ class Changes:
         adjusted: Adjustments of constants, oldest first: that of a plan, or the bytes before.
         inverses: The products that became quotients.
         marked: The ops that were marked, to keep fp32 under a precision hint.
-        tied: The products that read transposed weights, with the constant they read before.
+        faults: The ops that stand as they do because of an engine's fault, with its name.
     """
 
     added: dict[str, Added] = field(default_factory=dict[str, Added])
@@ -77,7 +77,7 @@ class Changes:
     )
     inverses: dict[str, Inverse] = field(default_factory=dict[str, Inverse])
     marked: tuple[str, ...] = ()
-    tied: dict[str, str] = field(default_factory=dict[str, str])
+    faults: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def converted_to(model: openvino.Model) -> str:
@@ -105,7 +105,7 @@ def changes_of(model: openvino.Model) -> Changes | None:
             types={str(n): str(t) for n, t in content["types"].items()},
             adjusted={str(n): [dict(a) for a in made] for n, made in adjusted.items()},
             marked=tuple(map(str, content.get("marked", ()))),
-            tied={str(n): str(c) for n, c in content.get("tied", {}).items()},
+            faults={str(n): str(f) for n, f in content.get("faults", {}).items()},
             inverses={
                 str(n): Inverse(name=str(of), first=bool(first))
                 for n, (of, first) in inverses.items()
@@ -131,7 +131,7 @@ def keep(model: openvino.Model, changes: Changes) -> None:
     inverses = {name: [i.name, int(i.first)] for name, i in changes.inverses.items()}
     content |= {"inverses": inverses} if inverses else {}
     content |= {"marked": changes.marked} if changes.marked else {}
-    content |= {"tied": changes.tied} if changes.tied else {}
+    content |= {"faults": changes.faults} if changes.faults else {}
     model.set_rt_info(json.dumps(content, separators=(",", ":")), list(_CHANGES_KEY))
 
 

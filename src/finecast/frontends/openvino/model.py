@@ -27,7 +27,8 @@ from finecast.frontends.openvino.changes import converted_to
 from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
-from finecast.frontends.openvino.tied_weights import tie_again, untie
+from finecast.frontends.openvino.tied_weights import untie
+from finecast.frontends.openvino.undo import take_out_mended
 from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if not own:  # IR has the names in the file
         renumber_ops(model)
     name_ops(model)
-    tie_again(model)
+    take_out_mended(model)
     told += (confused_weights(untie(model)),)
     return OvFile(
         path=path,
@@ -176,7 +177,7 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    tie_again(copy)
+    take_out_mended(copy)
     told = confused_weights(untie(copy))
     return OvFile(
         path=_IN_MEMORY,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
-from finecast.frontends.exact_casts import in_blocks, rounded_by
+from finecast.frontends.exact_casts import FAULT, in_blocks, rounded_by
 from finecast.frontends.native_model import NativeModel, replay
 from finecast.frontends.openvino.bodies import Entry, hand_in
 from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
@@ -246,6 +246,7 @@ class OvNative(NativeModel):
         for label, result in made:
             what = Added(rounds=Format.BF16.label)
             self._added(result.get_node(), f"{cast}_{label}", what)
+            self.changes.faults[result.get_node().get_friendly_name()] = FAULT
         return rounded
 
     def stored(self, value: int, to: Format) -> openvino.Output:

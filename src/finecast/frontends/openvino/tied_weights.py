@@ -55,7 +55,7 @@ def untie(model: openvino.Model) -> tuple[str, ...]:
                 own = new_constant(numbers, FORMATS[label_of(constant.get_element_type())])
                 own.set_friendly_name(f"{constant.get_friendly_name()}_transposed")
             name = reading.product.get_friendly_name()
-            changes.tied[name] = constant.get_friendly_name()
+            changes.faults[name] = FAULT
             _read(reading, own, transposing=False)
             names.append(name)
     if names:
@@ -64,22 +64,23 @@ def untie(model: openvino.Model) -> tuple[str, ...]:
     return tuple(names)
 
 
-def tie_again(model: openvino.Model) -> None:
-    """Take back what ``untie`` did, if OpenVINO is right by now.
+def tie_again(model: openvino.Model, product: Any) -> None:
+    """Let a product of ``untie`` read the weights of another one again.
 
-    A product stays as it is if its former weights are no longer there.
+    It stays as it is if none has the same numbers in the other order any more.
     """
-    changes = changes_of(model)
-    if changes is None or not changes.tied or is_here(FAULT):
-        return
-    ops = {op.get_friendly_name(): op for op in every_op(model)}
-    for name, constant in changes.tied.items():
-        now = _reading(ops[name]) if name in ops else None
-        if now is not None and constant in ops:
-            _read(now, ops[constant], transposing=True)
-    changes.tied.clear()
-    keep(model, changes)
-    model.validate_nodes_and_infer_types()
+    own = _reading(product)
+    for other in filter(None, map(_reading, every_op(model))):
+        if own is not None and _are_turned(own.constant, other.constant):
+            _read(own, other.constant, transposing=True)
+            return
+
+
+def _are_turned(one: Any, other: Any) -> bool:
+    kinds = [op.get_element_type().get_type_name() for op in (one, other)]
+    same = kinds[0] == kinds[1] and one.get_shape() == other.get_shape()
+    numbers = (numbers_of(one), numbers_of(other))
+    return same and np.array_equal(np.swapaxes(numbers[0], -1, -2), numbers[1])
 
 
 def _by_numbers(readings: Iterator[_Reading]) -> Iterator[list[_Reading]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.devices.faults import is_mended
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import (
     STORED,
@@ -32,6 +33,7 @@ from finecast.frontends.openvino.changes import (
 )
 from finecast.frontends.openvino.marks import marked, unmark_ops
 from finecast.frontends.openvino.quantization import decoded_numbers
+from finecast.frontends.openvino.tied_weights import tie_again
 from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of, replace_op
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
@@ -60,6 +62,27 @@ def original(model: openvino.Model, policy: str) -> openvino.Model:
     return copy
 
 
+def take_out_mended(model: openvino.Model) -> None:
+    """Take out, in place, what is there because of faults that the engine no longer has."""
+    changes = changes_of(model)
+    noted = {} if changes is None else changes.faults
+    mended = [name for name, fault in noted.items() if is_mended(fault)]
+    if changes is None or not mended:
+        return
+    ops: dict[str, Any] = {op.get_friendly_name(): op for op in every_op(model)}
+    for name in mended:
+        del changes.faults[name]
+        added = changes.added.pop(name, None)
+        if name not in ops:
+            continue
+        if added is None:
+            tie_again(model, ops[name])
+        elif (kept := _before(ops[name], added, ops)) is not None:
+            hand_over(ops[name].output(0), kept)
+    keep(model, changes)
+    model.validate_nodes_and_infer_types()
+
+
 def _undo(model: openvino.Model, changes: Changes) -> None:
     ops: dict[str, Any] = {op.get_friendly_name(): op for op in every_op(model)}
     for name, added in changes.added.items():
@@ -75,8 +98,9 @@ def _undo(model: openvino.Model, changes: Changes) -> None:
     _restore_products(changes, ops)
     unmark_ops(model, marked(model).difference(changes.marked))
     unmark(model)
-    if changes.tied:  # the engine needs them whatever the policy is
-        keep(model, Changes(tied=changes.tied))
+    faults = {n: f for n, f in changes.faults.items() if n not in changes.added}
+    if faults:  # what was restated when the model was read stays, whatever the policy is
+        keep(model, Changes(faults=faults))
     model.validate_nodes_and_infer_types()
 
 

@@ -68,7 +68,8 @@ def _apart(graph: Graph, outputs: Outputs, wanted: Outputs) -> dict[str, Deviati
     found: dict[str, Deviation] = {}
     for name, array in wanted.items():
         one = _of(outputs[name], array)
-        if not one.comparable or (name not in hinge and one.relative > _LIMIT):
+        certain = not one.comparable or one.nonfinite
+        if certain or (name not in hinge and one.relative > _LIMIT):
             found[name] = one
     return found
 

@@ -52,12 +52,12 @@ class TorchConverter(Converter):
 
     def convert(self, policy: Policy, **options: Any) -> Result:
         """As ``Converter.convert``, but int8 is refused where each op had to be measured."""
-        if uses_codes(policy) and policy.scope is Scope.AUTO and not options.get("target"):
-            raise UsageError(
-                f"policy {policy.label}: what is converted by it is measured, op by op",
-                fix='use tune, or "matmult:int8" for all products',
-            )
         if uses_codes(policy):
+            if policy.scope is Scope.AUTO and not options.get("target"):
+                raise UsageError(
+                    f"policy {policy.label}: what is converted by it is measured, op by op",
+                    fix='use tune, or "matmult:int8" for all products',
+                )
             self.progress("observe", 0, 1)
         return Converter.convert(self, policy, **options)
 
