@@ -40,7 +40,7 @@ def test_convert_gives_the_model_back(
     net: onnx.ModelProto, kind: Callable[[onnx.ModelProto], api.Model], tmp_path: Path
 ) -> None:
     before = net.SerializeToString()
-    given = kind(net)
+    given: Any = kind(net)
     done = finecast.convert(given, policy="all:fp16", engine="onnxruntime")
     model: Any = done.model
     assert type(model) is type(given)

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     import openvino
     import torch
 
-Model: TypeAlias = (
-    "OpenedModel | str | Path | onnx.ModelProto | ir.Model | openvino.Model"
-    " | torch.nn.Module | torch.export.ExportedProgram"
-)
+    InMemory: TypeAlias = onnx.ModelProto | ir.Model | openvino.Model
+    OfTorch: TypeAlias = torch.nn.Module | torch.export.ExportedProgram
+
+Model: TypeAlias = "OpenedModel | str | Path | InMemory | OfTorch"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")

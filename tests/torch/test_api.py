@@ -42,8 +42,8 @@ def test_a_module_gives_a_module_and_a_program_a_program(net: nn.Module) -> None
     done = finecast.convert(net, policy="all:bf16", example_inputs=(X,))
     assert isinstance(done.model, nn.Module)
     assert done.verified.relative_error
-    assert done.model.first.weight.dtype is torch.bfloat16
-    assert net.first.weight.dtype is torch.float32  # type: ignore[union-attr]
+    assert torch.bfloat16 in {p.dtype for p in done.model.parameters()}
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
     torch.testing.assert_close(done.model(X), ft.convert(net, (X,), "all:bf16")(X))
     program = torch.export.export(net, (X,))
     low = finecast.convert(program, policy="all:bf16")
@@ -55,7 +55,7 @@ def test_a_module_gives_a_module_and_a_program_a_program(net: nn.Module) -> None
 def test_what_is_written_is_what_a_file_gives(net: nn.Module, tmp_path: Path) -> None:
     done = finecast.convert(net, tmp_path / "low.pt2", "all:bf16", example_inputs=(X,))
     assert done.output == tmp_path / "low.pt2"
-    low = torch.export.load(done.output).module()
+    low = torch.export.load(tmp_path / "low.pt2").module()
     again = finecast.convert(net, policy="all:bf16", example_inputs=(X,))
     torch.testing.assert_close(low(X), again.model(X))
     again.save(tmp_path / "again.pt2")
