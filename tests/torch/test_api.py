@@ -55,7 +55,7 @@ def test_a_module_gives_a_module_and_a_program_a_program(net: nn.Module) -> None
 def test_what_is_written_is_what_a_file_gives(net: nn.Module, tmp_path: Path) -> None:
     done = finecast.convert(net, tmp_path / "low.pt2", "all:bf16", example_inputs=(X,))
     assert done.output == tmp_path / "low.pt2"
-    low = torch.export.load(done.output).module()
+    low = torch.export.load(tmp_path / "low.pt2").module()
     again = finecast.convert(net, policy="all:bf16", example_inputs=(X,))
     torch.testing.assert_close(low(X), again.model(X))
     again.save(tmp_path / "again.pt2")
