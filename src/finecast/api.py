@@ -55,11 +55,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import openvino
     import torch
+    from torch.export import ExportedProgram
 
-    InMemory: TypeAlias = onnx.ModelProto | ir.Model | openvino.Model
-    OfTorch: TypeAlias = torch.nn.Module | torch.export.ExportedProgram
-
-Model: TypeAlias = "OpenedModel | str | Path | InMemory | OfTorch"
+ModelInMemory: TypeAlias = (
+    "onnx.ModelProto | ir.Model | openvino.Model | torch.nn.Module | ExportedProgram"
+)
+"""An object of a library that is a model; so is one of Keras, which has no types."""
+Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
