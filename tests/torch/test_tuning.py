@@ -225,7 +225,7 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
 
 
 def mean(module: nn.Module) -> float:
-    return float(module(X).mean())
+    return float(module(X).detach().mean())
 
 
 def test_a_program_brings_its_own_inputs() -> None:
