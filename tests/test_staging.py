@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import finecast
-from finecast.files import CommandFiles
+from finecast.files import CommandFiles, locks
 from finecast.files.staging import remove_abandoned, staging
 from tests.frontends.tools import parse
 
@@ -139,3 +139,19 @@ def test_a_folder_that_nobody_signed_stays(owner: bytes, tmp_path: Path) -> None
     (folder / "owner").write_bytes(owner)
     assert remove_abandoned(tmp_path) == []
     assert folder.is_dir()
+
+
+def test_a_folder_is_its_processes_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that looks in between would remove it, and say that this one died."""
+    left: list[Path] = []
+
+    def release(descriptor: int | None) -> None:
+        left.extend(tmp_path.iterdir())
+        locks.release(descriptor)
+
+    monkeypatch.setattr(sys.modules[remove_abandoned.__module__], "release", release)
+    with staging(tmp_path):
+        pass
+    assert not left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -273,3 +274,38 @@ def test_a_path_without_a_file_name_is_refused(
     assert answer.code == ExitCode.USAGE, answer.err
     assert "director" in answer.err or "folder" in answer.err
     assert contents(here) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["convert", "", "-o", "o.onnx"],
+        ["convert", "net.onnx", "-o", ""],
+        ["tune", "net.onnx", "-o", "o.onnx", "--data", ""],
+        ["tune", "net.onnx", "-o", "o.onnx", "--data", "data.npz", "--study", ""],
+        ["convert", "net.onnx", "-o", "o.onnx", "--plan-out", ""],
+    ],
+)
+def test_an_empty_name_is_no_folder(
+    finecast: Finecast, net: Path, data: Path, line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path of no letters is the current folder, of which errors were."""
+    monkeypatch.chdir(net.parent)
+    answer = finecast(*line)
+    assert answer.code == ExitCode.USAGE
+    assert " is empty" in answer.err
+    assert "unset" in answer.err
+
+
+@pytest.mark.parametrize("verb", ["inspect", "profile", "convert", "tune", "explain"])
+def test_a_pipe_is_not_waited_for(
+    finecast: Finecast, net: Path, tmp_path: Path, verb: str
+) -> None:
+    """A model from a pipe without a writer, or data, which are no archive then."""
+    pipe = tmp_path / "pipe.onnx"
+    os.mkfifo(pipe)
+    writes = ["-o", tmp_path / "o.onnx"] if verb in ("convert", "tune") else []
+    read = ["--data", pipe, "--metric", "cosine"] if verb == "tune" else []
+    answer = finecast(verb, net if verb == "tune" else pipe, *writes, *read)
+    assert answer.code == ExitCode.USAGE
+    assert "is no ordinary file" in answer.err

@@ -28,7 +28,7 @@ from finecast.compat.neural_compressor import (
     quantization,
 )
 from finecast.compat.neural_compressor.torch_models import TorchResult
-from finecast.errors import UsageError
+from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.torch.codes import scales_of_products
 from finecast.subjects.torch import integers, subject
 
@@ -249,3 +249,15 @@ def test_a_module_that_cannot_be_captured_says_so(data: TensorDataset) -> None:
 
     with pytest.raises(UsageError, match="int8 needs the graph of the module"):
         quantization.fit(Branching(), PostTrainingQuantConfig(), loader(data))
+
+
+@pytest.mark.filterwarnings("ignore:products on integers are wrong", "ignore:no op is in int8")
+def test_why_no_product_could_be_quantized(
+    trained: nn.Module, data: TensorDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise EngineError("products on integers are wrong by 0.3 on this CPU", fix="VNNI")
+
+    monkeypatch.setattr(integers, "unfused", fail)
+    with pytest.raises(ModelError, match=r"to int8 \(planned in int8, torch .* without VNNI"):
+        quantization.fit(trained, PostTrainingQuantConfig(**NO_BF16), loader(data))

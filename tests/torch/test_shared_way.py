@@ -121,8 +121,15 @@ def test_a_scope_of_another_library_is_refused(tmp_path: Path) -> None:
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
-    with pytest.raises(UsageError, match=r"torch\.autocast"):
-        finecast.convert(model, policy="like-autocast:bf16")
+    for policy, said in {
+        "like-autocast:bf16": r"torch\.autocast, for models of PyTorch",
+        "like-grappler:bf16": "Grappler, for models of TensorFlow",
+    }.items():
+        with pytest.raises(UsageError, match=said) as refused:
+            finecast.convert(model, policy=policy)
+        assert refused.value.fix == "use auto or all"
+    with pytest.raises(UsageError, match="Grappler, for models of TensorFlow"):
+        ft.convert(nn.Linear(4, 4), (torch.ones(2, 4),), "like-grappler:bf16")
 
 
 def test_one_policy_is_the_default_of_every_verb() -> None:

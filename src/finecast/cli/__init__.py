@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = [plain_dashes(arg) for arg in args if arg != "--debug"]
     args = _joined(args) or ["--help"]
     try:
+        _refuse_empty(args)
         return _run(args)
     except SystemExit as error:
         # Typer has answered a shell's request for completions, or a pipe has no reader.
@@ -172,6 +173,17 @@ def _verb(args: Sequence[str]) -> str | None:
     # No global option takes a value, so the first word without a dash is the verb.
     name = next((arg for arg in args if not arg.startswith("-")), None)
     return name if name in VERBS else None
+
+
+def _refuse_empty(args: Sequence[str]) -> None:
+    """Raise UsageError for an empty argument: as a path it would be the current folder."""
+    for before, arg in zip(("", *args), args, strict=False):
+        if not arg:
+            raise UsageError(
+                "the value is empty" if before.startswith("-") else "an argument is empty",
+                where=before,
+                fix="give one, or leave it out; a variable of the shell may be unset",
+            )
 
 
 def _joined(args: Sequence[str]) -> list[str]:

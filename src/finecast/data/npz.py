@@ -39,6 +39,8 @@ def open_npz(path: Path) -> dict[str, Array]:
             arrays of more than 4 GiB.
     """
     where = str(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise UsageError("the data is no ordinary file", where=where, fix=_ONE_FILE)
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             members = archive.infolist()

@@ -31,13 +31,16 @@ def staging(place: Path | None = None) -> Generator[Path]:
     Raises:
         OSError: If it cannot be made.
     """
-    with tempfile.TemporaryDirectory(dir=place, prefix=_PREFIX) as name:
-        descriptor = hold(Path(name) / _OWNER)
+    with ExitStack() as held:
+        folder = held.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=_PREFIX))
+        descriptor = hold(Path(folder) / _OWNER)
+        content = Path(folder) / _CONTENT
+        content.mkdir()
         try:
-            content = Path(name) / _CONTENT
-            content.mkdir()
             yield content
         finally:
+            # While it is removed it is still this process's: another one would find it dead.
+            held.close()
             release(descriptor)
 
 

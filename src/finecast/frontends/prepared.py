@@ -100,6 +100,7 @@ class PreparedModel(ABC):
         raise NotImplementedError(self.library)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedModel(ABC):
     """The native model of a plan, and the edits that made it.
 

@@ -89,7 +89,7 @@ def fit(
     lowest = replace(policy, scope=Scope.ALL, adjust=conf.adjusts)
     found = taken.quantized(lowest, rules, calibration)
     if not found.products:
-        raise no_product(policy.formats)
+        raise no_product(policy.formats, found.model)
     return found
 
 

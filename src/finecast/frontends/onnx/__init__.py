@@ -198,13 +198,7 @@ class Prepared(PreparedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied(AppliedModel):
-    """The model that a plan gives, its graph before the edits, and the edits that made it."""
-
-    model: ir.Model
-    graph: Graph
-    edits: tuple[Edit, ...]
-    restated: tuple[Restated, ...] = ()
-    """Low ops that were written as other ops, which the plan's engine recognises."""
+    """The model that a plan gives, and the edits that made it."""
 
     def observable(self) -> dict[str, int]:
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""

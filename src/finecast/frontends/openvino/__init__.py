@@ -33,12 +33,11 @@ from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
-from finecast.graph import Dim, Graph
+from finecast.graph import Dim
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.biases import Bias
-from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope, conversion_stays
 from finecast.rules.quantized import quantized_notes
@@ -124,11 +123,6 @@ class OvPrepared(PreparedAsIs):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OvApplied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
-
-    model: openvino.Model
-    graph: Graph
-    edits: tuple[Edit, ...]
-    restated: tuple[Restated, ...] = ()
 
     def observable(self) -> dict[str, int]:
         """Ids of the float values that can be shown, by names for ``with_outputs``."""

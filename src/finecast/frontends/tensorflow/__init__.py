@@ -17,7 +17,6 @@ from finecast.frontends.tensorflow.native import TensorFlowNative, observable, w
 from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.frontends.tensorflow.undo import before_conversion, noted
 from finecast.graph import Dim, Graph
-from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope, conversion_stays
 from finecast.rules.user_rules import check_names
@@ -112,10 +111,7 @@ class TensorFlowPrepared(PreparedAsIs):
 class TensorFlowApplied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
-    model: FrozenModel
-    graph: Graph
     binding: GraphBinding
-    edits: tuple[Edit, ...]
 
     def observable(self) -> dict[str, int]:
         """Ids of the float values that can be shown, by names for ``with_outputs``."""

@@ -20,7 +20,6 @@ from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.native import TorchNative, apply_edits
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.frontends.torch.runnable import RunnableModule, Shown
-from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
@@ -121,10 +120,7 @@ class TorchPrepared(Shown, PreparedAsIs):
 class TorchApplied(Shown, AppliedModel):
     """The module that a plan gives, and the edits that made it."""
 
-    model: ConvertedModule
     captured: Captured
-    graph: Graph
-    edits: tuple[Edit, ...]
 
     def shown(self) -> tuple[Captured, GraphModule]:
         """The program, and the module of the plan."""

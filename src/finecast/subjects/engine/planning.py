@@ -26,6 +26,12 @@ from finecast.subjects.engine.hint import check_by_hint
 AUTOCASTS: Final = "torch"
 """The engine beside whose own mixed precision the scope ``like-autocast`` is held."""
 
+_LIKE: Final[Mapping[Scope, tuple[str, str]]] = {
+    Scope.LIKE_AUTOCAST: ("torch.autocast", "PyTorch"),
+    Scope.LIKE_GRAPPLER: ("Grappler", "TensorFlow"),
+}
+"""The tool whose mixed precision a scope follows, and the library whose models it is for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
@@ -98,14 +104,17 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
         raise no_adjustments(f"one of {prepared.library}")
     if policy.by_hint:
         check_by_hint(policy, engine, prepared)
-    if policy.scope is Scope.LIKE_AUTOCAST and engine.name != AUTOCASTS:
-        raise UsageError(
-            f"scope {policy.scope.value} is held to the error of torch.autocast, and"
-            f" {engine.name} runs no program of PyTorch",
-            where="--auto-cast",
-            fix="use auto, all or like-grappler",
-        )
     device = engine.emulates
+    tool, library = _LIKE.get(policy.scope, ("", prepared.library))
+    autocasts = policy.scope is Scope.LIKE_AUTOCAST
+    if library != prepared.library or (autocasts and engine.name != AUTOCASTS):
+        model = f"one of {prepared.library}" + ("" if device is None else " on a device")
+        raise UsageError(
+            f"scope {policy.scope.value} follows {tool}, for models of {library}, and this is"
+            f" {model}",
+            where="--auto-cast",
+            fix="use auto or all",
+        )
     if device is not None:
         check_formats(device, policy)
     for fmt in policy.formats:

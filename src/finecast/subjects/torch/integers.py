@@ -25,6 +25,7 @@ HOW_TO_RUN: Final = (
     " its products are on integers there alone"
 )
 
+_WRONG: Final = "wrong numbers, as on CPUs without VNNI,"
 # The compiled module's error may be this many times that of the module's own ops, and _SLACK
 # more: a value between two codes may get the other code if sums are in another order, which is
 # no more than half a step of all outputs. Beyond that, kernels are wrong: on CPUs without VNNI
@@ -63,7 +64,7 @@ def with_codes(
             names = [nodes[i].name for i, p in planner.permissions.items()
                      if Format.INT8 in p.formats]  # fmt: skip
             text = f"{error.what}: nothing is planned in int8; {error.fix}"
-            return planner.without(Format.INT8, dict.fromkeys(names, "wrong numbers")), (text,)
+            return planner.without(Format.INT8, dict.fromkeys(names, _WRONG)), (text,)
         if not failed:
             break
         without = without.without(Format.INT8, dict.fromkeys(failed, "floats"))
