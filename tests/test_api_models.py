@@ -42,8 +42,8 @@ def test_convert_gives_the_model_back(
     before = net.SerializeToString()
     given: Any = kind(net)
     done = finecast.convert(given, policy="all:fp16", engine="onnxruntime")
+    assert type(done.model) is type(given)
     model: Any = done.model
-    assert type(model) is type(given)
     low = model if isinstance(model, onnx.ModelProto) else ir.to_proto(model)
     onnx.checker.check_model(low, full_check=True)
     assert done.verified.engine == "onnxruntime"
