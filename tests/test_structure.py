@@ -1,4 +1,4 @@
-"""The source keeps the shape that docs/architecture.md describes."""
+"""The source keeps the shape that docs/architecture/ describes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_caches_hold_no_model() -> None:
 def test_pages_name_files_that_there_are() -> None:
     root = SOURCE.parent.parent
     there = [p.as_posix() for p in (*SOURCE.rglob("*"), *(root / "tests").rglob("*"))]
-    for page in (*(root / "docs").glob("*.md"), root / "README.md", root / "CONTRIBUTING.md"):
+    for page in (*(root / "docs").rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"):
         for name in re.findall(r"`([\w/]+\.(?:py|csv|toml))`", page.read_text("utf-8")):
             known = "NAME" in name or (root / name).exists()
             assert known or any(p.endswith(f"/{name}") for p in there), (page.name, name)
