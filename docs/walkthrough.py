@@ -37,7 +37,7 @@ from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.planning import Judging, make_planner
 from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
 
 PAGES = sorted(Path(__file__).with_name("architecture").glob("*.md"))
@@ -83,10 +83,9 @@ def _stages(path: Path) -> dict[str, str]:
     prepared = frontend.prepare(file, POLICY)
     feeds = {"x": np.random.default_rng(1).standard_normal((64, 1024)).astype(np.float32)}
     facts = observe(prepared, lambda: [feeds])
-    planner = make_planner(prepared, POLICY, get_engine("openvino"), facts=facts)
-    measured = make_planner(
-        prepared, POLICY, get_engine("openvino"), facts=facts, measured=True
-    )
+    engine = get_engine("openvino")
+    planner = make_planner(prepared, POLICY, engine, Judging(facts=facts))
+    measured = make_planner(prepared, POLICY, engine, Judging(facts=facts, measured=True))
     units = make_units(prepared.graph, measured.permissions, POLICY.formats)
     points = rounding_points(prepared.graph, units)
     where = {POLICY.format: points}
