@@ -96,11 +96,11 @@ def _kept(outcome: Result) -> list[str]:
     kept = sum(len(one.nodes) for one in found)
     if not outcome.improved or not kept:
         return []
-    reasons = ", ".join(
+    reasons = "; ".join(
         f"{len(one.nodes)} by {one.decided_by}" for one in found[:_MOST_REASONS]
     )
     more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
-    rest = f", {more} by others" if more else ""
+    rest = f"; {more} for other reasons" if more else ""
     stay = "stays" if kept == 1 else "stay"
     return [f"{kept} of {number_of(total, 'op')} {stay} fp32: {reasons}{rest}"]
 

@@ -20,11 +20,15 @@ class Usage:
         code: Python; ``{path}`` stands for a literal of the model's path, ``{config}`` for
             one of the engine's settings that change numbers.
         throughput: The code for many requests at once, if it differs.
+        settings: What the code's settings are for.
+        serving: How the model is given many requests at once.
         notes: Notes for users of a low format, by its label.
     """
 
     code: str
     throughput: str = ""
+    settings: str = ""
+    serving: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -39,11 +43,10 @@ _OPTIONS: Final = "; ".join(
 USAGES: Final[Mapping[str, Usage]] = {
     "openvino": Usage(
         # By default OpenVINO lowers the ops that the plan left in fp32, too.
-        code="openvino.Core().compile_model({path}, config={config}); without these"
-        " OpenVINO chooses types itself",
-        throughput="openvino.Core().compile_model({path}, config={config}); give it requests"
-        " by an openvino.AsyncInferQueue; without the performance hint OpenVINO serves one"
-        " request at a time, without the others it chooses types itself",
+        code="openvino.Core().compile_model({path}, config={config})",
+        settings="without these settings OpenVINO chooses types itself",
+        serving="give it requests by an openvino.AsyncInferQueue; without the performance hint"
+        " OpenVINO serves one request at a time",
         notes={
             "bf16": "ONNX Runtime has no bf16 on CPUs",
             "int8_weights": "by default OpenVINO rounds what meets such weights, too: faster"
@@ -53,7 +56,8 @@ USAGES: Final[Mapping[str, Usage]] = {
     "onnxruntime": Usage(
         code=f"{_OPTIONS}; onnxruntime.InferenceSession({{path}}, options)",
         throughput=f"{_OPTIONS}; options.intra_op_num_threads = 1;"
-        " onnxruntime.InferenceSession({path}, options); call it from a thread for each CPU",
+        " onnxruntime.InferenceSession({path}, options)",
+        serving="call it from a thread for each CPU",
     ),
     "tensorflow": Usage(
         code='tensorflow.saved_model.load({path}).signatures["serving_default"]'
@@ -79,6 +83,8 @@ def how_to_run(
 ) -> str:
     """The text that says how to run ``output``; empty for an engine without a usage.
 
+    Its first line is code alone, to be copied; the lines after it are notes.
+
     Args:
         output: The tuned model.
         engine: The engine it was tuned in.
@@ -94,7 +100,8 @@ def how_to_run(
     notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
     code = (throughput and usage.throughput) or usage.code
     stated = code.format(path=repr(str(output)), config=_config(hint, throughput=throughput))
-    return "; ".join((f"run it: {stated}", *notes))
+    told = (usage.settings, usage.serving if throughput else "", *notes)
+    return "\n".join((f"run it: {stated}", *filter(None, told)))
 
 
 def in_memory_notes(plan: Plan) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ def checked(
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
         names = [n for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
+        first = [n for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        positional = f"without names it takes {', '.join(first)}; all else by name"
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,7 +69,10 @@ def checked(
                 if name not in names and name not in options:
                     what = f"argument of {function.__name__}"
                     raise unknown_name(name, [*names, *options], what=what)
-            bound = signature.bind(*args, **kwargs).arguments
+            try:
+                bound = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}: {error}; {positional}") from error
             for name, value in {**bound, **bound.get("options", {})}.items():
                 if name in expected and value is not None:
                     _check(name, value, *expected[name])
@@ -99,8 +104,12 @@ def group_of(group: type[G], options: Mapping[str, Any], **named: Any) -> G:
     values: dict[str, Any] = {}
     for name, option in options_of(group).items():
         for keyword in option.keywords or (name,):
-            if options.get(keyword) is not None:
-                values[name] = options[keyword]
+            if options.get(keyword) is None:
+                continue
+            if name in values:
+                both = " and ".join(k for k in option.keywords if options.get(k) is not None)
+                raise UsageError(f"{both} are one option", fix="give one of them")
+            values[name] = options[keyword]
     for field, given in named.items():
         if not isinstance(given, group):
             values |= {} if given is None else {field: given}

@@ -58,14 +58,15 @@ def groups(plan: Plan) -> list[Group]:
 
 
 def _decided_by(decision: Decision) -> str:
-    """What decided, in a word or two; several rules are named together."""
-    names = (
-        str(reason.evidence.get(DECIDED_BY, "plan"))
-        if reason.rule == DECISION
-        else f"rule {reason.rule}"
-        for reason in decision.deciding
+    """What decided, in a word or two: ``casts``, ``rule kernel``, ``rules kernel, names``."""
+    rules = dict.fromkeys(r.rule for r in decision.deciding if r.rule != DECISION)
+    chosen = dict.fromkeys(
+        str(r.evidence.get(DECIDED_BY, "plan"))
+        for r in decision.deciding
+        if r.rule == DECISION
     )
-    return ", ".join(dict.fromkeys(names)) or "not stated"
+    named = [f"{'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)}"] if rules else []
+    return ", ".join((*named, *chosen)) or "not stated"
 
 
 def _why(decision: Decision) -> str:

@@ -45,7 +45,14 @@ class Scope(Enum):
             UsageError: If it is not a scope.
         """
         table = {s.value: s for s in cls} | {"matmul": cls.MATMULT}
-        return look_up(name, table, what="scope", where="--auto-cast")
+        if spelled(name) in {f.label for f in Format}:
+            raise UsageError(
+                f"{name!r} is a format, and a scope is expected",
+                where="--auto-cast, or policy",
+                fix=f"write all:{spelled(name)} as a policy, or --auto-cast all"
+                f" --auto-cast-type {spelled(name)}; scopes are {', '.join(table)}",
+            )
+        return look_up(name, table, what="scope", where="--auto-cast, or policy")
 
 
 class Adjust(Enum):

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Final, TypeVar, cast
 
 from finecast.errors import UsageError
-from finecast.naming import look_up
+from finecast.naming import look_up, spelled
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 
@@ -172,6 +172,14 @@ def load_target(name: str) -> Target:
         UsageError: If there is none; the message lists those that are.
     """
     known = {n: n for n in list_targets()} | _ALIASES
+    word = spelled(name)
+    if word and word not in known:
+        # NVIDIA's cards are better known by the names of products, as H100, than by sm90.
+        meant = [n for n in list_targets() if word in spelled(_load(n).description)]
+        if meant:
+            raise UsageError(
+                f"unknown target {name!r}", fix=f"did you mean {' or '.join(meant[:3])}?"
+            )
     return _load(look_up(name, known, what="target"))
 
 
