@@ -56,6 +56,9 @@ def fives() -> Iterator[int]:
         ({"plan_out": 5}, "a path is expected for plan_out, not .* int"),
         ({"data": {"x": [[1.0], [1.0, 2.0]]}}, "a list in the data is no array: .*inhomogen"),
         ({"policy": 3}, "3 is no policy"),
+        ({"policy": "bf16"}, "'bf16' is a format, and a scope is expected .*write all:bf16"),
+        ({"target": "h100"}, "unknown target 'h100': did you mean sm90"),
+        ({"tolerance": 0.1, "max_drop": 0.2}, "tolerance and max_drop are one option"),
         ({"data": 7}, "data of type int is not iterable"),
         ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),
         ({"calib": fives}, "yields int, and arrays by the names of the inputs are needed"),
@@ -182,3 +185,16 @@ net (float[n, W] x) => (float[n, W] y) { y = MatMul (x, w) }""".replace("W]", f"
     done = finecast.convert(tmp_path / "net.onnx", tmp_path / "low.onnx", "all:int8_weights")
     assert (done.size_bytes[1] >= done.size_bytes[0]) == grows
     assert any("makes the model no smaller" in text for text in done.warnings) == grows
+
+
+def test_arguments_too_many_or_too_few_name_the_verb_and_its_parameters(net: Path) -> None:
+    with pytest.raises(TypeError, match=r"tune: too many positional .*model, output; all"):
+        finecast.tune(net, "out.onnx", X)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="ladder: missing a required argument: 'rungs'"):
+        finecast.ladder(net)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_result_in_place_of_a_model_says_what_it_has(net: Path) -> None:
+    result = finecast.convert(net, policy="all:bf16", verify=False)
+    with pytest.raises(UsageError, match=r"a Result is not a model: give .* plan=result.plan"):
+        finecast.explain(result)  # pyright: ignore[reportArgumentType]

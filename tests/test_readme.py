@@ -70,6 +70,15 @@ def test_the_line_for_throughput_has_the_hint_for_it(tuned: Path) -> None:
     assert model.get_property("PERFORMANCE_HINT").name == "THROUGHPUT"
 
 
+def test_the_line_is_code_alone_and_notes_follow() -> None:
+    for throughput in (False, True):
+        text = how_to_run(Path("a.onnx"), "openvino", ["int8_weights"], throughput=throughput)
+        line, *notes = text.splitlines()
+        compile(line.removeprefix("run it: "), "a", "eval")
+        assert any("chooses types itself" in note for note in notes)
+        assert any("AsyncInferQueue" in note for note in notes) is throughput
+
+
 def test_the_line_is_that_of_the_engine() -> None:
     line = how_to_run(Path("a.onnx"), "onnxruntime", ["fp32"], throughput=True)
     assert "intra_op_num_threads = 1" in line

@@ -312,7 +312,8 @@ def _searched(
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     run = outcome.run_notes if outcome.output is None else ()
-    return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said, *run))
+    warnings = (*outcome.warnings, *workload.warnings, *said, *run)
+    return replace(outcome, metric=options.data.label or "metric", warnings=warnings)
 
 
 def _declared(

@@ -98,6 +98,16 @@ def test_the_example_of_a_group_is_its_longest_kernel() -> None:
     assert (second.decided_by, second.nodes) == ("error", ["d"])
 
 
+def test_rules_that_decide_together_are_named_once() -> None:
+    reasons = tuple(
+        Reason(rule=rule, text="", permits=("fp32",), evidence={})
+        for rule in ("kernel", "names")
+    )
+    one = Decision(node="a", op="mul", format=Format.FP32, reasons=reasons)
+    (group,) = groups(Plan(model="", policy="auto:bf16", opset=0, decisions=(one,)))
+    assert group.decided_by == "rules kernel, names"
+
+
 def test_a_plan_that_states_no_figures_is_explained(
     finecast: Finecast, net: Path, tmp_path: Path
 ) -> None:

@@ -109,7 +109,7 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
     found = tune()
     said = repr(found).splitlines()
     assert said[0].startswith("improved: ")
-    assert said[1].startswith("  fp32: metric 1, ")
+    assert said[1].startswith("  fp32: cosine 1, ")
     assert "as fast as fp32" in said[2]
     assert len(repr(found)) < 1000
     assert {"load", "baseline", "sensitivity", "timing", "write"} <= found.phases.keys()

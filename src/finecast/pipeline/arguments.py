@@ -60,7 +60,9 @@ def checked(
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
         names = [n for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
-        first = [n for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        first = [
+            n for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
         positional = f"without names it takes {', '.join(first)}; all else by name"
 
         @functools.wraps(function)

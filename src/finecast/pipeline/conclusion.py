@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from finecast.data.scoring import by_output
+from finecast.engines.probe import Speed
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain
@@ -120,7 +121,7 @@ class Conclusion:
         where = "by the model" if emulated else "here"
         speeds = ()
         if objective.of_time and not emulated:
-            speeds = (self.subject.speed(fmt).text for fmt in self.planner.policy.formats)
+            speeds = map(_beside_no_gain, map(self.subject.speed, self.planner.policy.formats))
         why = f"no plan is {self._wanted} {where}: {found}"
         return "; ".join((why, *speeds, *self.left_out))
 
@@ -316,3 +317,8 @@ def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
     """Whether ``other`` is not known to be more than ``SAME_TIME`` slower than ``fast``."""
     slower = costs.between(other.plan.digest, fast.plan.digest)
     return slower.low <= SAME_TIME and slower.median <= _SLOWER
+
+
+def _beside_no_gain(speed: Speed) -> str:
+    """What to say of a format where no plan gains: its probes may gain all the same."""
+    return f"large products alone would gain ({speed.text})" if speed.gains else speed.text

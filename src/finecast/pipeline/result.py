@@ -56,11 +56,10 @@ class Measured:
     cost: float = math.nan
     outputs: Mapping[str, float] = field(default_factory=dict[str, float])
 
-    @property
-    def text(self) -> str:
-        """The metric, the time of a call and the size."""
+    def text(self, metric: str) -> str:
+        """The metric, by its name, the time of a call and the size."""
         took, size = f"{self.latency_s * 1e3:.3f} ms a call", f"{self.size_bytes / 1e6:.2f} MB"
-        return f"metric {self.metric:.6g}, {took}, {size}"
+        return f"{metric} {self.metric:.6g}, {took}, {size}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +109,7 @@ class Result:
         reference: The name of the baseline: fp32, or the model given if that was low or
             quantized.
         why: The reason of a verdict of ``tune``.
+        metric: The name of the metric that the criterion is about.
         objective: What the search minimised.
         trials: Plans that were evaluated, or taken from the study.
         evaluations: Evaluations on all data in this run.
@@ -148,6 +148,7 @@ class Result:
     gains: tuple[Gain, ...] = ()
     reference: str = "fp32"
     why: str = ""
+    metric: str = "metric"
     objective: Objective = Objective.LATENCY
     trials: tuple[Trial, ...] = ()
     evaluations: int = 0
@@ -189,11 +190,11 @@ class Result:
             lines += _verified_lines(self.verified)
         else:
             lines = [f"{self.verdict.value}: {self.why}"]
-            lines.append(f"{self.reference}: {self.baseline.text}")
+            lines.append(f"{self.reference}: {self.baseline.text(self.metric)}")
             if self.improved:
                 words = self.objective.words
                 faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
-                lines.append(f"tuned: {self.tuned.text}, {faster}")
+                lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
             lines.append(f"ops: {ops or 'none in fp32'}; {casts}")
             told = f"times modelled for {self.target}" if self.target else "times measured"
             evaluated = number_of(self.evaluations, "evaluation")

@@ -20,6 +20,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.files import DATA_SUFFIX, check_spelling
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.model import OpenedModel, ReadOptions
+from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 
 
@@ -398,6 +399,11 @@ def opened(
         take = entry.load().take
         taken: OpenedModel = take(model, how) if entry.captures else take(model)
         return taken
+    if isinstance(model, Result):
+        raise UsageError(
+            "a Result is not a model",
+            fix="give the model it was made of, with plan=result.plan, or result.model",
+        )
     raise UsageError(
         f"a {type(model).__name__} is not a model",
         fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model, a Keras"

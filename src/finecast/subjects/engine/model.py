@@ -282,7 +282,7 @@ def counted(
     if source.told:
         found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
     if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
-        named = [f"{n} ({', '.join(axes)})" if axes else n for n, axes in free.items()]
+        named = [f"{n} ({', '.join(a)})" if {*a} - {n} else n for n, a in free.items()]
         found = replace(found, notes=found.notes | {"free sizes": ", ".join(named)})
     if told:
         found = replace(found, notes=found.notes | {"sizes": told})
