@@ -213,7 +213,7 @@ def tune(
         progress: As for ``convert``.
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
             ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
-            (``Criterion``): ``max_drop`` or ``tolerance``, ``criterion``, ``keep``. Of the
+            (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``, ``keep``. Of the
             search (``Goal``): ``objective``, ``min_speedup``, ``max_trials``, ``timeout_s``.
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
