@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Engine, Feeds, Session, each_call, outputs_on
 from finecast.engines.loading import exact_session
-from finecast.engines.ports import DTYPES
+from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.numbers.formats import Format
@@ -299,12 +299,11 @@ class SwitchedProbe:
         assert self.session is not None
         assert self.span is not None
         mine = switch[self.span.start : self.span.stop]
-        types = {s.name: DTYPES.get(s.dtype) for s in self.session.inputs}
+        session = self.session
 
         def switched(call: Feeds) -> Feeds:
             # A model taken to fp32 keeps the types of its inputs, but not where switches are.
-            typed = {n: a.astype(types.get(n) or a.dtype, copy=False) for n, a in call.items()}
-            return {**typed, SWITCH: mine}
+            return feeds_for(session, {**call, SWITCH: mine})
 
         return outputs_on(self.session, (each_call(f, switched) for f in self.feeds))
 
