@@ -101,7 +101,7 @@ def tuned(net: hint_nets.Net, output: Path) -> dict[str, Any]:
     return {
         "verdict": outcome.verdict.value,
         "why": outcome.why,
-        "ops": dict(outcome.ops),
+        "ops": dict(outcome.counts),
         "by_hint": outcome.plan.by_hint,
         "chosen": [r.text for d in outcome.plan.decisions[:1] for r in d.reasons][-1:],
         "seconds": outcome.seconds,

@@ -33,7 +33,7 @@ from finecast import api
 from finecast.engines.base import Array, Feeds
 from finecast.engines.openvino import config
 from finecast.measure.racing import Effort, Race
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 
 Run: TypeAlias = Callable[[Feeds], dict[str, Array]]
 
@@ -239,7 +239,7 @@ class _Bench:
         what = "tune, all of it, the processor's time"
         report(self.title, what, round(seconds, 1), "s", **limit, nncf=self.took)
 
-    def tuned(self) -> tuple[Outcome, float]:
+    def tuned(self) -> tuple[Result, float]:
         start = time.process_time()
         outcome = api.tune(
             str(self.case.model), self.folder / "tuned.onnx",

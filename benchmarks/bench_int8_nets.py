@@ -86,7 +86,7 @@ def measured(net: hint_nets.Net, folder: Path) -> dict[str, Any]:
         "allowed": allowed,
         "verdict": outcome.verdict.value,
         "why": outcome.why,
-        "ops": dict(outcome.ops),
+        "ops": dict(outcome.counts),
         "evaluations": outcome.evaluations,
         "seconds": outcome.seconds,
         "not_on_integers": floats_of(outcome.plan, net, files[TUNED]),

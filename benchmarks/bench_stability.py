@@ -59,7 +59,7 @@ def tune_once(name: str, policy: str) -> dict[str, Any]:
         "speedup": outcome.speedup,
         "error": outcome.measured_error,
         "seconds": outcome.seconds,
-        "ops": dict(outcome.ops),
+        "ops": dict(outcome.counts),
         "why": outcome.why,
     }
 

@@ -22,7 +22,7 @@ from benchmarks.common import report, shared_case, skip
 from benchmarks.torch_int8_nets import Digits, MiniLM, digits_data, train
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines.torch.integers import compiled_frozen
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 
 _BENCH: Final = "torch_int8"
 _ROUNDS: Final = 25
@@ -85,7 +85,7 @@ def _inputs(feed: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _report(
-    name: str, net: nn.Module, example: tuple[torch.Tensor, ...], outcome: Outcome
+    name: str, net: nn.Module, example: tuple[torch.Tensor, ...], outcome: Result
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -102,7 +102,7 @@ def _report(
         outcome.tuned.metric,
         "",
         fp32=outcome.baseline.metric,
-        ops=outcome.ops,
+        ops=outcome.counts,
         why=outcome.why,
         predicted_error=outcome.predicted_error,
         measured_error=outcome.measured_error,

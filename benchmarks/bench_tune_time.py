@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.bench_tune import score
 from benchmarks.common import cpu_seconds, report, shared_case, skip
 from finecast import api
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 
 _DIGITS: Final = Path(__file__).resolve().parents[1] / "examples" / "digits"
 # The shared models: the metric, and the samples of a call.
@@ -36,7 +36,7 @@ _EVALUATIONS, _REST_S = 5, 10.0
 _IMAGES: Final = 64
 
 
-def digits(folder: Path) -> Outcome:
+def digits(folder: Path) -> Result:
     """The example, by the command of its page."""
     return api.tune(
         _DIGITS / "digits.onnx",
@@ -47,7 +47,7 @@ def digits(folder: Path) -> Outcome:
     )
 
 
-def starnet(folder: Path, *, onnx: bool) -> Outcome:
+def starnet(folder: Path, *, onnx: bool) -> Result:
     """StarNet-S1 (Ma et al., "Rewrite the Stars", 2024) with random weights."""
     import torch
 
@@ -65,7 +65,7 @@ def starnet(folder: Path, *, onnx: bool) -> Outcome:
     return api.tune(path, folder / f"low{path.suffix}", data=data, metric="cosine")
 
 
-def shared(name: str, folder: Path) -> Outcome | None:
+def shared(name: str, folder: Path) -> Result | None:
     """One of the shared models, by its own metric."""
     case = shared_case(name)
     if case is None:
@@ -80,7 +80,7 @@ def shared(name: str, folder: Path) -> Outcome | None:
     )
 
 
-def timed(name: str, run: Callable[[Path], Outcome | None]) -> None:
+def timed(name: str, run: Callable[[Path], Result | None]) -> None:
     """Run ``tune`` once, and print its line."""
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         start, used = perf_counter(), cpu_seconds()
@@ -101,7 +101,7 @@ def timed(name: str, run: Callable[[Path], Outcome | None]) -> None:
 
 def main(names: list[str]) -> None:
     """All models, or those named."""
-    runs: dict[str, Callable[[Path], Outcome | None]] = {"digits": digits}
+    runs: dict[str, Callable[[Path], Result | None]] = {"digits": digits}
     if find_spec("torch") is not None:
         runs["starnet_pt2"] = lambda folder: starnet(folder, onnx=False)
         runs["starnet_onnx"] = lambda folder: starnet(folder, onnx=True)

@@ -1,9 +1,9 @@
-"""One MatMul and Softmax graph through every stage: the artefacts in docs/architecture.md.
+"""One MatMul and Softmax graph through every stage: the artefacts in docs/architecture/.
 
-    python docs/walkthrough.py            write them into architecture.md
+    python docs/walkthrough.py            write them into its pages
     python docs/walkthrough.py --print    print them
 
-A test checks that architecture.md and tests/goldens/ have what this prints today. Times come
+A test checks that its pages and tests/goldens/ have what this prints today. Times come
 from a target's roofline and not from this machine, so that the page is the same everywhere.
 """
 
@@ -37,10 +37,10 @@ from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.engine.roundings import analysis_of, probe_sensitivity, switched_probe
+from finecast.subjects.engine.planning import Judging, make_planner
+from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
 
-PAGE = Path(__file__).with_name("architecture.md")
+PAGES = sorted(Path(__file__).with_name("architecture").glob("*.md"))
 POLICY = Policy.parse("auto:bf16")
 TARGET = "avx512-bf16"
 # The digest is of the file, and the file's bytes are protobuf's choice.
@@ -83,10 +83,9 @@ def _stages(path: Path) -> dict[str, str]:
     prepared = frontend.prepare(file, POLICY)
     feeds = {"x": np.random.default_rng(1).standard_normal((64, 1024)).astype(np.float32)}
     facts = observe(prepared, lambda: [feeds])
-    planner = make_planner(prepared, POLICY, get_engine("openvino"), facts=facts)
-    measured = make_planner(
-        prepared, POLICY, get_engine("openvino"), facts=facts, measured=True
-    )
+    engine = get_engine("openvino")
+    planner = make_planner(prepared, POLICY, engine, Judging(facts=facts))
+    measured = make_planner(prepared, POLICY, engine, Judging(facts=facts, measured=True))
     units = make_units(prepared.graph, measured.permissions, POLICY.formats)
     points = rounding_points(prepared.graph, units)
     where = {POLICY.format: points}
@@ -96,7 +95,8 @@ def _stages(path: Path) -> dict[str, str]:
     sensitivity = errors[POLICY.format]
     shapes = {i: f.shape for i, f in facts.items()}
     cost = RooflineCost(target=load_target(TARGET), shapes=shapes)
-    proposals = propose(measured, analysis_of(prepared, measured, units, where, errors, cost))
+    times = Times(units=units, points=where, cost=cost)
+    proposals = propose(measured, times.analysis(prepared, measured, errors))
     chosen = proposals[-1]
     applied = frontend.apply(file, chosen.plan)
     return {
@@ -226,7 +226,10 @@ def main() -> None:
     if "--print" in sys.argv:
         sys.stdout.write("\n".join(f"== {k}\n{v}" for k, v in artefacts.items()))
     else:
-        PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), artefacts), encoding="utf-8")
+        for page in PAGES:
+            page.write_text(
+                render(page.read_text(encoding="utf-8"), artefacts), encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

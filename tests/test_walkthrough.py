@@ -1,4 +1,4 @@
-"""docs/architecture.md and the goldens show what the code prints today."""
+"""docs/architecture/ and the goldens show what the code prints today."""
 
 from __future__ import annotations
 
@@ -53,10 +53,12 @@ def test_stage(
     check_golden(f"matmul_softmax/{stage}.txt", artefacts[stage])
 
 
-def test_the_page_is_up_to_date(walkthrough: ModuleType, artefacts: dict[str, str]) -> None:
-    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    assert all(f"<!-- walkthrough: {stage} -->" in page for stage in STAGES)
-    assert walkthrough.render(page, artefacts) == page, "run python docs/walkthrough.py"
+def test_the_pages_are_up_to_date(walkthrough: ModuleType, artefacts: dict[str, str]) -> None:
+    pages = [p.read_text(encoding="utf-8") for p in walkthrough.PAGES]
+    shown = re.findall("<!-- walkthrough: ([^ ]+) -->", "".join(pages))
+    assert sorted(shown) == sorted(STAGES)
+    for page in pages:
+        assert walkthrough.render(page, artefacts) == page, "run python docs/walkthrough.py"
 
 
 def test_the_page_describes_every_layer() -> None:
@@ -65,8 +67,8 @@ def test_the_page_describes_every_layer() -> None:
     layers: list[str] = next(c for c in contracts["contracts"] if c["id"] == "layers")[
         "layers"
     ]
-    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    table = page.partition("## Layers")[2].partition("## Contracts")[0]
+    page = (DOCS / "architecture" / "index.md").read_text(encoding="utf-8")
+    table = page.partition("## Layers")[2].partition("## What a new")[0]
     rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     described = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     listed = {name for layer in layers for name in re.split(r"\s*[|:]\s*", layer)}

@@ -9,7 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from finecast.api import DataOptions, apply, convert, inspect, load, tune
+    from finecast.api import (
+        DataOptions,
+        apply,
+        convert,
+        emulate,
+        explain,
+        inspect,
+        ladder,
+        load,
+        profile,
+        tune,
+    )
     from finecast.data.criterion import Criterion, CriterionKind
     from finecast.engines import default_engine, get_engine
     from finecast.errors import (
@@ -20,14 +31,20 @@ if TYPE_CHECKING:
         UsageError,
     )
     from finecast.numbers.formats import Format
+    from finecast.pipeline.goal import Goal, Objective
+    from finecast.pipeline.result import Result, Verdict
     from finecast.planning.plan import Decision, Plan
     from finecast.rules.policy import Policy, Scope
 
 _MODULES = {
     "apply": "finecast.api",
     "convert": "finecast.api",
+    "emulate": "finecast.api",
+    "explain": "finecast.api",
     "inspect": "finecast.api",
+    "ladder": "finecast.api",
     "load": "finecast.api",
+    "profile": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
@@ -40,6 +57,10 @@ _MODULES = {
     "Format": "finecast.numbers.formats",
     "Criterion": "finecast.data.criterion",
     "CriterionKind": "finecast.data.criterion",
+    "Goal": "finecast.pipeline.goal",
+    "Objective": "finecast.pipeline.goal",
+    "Result": "finecast.pipeline.result",
+    "Verdict": "finecast.pipeline.result",
     "Decision": "finecast.planning.plan",
     "Plan": "finecast.planning.plan",
     "Policy": "finecast.rules.policy",
@@ -54,18 +75,26 @@ __all__ = [
     "EngineError",
     "FinecastError",
     "Format",
+    "Goal",
     "ModelError",
+    "Objective",
     "Plan",
     "Policy",
+    "Result",
     "RuleConflictError",
     "Scope",
     "UsageError",
+    "Verdict",
     "apply",
     "convert",
     "default_engine",
+    "emulate",
+    "explain",
     "get_engine",
     "inspect",
+    "ladder",
     "load",
+    "profile",
     "tune",
 ]
 

@@ -9,34 +9,37 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from finecast.data.criterion import Criterion, CriterionKind
-from finecast.devices.emulation import Emulation, check_formats, explicit_casts
-from finecast.engines.base import Feeds
-from finecast.engines.usage import in_memory_notes
-from finecast.errors import UsageError
+from finecast.data.criterion import Criterion
+from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
+from finecast.engines import ENGINES
+from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
+from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
-from finecast.pipeline.arguments import checked
+from finecast.pipeline.arguments import checked, group_of
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
-from finecast.pipeline.conversion import Conversion
-from finecast.pipeline.goal import MIN_SPEEDUP, Goal, Objective
-from finecast.pipeline.model import OpenedModel, RunOptions, TuneRequest
-from finecast.pipeline.outcome import Outcome
-from finecast.pipeline.sources import DEFAULT_BATCH, Data, DataOptions, workload_of
+from finecast.pipeline.emulating import EmulationReport
+from finecast.pipeline.emulating import emulate as emulated
+from finecast.pipeline.explanation import Explanation
+from finecast.pipeline.goal import Goal
+from finecast.pipeline.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
+from finecast.pipeline.model import OpenedModel, ReadOptions, RunOptions, TuneRequest
+from finecast.pipeline.result import Result
+from finecast.pipeline.sources import Data, DataOptions, workload_of
 from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.tuning import tune as search
-from finecast.pipeline.workload import EvalFunction
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
-from finecast.rules import UserRule
-from finecast.rules.policy import DEFAULT_POLICY, Policy
+from finecast.report.frontier import write_frontier
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
 from finecast.subjects import (
     check_output_name,
@@ -45,245 +48,254 @@ from finecast.subjects import (
     plan_beside,
     written_with,
 )
+from finecast.subjects.profiling import ProfileReport, Rounds
+from finecast.subjects.profiling import profile as profiled
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
     import openvino
+    import torch
+    from torch.export import ExportedProgram
 
-Model: TypeAlias = "OpenedModel | str | Path | onnx.ModelProto | ir.Model | openvino.Model"
+ModelInMemory: TypeAlias = (
+    "onnx.ModelProto | ir.Model | openvino.Model | torch.nn.Module | ExportedProgram"
+)
+"""An object of a library that is a model; so is one of Keras, which has no types."""
+Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
+
+_OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
+_OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
+_AS_IT_IS: Final = ReadOptions()
 
 __all__ = [
     "DataOptions",
     "apply",
     "convert",
+    "emulate",
+    "explain",
     "graph_for",
     "inspect",
     "judge",
+    "ladder",
     "load",
+    "profile",
     "tune",
     "tuned",
     "workload_of",
 ]
 
 
-@checked
-def load(
-    model: Model, *, trust: bool = False, output: str | Path | None = None
-) -> OpenedModel:
+@checked(ReadOptions, without=("from_type",))
+def load(model: Model, *, output: str | Path | None = None, **options: Any) -> OpenedModel:
     """Read a model from its path, or take one in memory; external data stays on disk.
 
     Args:
         model: The model, or its path.
-        trust: Whether code that a .pt2 or .keras file brings may be unpickled and run.
         output: Where a result will go. Its name decides which library opens a model that
             several read: a SavedModel may give another, or OpenVINO's IR.
+        options: ``trust``, for files that bring code; ``example_inputs``, ``example_kwargs``
+            and ``dynamic_shapes`` of a PyTorch module, as in ``ReadOptions``.
 
     Raises:
         UsageError: If there is no such file, or it is not a model.
         ModelError: If the model is incomplete.
     """
-    return opened(model, trust=trust, output=None if output is None else Path(output))
+    return _opened(model, group_of(ReadOptions, options), output)
 
 
-@checked
+def _opened(model: Model, how: ReadOptions, output: str | Path | None = None) -> OpenedModel:
+    """The model as a verb works on it: its ops in ``how.from_type`` are taken to fp32."""
+    found = opened(model, how, output=None if output is None else Path(output))
+    return found if how.from_type is None else found.to_fp32(how.from_type)
+
+
+@checked(Destination, RunOptions, DataOptions, ReadOptions, without=_OF_METRICS)
 def convert(
     model: Model,
-    output: str | Path | None = None,
+    output: Destination | str | Path | None = None,
     policy: Policy | str = DEFAULT_POLICY,
     *,
+    data: DataOptions | Data | None = None,
     engine: str | None = None,
     target: Emulation | str | None = None,
-    data: DataOptions | Data | None = None,
-    dims: Mapping[str, int] | None = None,
-    user_rules: Mapping[str, UserRule] | None = None,
-    verify: bool = True,
-    force: bool = False,
-    external_data: bool | None = None,
-    clean: bool = False,
-    from_type: str | None = None,
     progress: Progress | bool = True,
-) -> Conversion:
+    **options: Any,
+) -> Result:
     """Convert a model by a policy, verify it in an engine, and write it.
 
     Args:
         model: The model, or its path.
         output: Where the converted model goes; None: it is only the result's ``model``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        engine: ``NAME[:DEVICE]``; by default the first that runs the model, or an emulator.
-        target: A device that is not here, by name or with options: the model has its formats.
         data: An npz with the model's inputs, arrays by name, or batches: their ranges guide
             the rules, and the result is verified on the first batch. Without data it is
             verified on random feeds.
-        dims: Sizes of free dimensions, for random feeds.
-        user_rules: Rule functions by name.
-        verify: Whether the model has to load and run before it is written.
-        force: Whether an existing output may be replaced.
-        external_data: Whether tensors go to ``NAME.data`` beside the output; None: only if
-            they do not fit one file, or the model has them in that form.
-        clean: Whether nodes, initializers and functions of the model that no output needs are
-            left out, though they came with it.
-        from_type: Take ops in this type (fp64, fp16, bf16) to fp32 first; ports keep theirs.
+        engine: ``NAME[:DEVICE]``; by default the first that runs the model, or an emulator.
+        target: A device that is not here, by name or with options: the model has its formats.
         progress: True shows progress on a terminal and in a notebook, False nothing; or a
             function that is told of each step.
+        options: Options of ``Destination``, ``RunOptions``, ``DataOptions`` and
+            ``ReadOptions`` by name, such as ``force``, ``verify``, ``dims``, ``calib``,
+            ``from_type``, ``user_rules``, ``example_inputs``; ``help`` lists them.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    given = load(model, output=output)
-    written = replace(_destination(output, force, external_data), clean=clean)
-    files = _declare_files(given, written, data=data)
+    written = group_of(Destination, options, path=output)
     asked = Policy.of(policy)
+    run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
+    given, files = _declared(model, group_of(ReadOptions, options), written, run.data)
     with reporting(progress, "converting") as report, files.locked() as removed:
-        done = _taken(given, from_type).convert(
-            written,
-            asked,
-            RunOptions(
-                engine=engine,
-                device=_device_for(asked, target),
-                data=_data_options(data),
-                dims=dims or {},
-                user_rules=user_rules or {},
-                verify=verify,
-                progress=report,
-            ),
-        )
-    said = without_opinion(user_rules or (), done.plan.reasons)
-    return replace(done, warnings=(*removed, *done.warnings, *said))
+        done = given().convert(written, asked, replace(run, progress=report))
+    said = without_opinion(run.user_rules, done.plan.reasons)
+    done = replace(done, warnings=(*removed, *done.warnings, *said))
+    return _savable(done, given)
 
 
-@checked
+@checked(
+    Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "user_rules")
+)
 def apply(
     plan: Plan | str | Path,
     model: Model,
-    output: str | Path | None = None,
+    output: Destination | str | Path | None = None,
     *,
-    engine: str | None = None,
     data: DataOptions | Data | None = None,
-    dims: Mapping[str, int] | None = None,
-    verify: bool = True,
-    force: bool = False,
-    external_data: bool | None = None,
-) -> Conversion:
+    engine: str | None = None,
+    **options: Any,
+) -> Result:
     """Write the model that a plan gives; without ``output`` it is only the result's ``model``.
+
+    ``options`` are as for ``convert``.
 
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
     """
-    given = load(model, output=output)
-    written = _destination(output, force, external_data)
-    files = _declare_files(given, written, data=data, plan=plan)
-    options = RunOptions(
-        engine=engine, data=_data_options(data), dims=dims or {}, verify=verify
-    )
-    stated = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    written = group_of(Destination, options, path=output)
+    run = _run_options(options, data, engine=engine)
+    how = group_of(ReadOptions, options)
+    given, files = _declared(model, how, written, run.data, plan=plan)
+    stated = _plan(plan)
+    assert stated is not None
     with files.locked() as removed:
-        done = given.apply(written, stated, options)
-    return replace(done, warnings=(*removed, *done.warnings))
+        done = given().apply(written, stated, run)
+    return _savable(replace(done, warnings=(*removed, *done.warnings)), given)
 
 
-@checked
+@checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions)
 def tune(
     model: Model,
-    output: str | Path | None = None,
+    output: Destination | str | Path | None = None,
     *,
-    data: DataOptions | Data | None = None,
-    metric: str | None = None,
-    labels: str | None = None,
-    evaluate: EvalFunction | None = None,
-    calib: Data | Callable[[], Iterable[Feeds]] | None = None,
-    criterion: str = "relative",
-    tolerance: float = 0.01,
-    lower_is_better: bool = False,
     policy: Policy | str = DEFAULT_POLICY,
-    of: str | Sequence[str] = (),
+    data: DataOptions | Data | None = None,
+    goal: Goal | None = None,
     engine: str | None = None,
     target: Emulation | str | None = None,
-    batch: int = DEFAULT_BATCH,
-    user_rules: Mapping[str, UserRule] | None = None,
-    objective: Objective | str = Objective.LATENCY,
-    min_speedup: float = MIN_SPEEDUP,
-    max_trials: int | None = None,
-    timeout_s: float | None = None,
-    study: str | Path | None = None,
-    resume: bool = False,
-    plan_out: str | Path | None = None,
-    force: bool = False,
-    external_data: bool | None = None,
-    from_type: str | None = None,
     progress: Progress | bool = True,
-) -> Outcome:
+    **options: Any,
+) -> Result:
     """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
 
-    Its plan is written to ``plan_out``, by default beside ``output``: ``m.plan.json`` for
-    ``m.onnx``, ``m.pt2.plan.json`` for ``m.pt2``, ``m.saved_model.plan.json`` for a folder
-    ``m``. Nothing is written where the verdict is UNCHANGED.
-    ``data`` and ``calib`` are an npz file, arrays by name, or batches that can be iterated
-    again and again, such as a DataLoader; ``calib`` may also be a function that yields feeds.
-    ``objective`` is what to minimise: "latency", time under load ("throughput"), or
-    bytes ("size", "memory"). ``of`` names the output that the metric and the error are of; of
-    several the worst counts. By default it is the worst of all
-    for a metric of distance and for the error, else the first; outputs that copy an input do
-    not count. With a ``target`` accuracy is emulated and times are modelled. Trials are kept
-    in ``study``; ``resume`` uses those of the same model, data, code and baseline, and
-    evaluates the winner again.
-    ``progress=True`` shows progress on a terminal and in a notebook, False nothing; a function
-    is told of each step.
+    Nothing is written where the verdict is UNCHANGED.
+
+    Args:
+        model: The model, or its path.
+        output: Where the model goes; None: it is only the result's ``model``.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
+        data: An npz file, arrays by name, or batches that can be iterated again and again,
+            such as a DataLoader; or DataOptions.
+        goal: The accuracy to keep, the objective and the budget.
+        engine: ``NAME[:DEVICE]``; by default the first that runs the model.
+        target: A device that is not here: accuracy is emulated and times are modelled.
+        progress: As for ``convert``.
+        options: Single options by name. Of the data (``DataOptions``): ``metric``,
+            ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
+            (``Criterion``): ``max_drop`` or ``tolerance``, ``criterion``, ``keep``. Of the
+            search (``Goal``): ``objective``, ``min_speedup``, ``max_trials``, ``timeout_s``.
+            Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
+            ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
+            ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
+            ``frontier`` (a picture of all plans). And ``user_rules``,
+            ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    beside: dict[str, Any] = {"labels": labels, "metric": metric, "evaluate": evaluate}
-    beside |= {"calib": calib, "batch": batch, "lower_is_better": lower_is_better}
-    beside |= {"of": (of,) if isinstance(of, str) else tuple(of)}
-    kept = Criterion(kind=CriterionKind.parse(criterion), tolerance=tolerance)
-    goal = Goal(criterion=kept, objective=Objective.of(objective), min_speedup=min_speedup)
-    goal = replace(goal, max_trials=max_trials, timeout_s=timeout_s)
-    options = TuneRequest(
-        data=_with_options(data, beside),
-        goal=goal,
+    written = group_of(Destination, options, path=output)
+    request = group_of(TuneRequest, options)
+    plan = request.plan_out
+    if plan is None and written.path is not None:
+        plan = plan_beside(written.path)
+    request = replace(
+        request,
+        data=group_of(DataOptions, options, data=data),
+        goal=_goal(goal, options),
         policy=Policy.of(policy),
         engine=engine,
         device=_device(target),
-        user_rules=user_rules or {},
-        study=None if study is None else Path(study),
-        resume=resume,
-        plan=_plan_path(plan_out, output),
-        from_type=from_type,
+        plan_out=plan,
     )
-    destination = _destination(output, force, external_data)
     with reporting(progress, "tuning") as report:
-        opened = load(model, output=output)
-        return tuned(opened, destination, replace(options, progress=report))
+        how = group_of(ReadOptions, options)
+        return tuned(model, written, replace(request, progress=report), how)
 
 
-def _plan_path(plan: str | Path | None, output: str | Path | None) -> Path | None:
-    """Where the plan goes: to ``plan`` if that is given, else beside the output."""
-    if plan is not None:
-        return Path(plan)
-    return None if output is None else plan_beside(Path(output))
+def _goal(goal: Goal | None, options: Mapping[str, Any]) -> Goal:
+    """The goal, whose criterion may be given by itself.
+
+    Raises:
+        UsageError: If the goal is given, and a part of it.
+    """
+    stated = options.get("criterion")
+    whole = stated if isinstance(stated, Criterion) else None
+    single = {k: v for k, v in options.items() if v is not whole}
+    kept = group_of(Criterion, single, kind=whole)
+    if goal is not None and kept != Criterion():
+        raise UsageError("a criterion is given beside Goal", fix="set its criterion")
+    made = group_of(Goal, options, criterion=goal)
+    return made if goal is not None else replace(made, criterion=kept)
 
 
-def tuned(model: OpenedModel, output: Destination, options: TuneRequest) -> Outcome:
-    """``tune`` with its options as one value.
+def tuned(
+    model: Model,
+    output: Destination,
+    request: TuneRequest,
+    how: ReadOptions = _AS_IT_IS,
+) -> Result:
+    """``tune`` with its options as values.
 
     Raises:
         FinecastError: As ``tune``.
     """
-    files = _declare_files(model, output, data=options.data, study=options.study)
-    files.write("the plan", options.plan)
-    with files.locked() as removed, study_at(options.study, resume=options.resume) as study:
-        outcome = _searched(_taken(model, options.from_type), output, options, study)
-    return replace(outcome, stale=files.stale(), warnings=(*removed, *outcome.warnings))
+    given, files = _declared(model, how, output, request.data, study=request.study)
+    files.write("the plan", request.plan_out)
+    files.write("the frontier", request.frontier)
+    with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
+        outcome = _searched(given(), output, request, study)
+        if request.frontier is not None:
+            write_frontier(outcome.to_dict(), given().path.name, request.frontier)
+    warnings = (*removed, *outcome.warnings)
+    return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
+
+
+def _savable(result: Result, given: Callable[[], OpenedModel]) -> Result:
+    """``result``, which ``save`` writes by its plan."""
+
+    def write(output: Destination) -> object:
+        return apply(result.plan, given(), output)
+
+    return replace(result, writer=write)
 
 
 def _searched(
     model: OpenedModel, output: Destination, options: TuneRequest, study: Study | None
-) -> Outcome:
+) -> Result:
     """The outcome of a search, its model written if it is better."""
     subject = model.subject(options.engine, options.device)
-    workload = workload_of(options.data, subject.reference)
+    workload = model.workload(options.data.loaded(), subject.reference)
     criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
     outcome = search(
         subject,
@@ -296,103 +308,284 @@ def _searched(
     )
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.improved:
-        size, _ = model.write(outcome, output, subject, workload)
-        outcome = replace(outcome, tuned=replace(outcome.tuned, size_bytes=size))
-    if options.plan is not None and outcome.improved:
-        write_text(options.plan, outcome.plan.to_json())
+        size, verified = model.write(outcome, output, subject, workload)
+        measured = replace(outcome.tuned, size_bytes=size)
+        outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
+    if options.plan_out is not None and outcome.improved:
+        write_text(options.plan_out, outcome.plan.to_json())
+    outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
-    run = () if output.path is not None else in_memory_notes(outcome.plan)
+    run = outcome.run_notes if outcome.output is None else ()
     return replace(outcome, warnings=(*outcome.warnings, *workload.warnings, *said, *run))
 
 
-def _taken(model: OpenedModel, from_type: str | None) -> OpenedModel:
-    """The model with its ops in ``from_type``, if one is named, taken to fp32."""
-    return model if from_type is None else model.to_fp32(from_type)
-
-
-def _declare_files(
-    model: OpenedModel,
+def _declared(
+    model: Model,
+    how: ReadOptions,
     output: Destination,
+    data: DataOptions | None,
     *,
-    data: DataOptions | Data | None = None,
     plan: Plan | str | Path | None = None,
-    study: str | Path | None = None,
-) -> CommandFiles:
-    """All files of a call; UsageError if one that is read would be written."""
+    study: Path | None = None,
+) -> tuple[Callable[[], OpenedModel], CommandFiles]:
+    """A function that gives the model, and all files of a call.
+
+    The function takes the model to fp32 where ``how`` says so, which takes a while.
+
+    Raises:
+        UsageError: If a file that is read would be written.
+    """
+    found = opened(model, how, output=output.path)
     files = CommandFiles(force=output.force)
-    files.read("the model", model.path)
-    files.read("the model's external data", *model.external)
-    options = _data_options(data)
-    if options is not None:
-        for role, source in (("data", options.data), ("calibration data", options.calib)):
-            if isinstance(source, str | Path):
-                files.read(f"the {role}", source)
+    files.read("the model", found.path)
+    files.read("the model's external data", *found.external)
+    for option, path in data.reads if data is not None else ():
+        files.read(f"the file of {option}", path)
     files.read("the plan", None if isinstance(plan, Plan) else plan)
-    result = written_with(model.path, output)
+    result = written_with(found.path, output)
     files.write("the output", output.path, beside=result.beside, folder=result.folder)
     if output.path is not None:
-        check_output_name(model.path, output.path)
-        check_written(type(model).__module__, output.path)
-    model.check(output)
+        check_output_name(found.path, output.path)
+        check_written(type(found).__module__, output.path)
+    found.check(output)
     files.write("the study", study, beside=journals(study), replaces=False)
-    return files
+    taken = how.from_type
+    return cache(lambda: found if taken is None else found.to_fp32(taken)), files
 
 
-@checked
+@checked(DataOptions, ReadOptions, without=_OF_METRICS)
 def inspect(
     model: Model,
     *,
     data: DataOptions | Data | None = None,
-    labels: str | None = None,
-    batch: int = 1,
-    dims: Mapping[str, int] | None = None,
     low: Format = Format.BF16,
-    from_type: str | None = None,
-    trust: bool = False,
+    **options: Any,
 ) -> Census:
     """Count a model's ops by class; with ``data``, report values that ``low`` cannot hold.
 
-    Shapes are observed on data; without data on one random batch, if the model runs on it.
-    ``from_type`` is as for ``convert``.
+    Shapes are observed on data; without data on one random batch, of ``batch`` samples and
+    the sizes in ``dims``, if the model runs on it. ``options`` are those of ``DataOptions``
+    and ``ReadOptions``, such as ``labels``, ``from_type``, ``trust``.
 
     Raises:
         FinecastError: If the model or the data cannot be read.
     """
-    given = load(model, trust=trust)
-    options = RunOptions(
-        data=_data_options(data, labels), batch=batch, dims=dims or {}, own=given is not model
-    )
-    return _taken(given, from_type).census(options, low)
+    run = _run_options(options, data, sizes_feeds=True)
+    given = _opened(model, group_of(ReadOptions, options))
+    return given.census(replace(run, own=given is not model), low)
 
 
-@checked
+@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
 def judge(
     model: Model,
     policy: Policy | str,
     *,
+    data: DataOptions | Data | None = None,
     engine: str | None = None,
     target: Emulation | str | None = None,
-    data: DataOptions | Data | None = None,
-    user_rules: Mapping[str, UserRule] | None = None,
-    from_type: str | None = None,
+    **options: Any,
 ) -> tuple[Graph, Plan]:
     """What the rules alone say of each op: the model's graph, and the lowest plan they permit.
 
     With ``data`` the rules see the ranges of the model's values on it. ``data`` and
-    ``from_type`` are as for ``convert``.
+    ``options`` are as for ``convert``.
 
     Raises:
         FinecastError: If the model cannot be read or rules conflict.
     """
     asked = Policy.of(policy)
-    options = RunOptions(
-        engine=engine,
-        device=_device_for(asked, target),
-        data=_data_options(data),
-        user_rules=user_rules or {},
+    run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
+    return _opened(model, group_of(ReadOptions, options)).judge(asked, run)
+
+
+@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+def explain(
+    model: Model,
+    node: str | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    policy: Policy | str = DEFAULT_POLICY,
+    data: DataOptions | Data | None = None,
+    engine: str | None = None,
+    target: Emulation | str | None = None,
+    **options: Any,
+) -> Explanation:
+    """Why an op has its format in a plan: what decided, and every rule's verdict.
+
+    Args:
+        model: The model, or its path.
+        node: The op's name; None for a summary of all.
+        plan: The plan; without it the rules alone are asked, under ``policy``.
+        policy: As for ``convert``, like ``data``, ``target`` and ``options``.
+        data: Their ranges guide the rules.
+        engine: The engine whose kernels are compared; by default that of the plan.
+        target: A device that is not here.
+        options: Options of ``RunOptions``, ``DataOptions`` and ``ReadOptions`` by name.
+
+    Raises:
+        FinecastError: If the model cannot be read, it has no such node, or rules conflict.
+    """
+    how, stated = group_of(ReadOptions, options), _plan(plan)
+    if stated is not None:
+        read = opened(model, how, plan=stated)
+        graph, found = read.graph_for(stated), stated
+    else:
+        asked = Policy.of(policy)
+        run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
+        read = _opened(model, how)
+        graph, found = read.judge(asked, run)
+    if node is None:
+        return Explanation(graph=graph, plan=found)
+    names = [one.name for one in graph.nodes]
+    if node not in names:
+        raise unknown_name(node, names, what="node")
+    explained = Explanation(graph=graph, plan=found, node=graph.find(node))
+    decision = explained.decision
+    if target is not None or decision is None or decision.format is Format.FP32:
+        return explained
+    own = found.engine if found.engine in ENGINES else None
+    try:
+        broken = read.fallen_apart(found, engine or own)
+    except EngineError as error:
+        return replace(explained, warnings=(f"kernels were not compared: {error.line}",))
+    apart = [one.text for one in broken if any(node in part for part in one.parts)]
+    return replace(explained, apart=apart)
+
+
+def _plan(given: Plan | str | Path | None) -> Plan | None:
+    return given if given is None or isinstance(given, Plan) else Plan.load(Path(given))
+
+
+@checked(DataOptions, ReadOptions, without=("dims", "baseline", "from_type"))
+def emulate(
+    model: Model,
+    target: Emulation | str,
+    policy: Policy | str = "none",
+    *,
+    data: DataOptions | Data | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> EmulationReport:
+    """What a device that is not here would do to a model's metric and outputs.
+
+    Args:
+        model: The model, or its path.
+        target: The device, by name (``finecast targets``) or with options.
+        policy: What its compiler casts: a scope and one format, such as ``all:bf16``. It is
+            for a device by name; one with options has its own.
+        data: The data, as for ``tune``.
+        progress: As for ``convert``.
+        options: Options of ``DataOptions`` and ``ReadOptions`` by name: ``metric``, ``batch``.
+
+    Raises:
+        FinecastError: If the model cannot be emulated, or the device cannot do that.
+    """
+    asked = Policy.of(policy)
+    emulation = target if isinstance(target, Emulation) else explicit_casts(target)
+    if not isinstance(target, Emulation) and asked.scope is not Scope.NONE:
+        check_formats(emulation, asked)
+        emulation = replace(emulation, scope=asked.scope, format=asked.format)
+        check(emulation)
+    stated = group_of(DataOptions, options, data=data).loaded()
+    given = _opened(model, group_of(ReadOptions, options))
+    loaded = given.reference()
+    workload = given.workload(stated, loaded)
+    with reporting(progress, "emulating") as report:
+        found = emulated(given, loaded, emulation, workload, progress=report)
+    return replace(
+        found,
+        target=emulation.target.name,
+        metric_name=stated.label,
+        warnings=tuple(workload.warnings),
     )
-    return _taken(load(model), from_type).judge(asked, options)
+
+
+@checked(Destination, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
+def ladder(
+    model: Model,
+    rungs: Sequence[Rung],
+    output: Destination | str | Path | None = None,
+    *,
+    data: DataOptions | Data | None = None,
+    per_op: bool = True,
+    formats: tuple[Emulation, Policy] | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> LadderOutcome:
+    """Emulate every rung of a compiler's options, and look for a plan by op that is faster.
+
+    Args:
+        model: The model, or its path.
+        rungs: The rungs: ``finecast.compat.neuron.ladders.ladder("trn1")``.
+        output: Where the model of the plan by op goes.
+        data: The data, as for ``tune``.
+        per_op: Whether a plan by op is looked for.
+        formats: Formats of that plan: a device with options, and a policy; by default those
+            of the rungs.
+        progress: As for ``convert``.
+        options: Options of ``Destination``, ``Criterion``, ``DataOptions`` and ``ReadOptions``
+            by name: ``metric``, ``max_drop``, ``force``.
+
+    Raises:
+        FinecastError: If the model cannot be emulated, or its metric is no number.
+    """
+    written = group_of(Destination, options, path=output)
+    stated = group_of(DataOptions, options, data=data).loaded()
+    kept = _goal(None, options).criterion
+    given, files = _declared(model, group_of(ReadOptions, options), written, stated)
+    with reporting(progress, "ladder") as report, files.locked():
+        reference = given().reference()
+        workload = given().workload(stated, reference)
+        walk = LadderWalk(
+            model=given(),
+            reference=reference,
+            workload=workload,
+            criterion=replace(kept, higher_is_better=workload.higher_is_better),
+            rungs=rungs,
+            progress=report,
+        )
+        found = replace(walk.walk(), warnings=tuple(workload.warnings))
+        if not per_op:
+            return found
+        plan, why = search_per_op(walk, found, formats)
+    if plan is None or written.path is None:
+        return replace(found, plan=plan, why=why)
+    # Not verified: no engine here computes as the device, and the emulation judged it.
+    apply(plan.plan, given(), written, verify=False)
+    return replace(found, plan=plan, why=why, output=written.path)
+
+
+@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, *_OF_READING))
+def profile(
+    models: str | Path | Sequence[str | Path],
+    *,
+    data: DataOptions | Data | None = None,
+    engine: str | None = None,
+    rounds: Rounds | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> ProfileReport:
+    """Latency, throughput and peak memory of models, compared with those of the first.
+
+    Args:
+        models: Paths of models, which run in turns.
+        data: The feeds, as for ``convert``; random ones without data.
+        engine: ``NAME[:DEVICE]``; by default the first that runs all of them.
+        rounds: How long they are timed.
+        progress: As for ``convert``.
+        options: Options of ``Rounds`` and ``DataOptions`` by name, such as ``ops``,
+            ``seconds``, ``batch``, ``dims``; and ``trust``.
+
+    Raises:
+        FinecastError: If a model cannot be read or run.
+    """
+    paths = [Path(models)] if isinstance(models, str | Path) else [Path(m) for m in models]
+    stated = group_of(DataOptions, options, data=data)
+    how = group_of(Rounds, options, runs=rounds)
+    trust = group_of(ReadOptions, options).trust
+    with reporting(progress, "profiling") as report:
+        return profiled(paths, engine, stated, how, trust=trust, report=report)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:
@@ -404,29 +597,24 @@ def graph_for(model: Model, plan: Plan) -> Graph:
     return opened(model, plan=plan).graph_for(plan)
 
 
-def _data_options(
-    data: DataOptions | Data | None, labels: str | None = None
-) -> DataOptions | None:
-    """``data`` as DataOptions; None stays None."""
-    return None if data is None else _with_options(data, {"labels": labels})
-
-
-def _with_options(data: DataOptions | Data | None, beside: Mapping[str, Any]) -> DataOptions:
-    """``data`` with options given ``beside`` it; UsageError if it is a DataOptions itself."""
-    if not isinstance(data, DataOptions):
-        return DataOptions(data=data, **beside)
-    defaults = DataOptions()
-    for name, value in beside.items():
-        if value != getattr(defaults, name):
-            raise UsageError(f"{name} is given beside DataOptions", fix=f"set its {name}")
-    return data
-
-
-def _destination(
-    output: str | Path | None, force: bool, external_data: bool | None
-) -> Destination:
-    path = Path(output) if output is not None else None
-    return Destination(path=path, force=force, external_data=external_data)
+def _run_options(
+    options: Mapping[str, Any],
+    data: DataOptions | Data | None,
+    *,
+    engine: str | None = None,
+    device: Emulation | None = None,
+    sizes_feeds: bool = False,
+) -> RunOptions:
+    """How a verb runs a model; ``sizes_feeds`` says that ``batch`` sizes random feeds."""
+    stated = group_of(DataOptions, options, data=data)
+    return replace(
+        group_of(RunOptions, options),
+        engine=engine,
+        device=device,
+        data=stated.if_given(sizes_feeds=sizes_feeds),
+        dims=stated.dims,
+        batch=(stated.batch or 1) if sizes_feeds else 1,
+    )
 
 
 def _device(target: Emulation | str | None) -> Emulation | None:

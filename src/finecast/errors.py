@@ -40,6 +40,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--from-type": "from_type",
     "--include": "Policy.include",
     "--io": "Policy.io",
+    "--keep": "keep",
     "--labels": "labels",
     "--lower-is-better": "lower_is_better",
     "--max-trials": "max_trials",

@@ -1,14 +1,18 @@
-"""Reading the words and names that users give, in one way everywhere.
+"""Reading the words, names and options that users give, in one way everywhere.
 
 Laws: a word of a fixed vocabulary is read in any case and with blanks around it; an unknown
-name is an error that gives the closest known names.
+name is an error that gives the closest known names. An option is stated once, at the field of
+a dataclass; the command line, the keywords of Python and the reference are made of these.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from finecast.errors import UsageError
 
@@ -118,3 +122,83 @@ def close_names(name: str, known: Collection[str]) -> list[str]:
     found = difflib.get_close_matches(wanted, folded, _MOST_OFFERED, _ALIKE)
     within = [one for one in folded if wanted and wanted in one][:_MOST_OFFERED]
     return [folded[one] for one in found or within]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option that users give, in a shell or in Python, stated at a dataclass's field.
+
+    For example ``batch: int = Option(help="Samples of a call, as 32.", kind=int).field(32)``.
+
+    Attributes:
+        help: What it does, with its unit and an example.
+        flags: Its names in a shell, with their dashes; by default the field's. A field that is
+            True by default may have the flag ``--no-NAME``, which makes it False.
+        metavar: What stands for its value in ``--help``.
+        kind: The type of its value in a shell.
+        many: Whether a shell may give it several times: the field then gets the list.
+        least: The least number that it may be.
+        python: The types that it may have in Python, and words for them in an error; by
+            default those of ``kind``.
+        convert: Makes the field's value of what was given, in a shell or in Python.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    kind: type = str
+    many: bool = False
+    least: float | None = None
+    python: tuple[Any, str] | None = None
+    keywords: tuple[str, ...] = ()
+    convert: Callable[[Any], Any] | None = None
+
+    def field(self, default: T) -> T:
+        """The dataclass field of this option.
+
+        Its type is that of the default value, as type checkers see fields.
+        """
+        made: Any
+        if isinstance(default, dict):
+            made = field(default_factory=dict, metadata={_OPTION: self})
+        else:
+            made = field(default=default, metadata={_OPTION: self})
+        return made
+
+    @property
+    def expected(self) -> tuple[Any, str]:
+        """The types that it may have in Python, and words for them."""
+        return self.python or _EXPECTED[self.kind]
+
+
+_OPTION: Final = "option"
+_EXPECTED: Final[Mapping[type, tuple[Any, str]]] = {
+    str: (str, "a name"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: ((bool, Integral), "True or False"),
+    Path: ((str, Path), "a path"),
+}
+
+
+def options_of(group: type) -> dict[str, Option]:
+    """The options that the fields of a dataclass state, by the field's name."""
+    return {f.name: f.metadata[_OPTION] for f in fields(group) if _OPTION in f.metadata}
+
+
+def default_of(group: type, name: str) -> Any:
+    """The default value of a dataclass's field; ``dataclasses.MISSING`` if it has none."""
+    (found,) = (f for f in fields(group) if f.name == name)
+    return found.default if found.default_factory is MISSING else found.default_factory()
+
+
+def path_of(given: str | Path | None) -> Path | None:
+    """A path that may be given as text; None stays None."""
+    return None if given is None else Path(given)
+
+
+def convert_options(made: Any) -> None:
+    """Convert the options of a frozen dataclass, as its ``__post_init__``."""
+    for name, option in options_of(type(made)).items():
+        if option.convert is not None:
+            object.__setattr__(made, name, option.convert(getattr(made, name)))

@@ -6,12 +6,13 @@ reorders no text: characters that would are shown escaped, as ``\x1b``.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from finecast.errors import UsageError
 
@@ -20,6 +21,17 @@ _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
+
+
+def finite(value: Any) -> Any:
+    """``value`` as strict JSON has it: NaN and infinities become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def safe(text: str) -> str:

@@ -174,7 +174,7 @@ def test_an_exported_program_is_tuned_in_what_it_can_state(tmp_path: Path) -> No
     found = api.tune(
         tmp_path / "net.pt2", None, data={"input": x}, metric="cosine", target="avx512-vnni"
     )
-    assert found.ops.keys() <= {"fp32", "bf16"}
+    assert found.counts.keys() <= {"fp32", "bf16"}
 
 
 def test_the_ladder_has_a_plan_on_integers(

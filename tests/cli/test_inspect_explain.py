@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import parser
 
-from finecast.cli import explain
 from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
+from finecast.pipeline.explanation import groups
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import RULES
 from finecast.rules.base import DECISION, Reason
@@ -92,7 +92,7 @@ def test_the_example_of_a_group_is_its_longest_kernel() -> None:
     )
     slow = decided("d", "error", 1.0, "error")
     plan = Plan(model="", policy="auto:bf16", opset=0, decisions=(*decisions, slow))
-    first, second = explain.groups(plan)
+    first, second = groups(plan)
     assert (first.decided_by, first.nodes, first.example) == ("casts", ["a", "b", "c"], "b")
     assert first.why == "much"
     assert (second.decided_by, second.nodes) == ("error", ["d"])

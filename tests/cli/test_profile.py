@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import parser
 
 from finecast.cli import main
-from finecast.cli.data_options import RandomFeeds
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import ExitCode, UsageError
+from finecast.pipeline.sources import DataOptions
 
 NET = """<ir_version: 10, opset_import: ["" : 17]>
 net (float[N,T] x) => (float[N,T] y) {
@@ -122,9 +123,11 @@ def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_dim_sizes() -> None:
-    assert RandomFeeds(dim=["T=64", "x.1=3"]).sizes == {"T": 64, "x.1": 3}
+    texts: Any = ["T=64", "x.1=3"]
+    assert DataOptions(dims=texts).dims == {"T": 64, "x.1": 3}
+    texts = ["=3"]
     with pytest.raises(UsageError):
-        _ = RandomFeeds(dim=["=3"]).sizes
+        DataOptions(dims=texts)
 
 
 def test_a_function_gives_the_feeds(

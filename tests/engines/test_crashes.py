@@ -153,13 +153,12 @@ def test_each_model_is_tried_once(
         return ask(self, request, payload)
 
     monkeypatch.setattr(Worker, "ask", count)
-    for _ in range(2):
-        session = get_engine(name).load(NET.SerializeToString())
-        for _ in range(2):
-            assert list(session.run(FEEDS)) == ["y"]
+    sessions = [get_engine(name).load(NET.SerializeToString()) for _ in range(2)]
+    for session in sessions * 2:
+        assert list(session.run(FEEDS)) == ["y"]
     assert asked == ["load", "run"]
     for rows in (3, 3, 2):
-        session.run({"x": np.ones((rows, 4), np.float32)})
+        sessions[0].run({"x": np.ones((rows, 4), np.float32)})
     assert asked == ["load", "run", "run"]
 
 

@@ -112,7 +112,8 @@ def right(model: onnx.ModelProto, feeds: dict[str, Any]) -> Any:
         found = get_engine("onnxruntime").load(model.SerializeToString()).run(feeds)
         return found["y"]
     except EngineError:
-        return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+        outputs: Any = ReferenceEvaluator(model).run(None, feeds)
+        return np.asarray(outputs[0])
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -15,7 +15,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from finecast.api import DataOptions, workload_of
-from finecast.cli.tune_report import to_dict
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
@@ -25,7 +24,7 @@ from finecast.measure.racing import Race
 from finecast.numbers.formats import Format
 from finecast.pipeline import tuning
 from finecast.pipeline.goal import MIN_SPEEDUP, Goal, Objective
-from finecast.pipeline.outcome import Outcome, Verdict
+from finecast.pipeline.result import Result, Verdict
 from finecast.pipeline.study import Study
 from finecast.pipeline.workload import EvalFunction, Run
 from finecast.planning.plan import Plan
@@ -153,7 +152,7 @@ class Bench:
         start_s: float | None = None,
         objective: Objective = Objective.LATENCY,
         compiles: bool = False,
-    ) -> Outcome:
+    ) -> Result:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
         if evaluate is not None:
@@ -272,7 +271,7 @@ def test_what_the_search_considered_is_told(bench: Bench) -> None:
     assert [s.predicted_error for s in found.frontier] == sorted(
         s.predicted_error for s in found.frontier
     )
-    told = to_dict(outcome)
+    told = outcome.to_dict()
     assert told["next_faster"]["changes"].keys() <= told["formats"].keys()
     assert told["next_faster"]["changes"]
     assert told["next_faster"]["measured"]["ms"] == pytest.approx(faster.cost * 1e3)

@@ -102,3 +102,18 @@ def test_assignments() -> None:
 def test_what_is_no_assignment(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not NAME=FORMAT.*op_formats"):
         assignments((text,), option="--op")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Policy('auto')",
+        "Policy('all:int8,bf16@mse+smooth')",
+        "Policy('auto:bf16,fp16', keep={'Softmax': 'fp32'}, exclude=['h.*'], by_hint=True)",
+        "Policy('matmult:fp16', io={'x': 'fp16'}, io_low=True, keep_ops=True)",
+    ],
+)
+def test_a_policy_is_printed_as_it_is_made(text: str) -> None:
+    made = eval(text, {"Policy": Policy})
+    assert repr(made) == text
+    assert eval(repr(made), {"Policy": Policy}) == made

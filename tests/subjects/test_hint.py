@@ -12,7 +12,6 @@ import onnx
 import pytest
 
 from finecast import api
-from finecast.cli.tune_report import to_dict
 from finecast.engines import get_engine, probe
 from finecast.engines.base import Capability, KernelFormats
 from finecast.frontends import onnx as frontend
@@ -181,4 +180,4 @@ def test_tune_tries_the_choice_and_shows_the_hint(
     assert anchor.passed
     assert anchor.latency_s > 0
     assert anchor.metric == pytest.approx(outcome.baseline.metric, rel=1e-4)
-    assert to_dict(outcome)["anchors"][0]["name"] == anchor.name
+    assert outcome.to_dict()["anchors"][0]["name"] == anchor.name

@@ -105,8 +105,8 @@ def test_what_came_quantized_stays_and_the_rest_is_planned(
     assert [w for w in done.warnings if "ops came quantized by another tool" in w]
     assert done.verified.reference == "the model given"
     decided = quantized.stem != "qoperator"  # its ops of integers are no ops on floats
-    assert done.ops.get("quantized", 0) >= decided, "not fp32, as its plan has them"
-    assert sum(done.ops.values()) == sum(done.plan.counts.values())
+    assert done.counts.get("quantized", 0) >= decided, "not fp32, as its plan has them"
+    assert sum(done.counts.values()) == sum(done.plan.counts.values())
     integers = {n.name for n in onnx.load(quantized).graph.node if "Quantize" in n.op_type}
     assert not {n for n, f in done.plan.formats.items() if f is not Format.FP32} & integers
     fp32 = api.convert(quantized, tmp_path / "same.onnx", "none", engine="openvino")
@@ -128,9 +128,9 @@ def test_the_advice_to_take_it_to_fp32_can_be_followed(quantized: Path) -> None:
 
 def test_every_op_is_counted_in_a_type(qdq: Path) -> None:
     """In older opsets a DequantizeLinear has no type to follow, and was counted in none."""
-    everything = api.convert(qdq, policy="none", verify=False).ops
+    everything = api.convert(qdq, policy="none", verify=False).counts
     nothing = api.convert(qdq, policy="all:bf16", verify=False, user_rules={"keep": _keep})
-    assert "" not in {**everything, **nothing.ops}
+    assert "" not in {**everything, **nothing.counts}
 
 
 def _keep(_node: object) -> str:
@@ -243,7 +243,7 @@ def test_tune_takes_it_for_the_model_to_keep(quantized: Path) -> None:
     assert found.tuned.metric >= 0.99
     assert any("came quantized by another tool" in text for text in found.warnings)
     assert found.reference == "the model given"
-    assert found.ops.get("quantized", 0) >= (quantized.stem != "qoperator")
+    assert found.counts.get("quantized", 0) >= (quantized.stem != "qoperator")
 
 
 def test_tune_of_a_conversion_says_that_the_model_given_is_no_fp32_model(

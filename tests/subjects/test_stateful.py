@@ -163,7 +163,7 @@ def test_tune_carries_a_state_as_the_evaluation_asks(
         objective="size",
     )
     assert outcome.improved, outcome.why
-    assert Format.INT8_WEIGHTS.label in outcome.ops
+    assert Format.INT8_WEIGHTS.label in outcome.counts
     # What is written is what was evaluated, step by step.
     found = snr_db(sequences)
     found(Run(OpenVinoEngine().load(make())))

@@ -12,7 +12,7 @@ import pytest
 import finecast
 from finecast.engines import installed
 from finecast.errors import WrongNumbersError
-from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.result import Result
 from finecast.pipeline.sources import DataOptions
 from tests.frontends.tools import parse, tensor
 from tests.kernels import skip_without_bf16
@@ -96,12 +96,12 @@ def saved(text: str, folder: Path, suffix: str) -> Path:
     return path
 
 
-def convert(net: Path, data: DataOptions | None = None) -> Conversion:
+def convert(net: Path, data: DataOptions | None = None) -> Result:
     low = net.with_stem("low")
     return finecast.convert(net, low, "all:bf16", engine="openvino", data=data, force=True)
 
 
-def doubts(done: Conversion) -> list[str]:
+def doubts(done: Result) -> list[str]:
     """The warnings on what the inputs show; another says where bf16 is no faster."""
     return [said for said in done.warnings if "the model is smaller, not faster" not in said]
 

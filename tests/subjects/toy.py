@@ -22,10 +22,9 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
-from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.device import Program
 from finecast.pipeline.model import OpenedModel, RunOptions
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Measured, Result, Verdict
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
@@ -93,28 +92,31 @@ class ToyModel(OpenedModel):
             raise UsageError("a toy runs by itself", fix="leave out --engine and --target")
         return ToySubject(model=self, graph=self.graph, reference=self.reference())
 
-    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Result:
         return self.apply(output, self.judge(policy, options)[1], options)
 
-    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Result:
         start = time.perf_counter()
         nodes, built = self.graph_for(plan).nodes, self.build(plan)
         verified = verify(self.model, built.model, synthetic_feeds(self.reference().inputs))
         if output.path is not None:
             files.write_bytes(output.path, built.content)
-        return Conversion(
+        return Result(
+            verdict=Verdict.CONVERTED,
             plan=plan,
-            ops=plan.counts,
+            counts=plan.counts,
             nodes=len(nodes),
             casts=built.casts,
-            size_bytes=(self.size_bytes, built.size_bytes),
+            baseline=Measured(size_bytes=self.size_bytes),
+            tuned=Measured(size_bytes=built.size_bytes),
+            output=output.path,
             seconds=time.perf_counter() - start,
             verified=verified,
             model=built.model,
         )
 
     def write(
-        self, outcome: Outcome, output: Destination, subject: object, workload: Workload
+        self, outcome: Result, output: Destination, subject: object, workload: Workload
     ) -> tuple[int, Verified]:
         assert isinstance(outcome.built, ToyBuilt)
         assert output.path is not None

@@ -299,10 +299,10 @@ def test_what_was_never_built_is_refused() -> None:
 def test_tune_returns_the_fp32_model_where_nothing_helps(attention: Any) -> None:
     data = {"tokens": X, "label": np.asarray(attention(X)).argmax(axis=1)}
     tuned = converting.tune(attention, data=data, metric="top1", policy="none")
-    assert not tuned.outcome.improved
+    assert not tuned.improved
     assert tuned.model.plan is None
     np.testing.assert_allclose(np.asarray(tuned.model(X)), np.asarray(attention(X)), rtol=1e-4)
-    assert Format.BF16 not in tuned.outcome.plan.formats.values()
+    assert Format.BF16 not in tuned.plan.formats.values()
 
 
 def test_what_gives_a_list_of_outputs_still_does(tmp_path: Path) -> None:

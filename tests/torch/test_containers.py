@@ -75,7 +75,7 @@ def test_nothing_is_imported_unless_the_file_is_trusted(saved: Path) -> None:
 def test_what_is_trusted_is_converted_and_keeps_its_class(saved: Path) -> None:
     low = saved.with_name("low.pt2")
     done = finecast.convert(finecast.load(saved, trust=True), low, policy="all:bf16")
-    assert done.ops["bf16"]
+    assert done.counts["bf16"]
     forget()
     x = torch.randn(4, 64)
     got = ft.load(low, trust=True).module()(x)

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 import finecast.torch as ft
 from finecast.errors import ModelError, UsageError, UserCodeError
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -32,7 +32,7 @@ def tune(
     evaluate: Callable[[nn.Module], Any],
     module: nn.Module | ExportedProgram | None = None,
     **more: Any,
-) -> Outcome:
+) -> Result:
     options = ft.TuneOptions(prepare=lambda one: one, steps=2)
     return ft.tune(
         module or net(), (X,), evaluate=evaluate, options=options, progress=False, **more

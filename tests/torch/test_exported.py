@@ -22,7 +22,7 @@ import finecast.torch as ft
 from finecast import api
 from finecast.errors import ModelError, UsageError
 from finecast.numbers.formats import Format
-from finecast.pipeline.outcome import Verdict
+from finecast.pipeline.result import Verdict
 from finecast.pipeline.sources import DataOptions
 from finecast.subjects.torch import integers, subject
 

@@ -21,7 +21,8 @@ from finecast.errors import UsageError
 from finecast.measure.racing import Effort
 from finecast.numbers.formats import Format
 from finecast.subjects.torch.model import of_module
-from finecast.torch.modules import ModuleWorkload
+from finecast.subjects.torch.subject import TorchSubject
+from finecast.subjects.torch.workload import ModuleWorkload
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -212,12 +213,14 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     """What torch.compile gives must not be asked whether it is true: it refuses."""
     net = Branches().eval()
     options = ft.TuneOptions(prepare=lambda m: torch.compile(m, backend="eager"))
-    subject = of_module(net, ((X,), {})).tuned_as(options)
+    model = of_module(net, ((X,), {}))
+    model.tuning = options
+    subject = model.subject(None, None)
+    assert isinstance(subject, TorchSubject)
     built = subject.model.build(plan_of(ft.convert(net, (X,), "all:bf16")))
     workload = ModuleWorkload(
         function=lambda _: 1.0,
         known=None,
-        criterion=Criterion(),
         examples=subject.model.examples,
     )
     for _ in range(2):
@@ -225,7 +228,7 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
 
 
 def mean(module: nn.Module) -> float:
-    return float(module(X).mean())
+    return float(module(X).detach().mean())
 
 
 def test_a_program_brings_its_own_inputs() -> None:

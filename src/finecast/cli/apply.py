@@ -8,19 +8,17 @@ from typing import Annotated
 import typer
 
 from finecast.cli.common import (
-    EngineName,
     Json,
     Model,
-    NoVerify,
-    Output,
-    Source,
-    Trust,
+    Run,
+    SizedSamples,
+    Trusted,
+    Written,
     files_of,
     open_model,
     telling_stale,
 )
 from finecast.cli.convert import report
-from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import warn
 from finecast.progress import shown
 
@@ -28,12 +26,10 @@ from finecast.progress import shown
 def run(
     plan: Annotated[Path, typer.Argument(help="A plan that tune or convert wrote.")],
     model: Model,
-    written: Output,
-    data: Data,
-    feeds: RandomFeeds,
-    engine: EngineName = None,
-    no_verify: NoVerify = False,
-    trust: Trust = False,
+    written: Written,
+    data: SizedSamples,
+    running: Run,
+    how: Trusted,
     as_json: Json = False,
 ) -> None:
     """Apply a saved plan to the model it was made for.
@@ -46,19 +42,15 @@ def run(
 
     files = files_of(model, data, force=written.force)
     files.read("PLAN", plan)
-    source = Source(model=model, trust=trust)
     with telling_stale(files), shown("applying", quiet=as_json):
         result = api.apply(
             plan,
-            open_model(files, source, written, engine=engine, data=data, feeds=feeds),
-            written.output,
-            engine=engine,
-            data=data.if_given(),
-            dims=feeds.sizes,
-            verify=not no_verify,
-            force=written.force,
-            external_data=written.external_data,
+            open_model(files, model, written, how, engine=running.engine, data=data),
+            written,
+            data=data,
+            engine=running.engine,
+            verify=running.verify,
         )
     if "tf32" in result.plan.counts:
         warn(TF32_NOTE)
-    report(result, written.output, as_json=as_json)
+    report(result, as_json=as_json)

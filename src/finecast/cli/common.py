@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finecast.cli.data_options import Data, RandomFeeds
+from finecast.cli.groups import Only
 from finecast.cli.output import warn
+from finecast.data.criterion import Criterion
 from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.files.locks import OutputBusyError
+from finecast.pipeline.artefact import Destination
+from finecast.pipeline.model import ReadOptions, RunOptions
+from finecast.pipeline.sources import DataOptions
 
 if TYPE_CHECKING:
-    from finecast.pipeline.artefact import Destination
     from finecast.pipeline.model import OpenedModel
 
 Model = Annotated[
@@ -28,106 +30,48 @@ Model = Annotated[
         " .tflite, .pdmodel; or .pt2 of torch.export.",
     ),
 ]
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="Unpickle and run code in a .pt2 or .keras file, if you know who made the file.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
-ExternalData = Annotated[
-    bool | None,
-    typer.Option(
-        "--external-data/--one-file",
-        help="Tensors in NAME.data beside the output, or all in one file; default: as the"
-        " model came, and beside it from 1.8 GB on.",
+Written = Annotated[Destination, Only("path", "force", "external_data", required=("path",))]
+Cleaned = Annotated[Destination, Only(required=("path",))]
+Read = Annotated[ReadOptions, Only("from_type", "trust")]
+Trusted = Annotated[ReadOptions, Only("trust")]
+Run = Annotated[RunOptions, Only("engine", "verify")]
+Engine = Annotated[RunOptions, Only("engine")]
+Samples = Annotated[DataOptions, Only("data", "labels", "calib", "sample_axes", "batch")]
+SizedSamples = Annotated[
+    DataOptions, Only("data", "labels", "calib", "sample_axes", "batch", "dims")
+]
+Evaluation = Annotated[
+    DataOptions,
+    Only(
+        *("data", "labels", "calib", "sample_axes", "batch"),
+        *("metric", "evaluate", "lower_is_better", "of"),
     ),
 ]
-EngineName = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        metavar="NAME[:DEVICE]",
-        help="openvino, onnxruntime, tensorflow, torch, torch-eager; :DEVICE if not CPU; or"
-        " emulator:TARGET.",
-    ),
-]
-NoVerify = Annotated[
-    bool,
-    typer.Option("--no-verify", help="Write the model even if nothing here can run it."),
-]
+Kept = Annotated[Criterion, Only("kind", "tolerance", "keep")]
 PlanOut = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write the plan here too.")
 ]
-FromType = Annotated[
-    str | None,
-    typer.Option(
-        "--from-type",
-        metavar="fp64|fp16|bf16|int8",
-        help="Take the model's ops in this type to fp32 first; inputs and outputs keep it."
-        " int8: what another tool quantized, to be planned op by op.",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The model that is read."""
-
-    model: Model
-    from_type: FromType = None
-    trust: Trust = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """The model that is written."""
-
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The model that is written.")
-    ]
-    external_data: ExternalData = None
-    force: Force = False
-
-    @property
-    def destination(self) -> Destination:
-        """These options for the Python API."""
-        from finecast.pipeline.artefact import Destination
-
-        return Destination(
-            path=self.output, force=self.force, external_data=self.external_data
-        )
-
-
-class Reading(Protocol):
-    """A group of options that may name files to read."""
-
-    @property
-    def reads(self) -> list[tuple[str, Path]]:
-        """The files, each with its option."""
-        ...
 
 
 def open_model(
     files: CommandFiles,
-    source: Source,
-    written: Output,
+    model: Path,
+    written: Destination,
+    how: ReadOptions,
     *,
     engine: str | None = None,
-    data: Data | None = None,
-    feeds: RandomFeeds | None = None,
+    data: DataOptions | None = None,
 ) -> OpenedModel:
     """Open the model, once the output is known to overwrite nothing that is read.
 
     Args:
         files: The command's files; the output and the model's external data are declared.
-        source: The model that is read.
+        model: The model that is read.
         written: The model that is written.
-        engine: Like ``data`` and ``feeds`` an option that some kinds of models do not take.
-        data: Samples of the model's inputs.
-        feeds: Sizes of random feeds.
+        how: How the model is read.
+        engine: Like ``data`` an option that some kinds of models do not take.
+        data: Samples of the model's inputs, or sizes of random feeds.
 
     Raises:
         UsageError: If a file cannot be written, or an option does not apply to the model.
@@ -135,23 +79,24 @@ def open_model(
     from finecast import api
     from finecast.subjects import check_options, check_output_name, written_with
 
-    result = written_with(source.model, written.destination)
-    files.write("--output", written.output, beside=result.beside, folder=result.folder)
+    assert written.path is not None
+    result = written_with(model, written)
+    files.write("--output", written.path, beside=result.beside, folder=result.folder)
     try:
-        check_output_name(source.model, written.output)
+        check_output_name(model, written.path)
     except UsageError:
-        files.withdraw(written.output)
+        files.withdraw(written.path)
         raise
     options: dict[str, object] = {
         "--engine": engine,
         "--data": data is not None and data.given,
         "--batch": data is not None and data.batch,
-        "--dim": feeds is not None and feeds.dim,
-        "--from-type": source.from_type,
+        "--dim": data is not None and data.dims,
+        "--from-type": how.from_type,
         "--external-data/--one-file": written.external_data is not None,
     }
-    check_options(source.model, options, output=written.output)
-    file = api.load(source.model, trust=source.trust, output=written.output)
+    check_options(model, options, output=written.path)
+    file = api.load(model, trust=how.trust, output=written.path)
     files.read("MODEL's external data", *file.external)
     return file
 
@@ -177,10 +122,12 @@ def telling_stale(files: CommandFiles) -> Generator[None]:
         raise
 
 
-def files_of(model: Path, *groups: Reading, force: bool) -> CommandFiles:
-    """The files of a command that reads ``model`` and what ``groups`` name."""
+def files_of(
+    model: Path, data: DataOptions, rules: Sequence[Path] = (), *, force: bool
+) -> CommandFiles:
+    """The files of a command that reads ``model``, ``data``, and files of rules."""
     files = CommandFiles(force=force)
     files.read("MODEL", model)
-    for role, path in (pair for group in groups for pair in group.reads):
+    for role, path in (*data.reads, *(("--rules", file) for file in rules)):
         files.read(role, path)
     return files

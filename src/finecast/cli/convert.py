@@ -3,55 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from finecast.cli.common import (
-    EngineName,
+    Cleaned,
     Json,
-    NoVerify,
-    Output,
+    Model,
     PlanOut,
-    Source,
+    Read,
+    Run,
+    SizedSamples,
     files_of,
     open_model,
     telling_stale,
 )
-from finecast.cli.data_options import Data, RandomFeeds
 from finecast.cli.output import Verbatim, add_row, new_table, warn, write_json, write_table
-from finecast.cli.policy_options import Casting, Device, Narrowing, Target
+from finecast.cli.policy_options import (
+    Casting,
+    Device,
+    Narrowing,
+    Ranges,
+    Rules,
+    Target,
+    narrowed,
+    rule_files,
+    user_rules,
+)
 from finecast.files import write_text
 from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.pipeline.artefact import Verified
-    from finecast.pipeline.conversion import Conversion
+    from finecast.pipeline.result import Result
 
-Clean = Annotated[
-    bool,
-    typer.Option(
-        "--clean",
-        help="Leave out what no output needs and came so: nodes, initializers, functions.",
-    ),
-]
 _MOST_LINES: Final = 8
 
 
 def run(
-    source: Source,
-    written: Output,
+    model: Model,
+    how: Read,
+    written: Cleaned,
     casting: Casting,
     narrowing: Narrowing,
-    data: Data,
-    feeds: RandomFeeds,
+    ranges: Ranges,
+    rules: Rules,
+    data: SizedSamples,
     device: Device,
+    running: Run,
     target: Target = None,
-    engine: EngineName = None,
     plan_out: PlanOut = None,
-    no_verify: NoVerify = False,
-    clean: Clean = False,
     as_json: Json = False,
 ) -> None:
     """Cast a model by a policy, verify and save it.
@@ -77,8 +77,8 @@ def run(
     """
     from finecast import api
 
-    choice = narrowing.narrowed(device.choice(casting, target))
-    files = files_of(source.model, data, narrowing, force=written.force)
+    choice = narrowed(device.choice(casting, target), narrowing, ranges)
+    files = files_of(model, data, rule_files(rules), force=written.force)
     files.write("--plan-out", plan_out)
     with (
         telling_stale(files),
@@ -87,25 +87,21 @@ def run(
     ):
         _warn_of(removed)
         result = api.convert(
-            open_model(files, source, written, engine=engine, data=data, feeds=feeds),
-            written.output,
+            open_model(files, model, written, how, engine=running.engine, data=data),
+            written,
             choice.policy,
-            engine=engine,
+            data=data,
+            engine=running.engine,
             target=choice.emulation,
-            data=data.if_given(),
-            dims=feeds.sizes,
-            user_rules=narrowing.user_rules(),
-            verify=not no_verify,
-            force=written.force,
-            external_data=written.external_data,
-            clean=clean,
-            from_type=source.from_type,
             progress=told,
+            user_rules=user_rules(rules),
+            verify=running.verify,
+            from_type=how.from_type,
         )
         if plan_out is not None:
             write_text(plan_out, result.plan.to_json())
     _warn_of(choice.told(set(result.plan.formats.values())))
-    report(result, written.output, as_json=as_json)
+    report(result, as_json=as_json)
 
 
 def _warn_of(notes: Iterable[str]) -> None:
@@ -113,16 +109,16 @@ def _warn_of(notes: Iterable[str]) -> None:
         warn(note)
 
 
-def report(result: Conversion, output: Path, *, as_json: bool) -> None:
+def report(result: Result, *, as_json: bool) -> None:
     """Print what a conversion did, and how it was verified."""
     _warn_of(result.warnings)
     if as_json:
-        write_json(to_dict(result, output))
+        write_json(result.to_dict())
         return
     verified = result.verified
-    table = new_table(str(output), ("", "value"), fold="value")
+    table = new_table(str(result.output), ("", "value"), fold="value")
     rows = [
-        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.ops.items()) or "none"),
+        ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items()) or "none"),
         ("casts inside", str(result.casts)),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
@@ -130,22 +126,13 @@ def report(result: Conversion, output: Path, *, as_json: bool) -> None:
         *(("adjusted", gain.text) for gain in result.gains if gain.gains),
         ("verified in", (verified.engine or "nothing") + _sizes(verified.sizes)),
         *_kernels(verified),
-        (f"error against {verified.reference}", _errors(result) or verified.note),
+        (f"error against {verified.reference}", _errors(verified) or verified.note),
         ("time", f"{result.seconds:.2f} s"),
     ]
     for name, value in rows:
         add_row(table, name, value)
-    write_table(table, *_run_by_hint(result, output))
-
-
-def _run_by_hint(result: Conversion, output: Path) -> list[str]:
-    """How a model is run that computes as planned under an engine's hint alone."""
-    from finecast.engines.usage import how_to_run
-
-    plan = result.plan
-    if not (plan.by_hint and plan.lowers):
-        return []
-    return [Verbatim(how_to_run(output, plan.engine, result.ops, by_hint=True))]
+    by_hint = result.plan.by_hint and result.plan.lowers
+    write_table(table, *map(Verbatim, result.run_notes if by_hint else ()))
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:
@@ -170,8 +157,7 @@ def _sizes(sizes: Mapping[str, int]) -> str:
     return "".join(f", {name}={size}" for name, size in sizes.items())
 
 
-def _errors(result: Conversion) -> str:
-    found = result.verified
+def _errors(found: Verified) -> str:
     if found.relative_error is None or found.max_abs_error is None:
         return ""
     note = f"; {found.note}" if found.note else ""
@@ -181,34 +167,3 @@ def _errors(result: Conversion) -> str:
     alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
     drawn = ", on random inputs" if found.random else ""
     return f"{text}{drawn}{alone}{note}"
-
-
-def to_dict(result: Conversion, output: Path) -> dict[str, Any]:
-    """The report as JSON."""
-    before, after = result.size_bytes
-    return {
-        "output": str(output),
-        "nodes": result.nodes,
-        "ops": result.ops,
-        "casts": result.casts,
-        "by_hint": result.plan.by_hint,
-        "opset": result.plan.opset,
-        "size_bytes": {"before": before, "after": after},
-        "seconds": result.seconds,
-        "verified": {
-            "engine": result.verified.engine,
-            "max_abs_error": result.verified.max_abs_error,
-            "relative_error": result.verified.relative_error,
-            "outputs": dict(result.verified.outputs),
-            "reference": result.verified.reference,
-            "taken_error": result.verified.taken_error,
-            "sizes": dict(result.verified.sizes),
-            "random_inputs": result.verified.random,
-            "kernels": result.verified.kernels,
-            "fallen_apart": list(result.verified.apart),
-            "note": result.verified.note,
-        },
-        "restated": list(result.restated),
-        "adjustments": [gain.to_dict() for gain in result.gains],
-        "warnings": list(result.warnings),
-    }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finecast.cli.common import Json, Model, Trust
-from finecast.cli.data_options import Data, Evaluation
+from finecast.cli.common import Evaluation, Json, Model, Trusted
 from finecast.cli.output import (
     add_row,
     new_table,
@@ -29,11 +29,10 @@ def run(
     model: Model,
     casting: CompilerCasting,
     device: Device,
-    data: Data,
-    evaluation: Evaluation,
+    data: Evaluation,
+    how: Trusted,
     target: NeededTarget = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
-    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Metric and output error on a device, and the ops that cause the error.
@@ -51,63 +50,23 @@ def run(
       finecast emulate m.pt2 --target trn1 --auto-cast matmult --data val.npz
     """
     from finecast import api
-    from finecast.pipeline.emulating import emulate
 
     emulation, options = device.emulation(casting, target)
-    file = api.load(model, trust=trust)
-    loaded = file.reference()
-    workload = evaluation.workload(loaded, data)
     with shown("emulating", quiet=as_json) as bar:
-        report = emulate(file, loaded, emulation, workload, progress=bar)
-    for note in workload.warnings:
+        found = api.emulate(model, emulation, data=data, progress=bar, trust=how.trust)
+    report = replace(found, options=options)
+    for note in report.warnings:
         warn(note)
     if as_json:
-        write_json(
-            to_dict(
-                report,
-                target=emulation.target.name,
-                options=options,
-                metric=evaluation.label,
-            )
-        )
+        write_json(report.to_dict())
     else:
-        _print(report, f"{emulation.target.name} {options}", evaluation.label, ops)
+        _print(report, ops)
 
 
-def to_dict(
-    report: EmulationReport, *, target: str, options: str, metric: str
-) -> dict[str, Any]:
-    """The report as JSON."""
+def _print(report: EmulationReport, most: int) -> None:
     from finecast.data.scoring import by_output
 
-    return {
-        "target": target,
-        "options": options,
-        "metric": metric,
-        "fp32": report.baseline,
-        "emulated": report.metric,
-        "output_error": report.error,
-        "output_errors": report.errors,
-        "left_out": list(report.left_out),
-        "outputs": by_output(report.metric),
-        "cast_ops": report.cast_ops,
-        "seconds": report.seconds,
-        "ops": [
-            {
-                "node": c.node.name,
-                "op": c.node.op,
-                "error": c.error,
-                "share": c.share,
-                "reasons": list(c.reasons),
-            }
-            for c in report.contributions
-        ],
-    }
-
-
-def _print(report: EmulationReport, title: str, metric: str, most: int) -> None:
-    from finecast.data.scoring import by_output
-
+    title = f"{report.target} {report.options}"
     table = new_table(title, ("op", "node", "why"), ("output error", "share"), fold="why")
     for one in report.contributions[:most]:
         add_row(
@@ -119,8 +78,9 @@ def _print(report: EmulationReport, title: str, metric: str, most: int) -> None:
             f"{one.share:.1%}",
         )
     note = (
-        f"{metric}: fp32 {report.baseline:.6g}, emulated {report.metric:.6g}; relative output"
-        f" error {report.error:.3g}; {report.cast_ops} ops cast; {report.seconds:.1f} s"
+        f"{report.metric_name}: fp32 {report.baseline:.6g}, emulated {report.metric:.6g};"
+        f" relative output error {report.error:.3g}; {report.cast_ops} ops cast;"
+        f" {report.seconds:.1f} s"
     )
     scores = by_output(report.metric)
     write_table(table, note, *output_lines(report.errors, report.left_out, scores))

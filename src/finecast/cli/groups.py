@@ -4,6 +4,11 @@ Law: Typer reads from ``expanded(run)`` the parameters of ``run``, each one whos
 dataclass replaced by that dataclass's fields, in order. ``run`` is called with dataclasses
 made of the values given for these fields.
 
+The dataclasses of the Python API state an ``Option`` at each field that users give: its help,
+its names, and how it is read. ``Annotated[DataOptions, Only("data", "labels")]`` takes some of
+these. Options that a shell alone has, as those of the Neuron compilers, are dataclasses whose
+fields are annotated for Typer.
+
 Law: ``given_in`` names the options of such dataclasses that have other values than their
 defaults.
 """
@@ -12,33 +17,99 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from finecast.naming import Option, default_of, options_of
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+class Only:
+    """Names the fields of a dataclass that a verb takes, and those that it needs.
+
+    Without names it takes all.
+    """
+
+    def __init__(self, *names: str, required: tuple[str, ...] = ()) -> None:
+        self.names = names
+        self.required = required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """A dataclass in a verb's signature, and the fields of it that are options."""
+
+    made: type
+    only: Only
+
+    @classmethod
+    def of(cls, hint: Any) -> _Group | None:
+        """The group that a parameter's type states; None for a parameter of its own."""
+        kind, *stated = get_args(hint) if get_args(hint) else (hint,)
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            return None
+        only = next((one for one in stated if isinstance(one, Only)), Only())
+        return cls(made=kind, only=only)
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The options that its fields state, by name."""
+        names = self.only.names
+        return {n: o for n, o in options_of(self.made).items() if not names or n in names}
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """What Typer reads."""
+        stated = self.options
+        for name, option in stated.items():
+            required = name in self.only.required
+            default = default_of(self.made, name)
+            shown = inspect.Parameter.empty if required else _shown(option, default)
+            kind = _annotation(name, option, default, optional=shown is None)
+            yield inspect.Parameter(name, _KEYWORD, default=shown, annotation=kind)
+        if stated:
+            return
+        inner = get_type_hints(self.made, include_extras=True)
+        for field in fields(self.made):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            annotation = inner[field.name]
+            yield inspect.Parameter(
+                field.name, _KEYWORD, default=default, annotation=annotation
+            )
+
+    def make(self, given: dict[str, Any]) -> Any:
+        """The dataclass of the values that Typer gives, which are taken out of ``given``."""
+        stated = self.options
+        if not stated:
+            return self.made(**{f.name: given.pop(f.name) for f in fields(self.made)})
+        values: dict[str, Any] = {}
+        for name, option in stated.items():
+            value, default = given.pop(name), default_of(self.made, name)
+            if value not in (_shown(option, default), []):
+                values[name] = not value if _negated(option, default) else value
+        return self.made(**values)
 
 
 def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
     """``run`` with parameters that Typer can read: none is a dataclass."""
     hints = get_type_hints(run, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type, tuple[str, ...]]] = {}
+    groups: dict[str, _Group] = {}
     for name, given in inspect.signature(run).parameters.items():
-        kind = hints[name]
-        if not (isinstance(kind, type) and is_dataclass(kind)):
-            parameters.append(given.replace(annotation=kind, kind=_KEYWORD))
+        group = _Group.of(hints[name])
+        if group is None:
+            parameters.append(given.replace(annotation=hints[name], kind=_KEYWORD))
             continue
-        groups[name] = kind, tuple(f.name for f in fields(kind))
-        inner = get_type_hints(kind, include_extras=True)
-        parameters += [_parameter(f, inner[f.name]) for f in fields(kind)]
+        groups[name] = group
+        parameters += group.parameters()
 
     @functools.wraps(run)
     def call(**given: Any) -> Any:
-        made = {
-            name: kind(**{field: given.pop(field) for field in names})
-            for name, (kind, names) in groups.items()
-        }
+        made = {name: group.make(given) for name, group in groups.items()}
         return run(**given, **made)
 
     call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
@@ -49,21 +120,44 @@ def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
 def given_in(*groups: Any) -> list[str]:
     """The options of these dataclasses that were given: values that are not the defaults."""
     return [
-        _option(type(group), field)
+        _flag(type(group), field.name)
         for group in groups
         for field in fields(group)
-        if field.default is MISSING or getattr(group, field.name) != field.default
+        if field.name in (options_of(type(group)) or {field.name})
+        and getattr(group, field.name) != default_of(type(group), field.name)
     ]
 
 
-def _option(group: type, field: Field[Any]) -> str:
+def _flag(group: type, name: str) -> str:
     """The name of a field's option: the first that it states, or the field's own."""
-    (stated,) = get_type_hints(group, include_extras=True)[field.name].__metadata__
-    # Typer keeps an option's first name where a function's default would stand.
-    name = stated.default if isinstance(stated.default, str) else field.name
-    return "--" + name.lstrip("-").partition("/")[0].replace("_", "-")
+    stated = options_of(group).get(name)
+    if stated is not None:
+        flags = stated.flags or (name,)
+    else:
+        (typed,) = get_type_hints(group, include_extras=True)[name].__metadata__
+        # Typer keeps an option's first name where a function's default would stand.
+        flags = (typed.default if isinstance(typed.default, str) else name,)
+    return "--" + flags[0].lstrip("-").partition("/")[0].replace("_", "-")
 
 
-def _parameter(field: Field[Any], annotation: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
-    return inspect.Parameter(field.name, _KEYWORD, default=default, annotation=annotation)
+def _negated(option: Option, default: Any) -> bool:
+    """Whether the option makes False what is True by default."""
+    return default is True and option.flags != () and "/" not in option.flags[0]
+
+
+def _shown(option: Option, default: Any) -> Any:
+    """The default value as Typer shows it, before an option is converted."""
+    if _negated(option, default):
+        return False
+    if option.many:
+        return None
+    return default.value if isinstance(default, Enum) else default
+
+
+def _annotation(name: str, option: Option, default: Any, *, optional: bool) -> Any:
+    """The type of an option for Typer, with its help."""
+    kind: Any = list[option.kind] if option.many else option.kind
+    switch = "--" + name.replace("_", "-")
+    flags = option.flags or ((switch,) if default is False else ())
+    stated = typer.Option(*flags, metavar=option.metavar, help=option.help, min=option.least)
+    return Annotated[kind | None if optional else kind, stated]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finecast.cli.common import FromType, Json, Model, Trust
-from finecast.cli.data_options import Data, RandomFeeds
+from finecast.cli.common import Json, Model, Read, SizedSamples
 from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.progress import shown
 
@@ -17,13 +16,11 @@ if TYPE_CHECKING:
 
 def run(
     model: Model,
-    data: Data,
-    feeds: RandomFeeds,
+    data: SizedSamples,
+    how: Read,
     auto_cast_type: Annotated[
         str, typer.Option("--auto-cast-type", metavar="FORMAT", help="The low format.")
     ] = "bf16",
-    from_type: FromType = None,
-    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """A model's ops by class and type, parameters, FLOPs and bytes.
@@ -41,19 +38,15 @@ def run(
     from finecast.subjects import check_options
 
     low = low_format(auto_cast_type)
-    check_options(model, {"--data": data.given, "--dim": feeds.dim, "--from-type": from_type})
+    check_options(
+        model, {"--data": data.given, "--dim": data.dims, "--from-type": how.from_type}
+    )
     with shown("inspecting", quiet=as_json):
         census = api.inspect(
-            model,
-            data=data.if_given(random_batch=True),
-            batch=data.batch or 1,
-            dims=feeds.sizes,
-            low=low,
-            from_type=from_type,
-            trust=trust,
+            model, data=data, low=low, from_type=how.from_type, trust=how.trust
         )
     if as_json:
-        write_json(_to_dict(census))
+        write_json(census.to_dict())
     else:
         _print(census, low.label)
 
@@ -96,31 +89,3 @@ def _number(value: float, unknown: int) -> str:
     if not value:
         return "unknown" if unknown else ""
     return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}"
-
-
-def _to_dict(census: Census) -> dict[str, Any]:
-    return {
-        "model": census.name,
-        "opset": census.opset,
-        "nodes": census.nodes,
-        "parameters": census.parameters,
-        "size_bytes": census.size_bytes,
-        "classes": [
-            {
-                "class": row.kind,
-                "nodes": row.nodes,
-                "ops": row.ops,
-                "types": row.types,
-                "flops": row.flops,
-                "bytes": row.bytes,
-                "unknown_flops": row.uncounted,
-                "unknown_shapes": row.unknown,
-                "parameters": row.parameters,
-            }
-            for row in census.classes
-        ],
-        "notes": census.notes,
-        "warnings": [
-            {"value": w.value, "node": w.node, "text": w.text} for w in census.warnings
-        ],
-    }

@@ -6,26 +6,24 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from finecast.cli.common import (
-    Force,
+    Evaluation,
     Json,
+    Kept,
     Model,
-    Output,
-    Source,
-    Trust,
+    Trusted,
     files_of,
     open_model,
     telling_stale,
     warn_stale,
 )
-from finecast.cli.data_options import Data, Evaluation, Tolerance
+from finecast.cli.groups import Only
 from finecast.cli.output import (
     Verbatim,
     add_row,
@@ -38,15 +36,14 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode
-from finecast.progress import Progress, shown
+from finecast.pipeline.artefact import Destination
+from finecast.progress import shown
 
 if TYPE_CHECKING:
-    from finecast.data.criterion import Criterion
     from finecast.devices.emulation import Emulation
     from finecast.files import CommandFiles
-    from finecast.pipeline.ladder import LadderOutcome, PlanResult, Rung
-    from finecast.pipeline.model import OpenedModel
-    from finecast.pipeline.sources import DataOptions
+    from finecast.pipeline.ladder import LadderOutcome, Rung
+    from finecast.pipeline.model import OpenedModel, ReadOptions
     from finecast.rules.policy import Policy
 
 _COMPILED = ".neff"
@@ -57,9 +54,6 @@ _LadderTarget = Annotated[
     typer.Option(
         metavar="NAME", help="trn1, inf2, trn2, trn3 or inf1. Needed, here or by --from-env."
     ),
-]
-_PlanModel = Annotated[
-    Path | None, typer.Option("-o", "--output", help="The model of the per-op plan.")
 ]
 _Compile = Annotated[
     Path | None,
@@ -95,28 +89,16 @@ class ByOp:
         return choice.emulation, choice.policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """The ladder's outcome and the per-op plan; ``why`` says why there is no plan."""
-
-    outcome: LadderOutcome
-    plan: PlanResult | None
-    why: str
-    warnings: Sequence[str]
-
-
 def run(
     model: Model,
-    data: Data,
-    evaluation: Evaluation,
-    tolerance: Tolerance,
+    data: Evaluation,
+    criterion: Kept,
     device: Device,
     by_op: ByOp,
+    written: Annotated[Destination, Only("path", "force")],
+    how: Trusted,
     target: _LadderTarget = None,
-    output: _PlanModel = None,
     compile_with: _Compile = None,
-    trust: Trust = False,
-    force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Emulate every rung of a compiler's ladder; recommend the fastest that passes.
@@ -133,124 +115,53 @@ def run(
 
     start = time.perf_counter()
     target, rungs = device.ladder(target)
-    files = files_of(model, data, evaluation, force=force)
+    files = files_of(model, data, force=written.force)
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", _compiled_name(compile_with))
-    opened = _opened(files, Source(model=model, trust=trust), output)
-    by = by_op.per_op, by_op.named(target, device)
+    opened = _opened(files, model, written, how)
     with telling_stale(files), files.locked() as removed:
         for text in removed:
             warn(text)
         with shown("ladder", quiet=as_json) as bar:
-            kept = evaluation.options(data), tolerance.stated()
-            found = _walked(opened, rungs, *kept, bar, by_op=by)
-        outcome, plan = found.outcome, found.plan
-        if plan is not None and output is not None:
-            # Not verified: no engine here computes as the device, and the emulation judged it.
-            api.apply(plan.plan, opened, output, verify=False, force=force)
-        best = outcome.best
+            found = api.ladder(
+                opened,
+                rungs,
+                written,
+                data=data,
+                per_op=by_op.per_op,
+                formats=by_op.named(target, device),
+                progress=bar,
+                criterion=criterion,
+            )
+        best = found.best
         done, compiled = True, None
         if compile_with is not None and best is not None:
             done, compiled = _compile(compile_with, best.rung)
-    stale = files.stale() if plan is None else ()
+    stale = files.stale() if found.plan is None else ()
     for note in found.warnings:
         warn(note)
     warn_stale(stale)
     if as_json:
-        report = to_dict(found, written=output if plan else None)
         seconds = time.perf_counter() - start
-        write_json(
-            report | {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
-        )
+        more = {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
+        write_json(found.to_dict() | more)
     else:
-        _print(outcome, evaluation.label, target)
-        _print_advice(found, output, compiled)
+        _print(found, data.label, target)
+        _print_advice(found, compiled)
     if not done:
         return ExitCode.FAILED
     return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
 
 
-def _opened(files: CommandFiles, source: Source, output: Path | None) -> OpenedModel:
+def _opened(
+    files: CommandFiles, model: Path, written: Destination, how: ReadOptions
+) -> OpenedModel:
     from finecast import api
 
-    if output is not None:
-        return open_model(files, source, Output(output=output))
-    return api.load(source.model, trust=source.trust)
-
-
-def _walked(
-    model: OpenedModel,
-    rungs: Sequence[Rung],
-    options: DataOptions,
-    criterion: Criterion,
-    bar: Progress,
-    *,
-    by_op: tuple[bool, tuple[Emulation, Policy] | None],
-) -> _Found:
-    """Emulate every rung on all data, then find the per-op plan.
-
-    ``by_op`` says whether such a plan is wanted, and what formats are named for it.
-    """
-    from finecast.pipeline.ladder import LadderWalk, search_per_op
-    from finecast.pipeline.sources import workload_of
-
-    reference = model.reference()
-    workload = workload_of(options, reference)
-    walk = LadderWalk(
-        model=model,
-        reference=reference,
-        workload=workload,
-        criterion=replace(criterion, higher_is_better=workload.higher_is_better),
-        rungs=rungs,
-        progress=bar,
-    )
-    outcome = walk.walk()
-    wanted, named = by_op
-    plan, why = search_per_op(walk, outcome, named) if wanted else (None, "not asked for")
-    return _Found(outcome=outcome, plan=plan, why=why, warnings=workload.warnings)
-
-
-def to_dict(found: _Found, *, written: Path | None) -> dict[str, Any]:
-    """The report as JSON."""
-    from finecast.data.scoring import by_output
-
-    outcome, plan = found.outcome, found.plan
-    fastest = outcome.fastest_s
-    best = outcome.best
-    return {
-        "fp32": outcome.baseline,
-        "left_out": list(outcome.left_out),
-        "rungs": [
-            {
-                "options": r.rung.name,
-                "metric": r.metric,
-                "output_error": r.error,
-                "output_errors": r.errors,
-                "outputs": by_output(r.metric),
-                "modelled_time_us": r.time_s * 1e6,
-                "relative_time": r.time_s / fastest,
-                "passed": r.passed,
-            }
-            for r in outcome.rungs
-        ],
-        "recommended": None
-        if best is None
-        else {
-            "options": best.rung.name,
-            "command": best.rung.command(),
-            "snippet": best.rung.snippet,
-        },
-        "per_op": {
-            "why": found.why,
-            "metric": plan.metric if plan else None,
-            "output_error": plan.error if plan else None,
-            "output_errors": plan.errors if plan else None,
-            "relative_time": plan.time_s / fastest if plan else None,
-            "ops": plan.plan.counts if plan else None,
-            "written": str(written) if written else None,
-        },
-    }
+    if written.path is not None:
+        return open_model(files, model, written, how)
+    return api.load(model, trust=how.trust)
 
 
 def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
@@ -273,10 +184,10 @@ def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
     write_table(table)
 
 
-def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> None:
+def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:
     from finecast.data.scoring import by_output
 
-    outcome, plan = found.outcome, found.plan
+    plan, output = outcome.plan, outcome.output
     lines: list[str] = []
     if outcome.best is None:
         lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
@@ -287,7 +198,7 @@ def _print_advice(found: _Found, output: Path | None, compiled: str | None) -> N
         scores = by_output(outcome.best.metric)
         lines += output_lines(outcome.best.errors, outcome.left_out, scores)
     if plan is None:
-        lines.append(f"per-op plan: {found.why}")
+        lines.append(f"per-op plan: {outcome.why}")
     else:
         ops = ", ".join(f"{n} {fmt}" for fmt, n in plan.plan.counts.items())
         place = f"written to {output}" if output else "give -o to write it"

@@ -7,14 +7,13 @@ too.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finecast.terminal import one_line, printing, safe, write
+from finecast.terminal import finite, one_line, printing, safe, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +33,7 @@ _LISTED = 4
 
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write strict JSON to stdout; NaN and infinities become null."""
-    text = json.dumps(_finite(value), indent=2, allow_nan=False)
+    text = json.dumps(finite(value), indent=2, allow_nan=False)
     with printing(sys.stdout):
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -197,13 +196,3 @@ def _listed(figures: Mapping[str, float]) -> str:
 
 def _more(count: int) -> str:
     return f" and {count - _LISTED} more" if count > _LISTED else ""
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from finecast.cli.groups import Only
 from finecast.cli.output import warn
 from finecast.compat.neuron.flags import FLAGS_VARIABLE, CastOptions, CompilerFlags, Given
-from finecast.naming import spelled
+from finecast.naming import default_of, options_of, spelled
+from finecast.pipeline.model import RunOptions
+from finecast.rules.policy import Policy
 
 if TYPE_CHECKING:
     from finecast.compat.neuron.choice import CompilerChoice
     from finecast.devices.emulation import Emulation
     from finecast.pipeline.ladder import Rung
     from finecast.rules import UserRule
-    from finecast.rules.policy import Adjust, Policy
-    from finecast.rules.ranges import Calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,132 +132,69 @@ class Device(CompilerFlags):
         return spelled(named), ladder(named, given, sdk=self.sdk)
 
 
+Narrowing = Annotated[
+    Policy,
+    Only(
+        *("include", "exclude", "op_formats", "io", "keep_ops", "by_hint", "adjust"),
+    ),
+]
+"""Options that narrow a policy: which ops it keeps or forces, and how int8 is encoded."""
+_CALIBRATION = options_of(Policy)["calibration"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Narrowing:
-    """Options that narrow a policy: which ops it keeps or forces, and how int8 is encoded."""
+class Ranges:
+    """How the range of a value in int8 is chosen; None where nothing was asked for."""
 
-    include: Annotated[
-        list[str] | None,
-        typer.Option(help="Lower only nodes whose name matches; repeatable.", metavar="REGEX"),
-    ] = None
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(help="Keep nodes whose name matches; repeatable.", metavar="REGEX"),
-    ] = None
-    op: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Format of an op, as Softmax=fp32; repeatable.", metavar="OP=FORMAT"
-        ),
-    ] = None
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Python file whose functions named rule* judge nodes; repeatable.",
-            metavar="FILE.py",
-        ),
-    ] = None
-    io: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="'low', or NAME=FORMAT for one input or output; default: types are kept.",
-            metavar="low|NAME=FORMAT",
-        ),
-    ] = None
-    keep_ops: Annotated[
-        bool,
-        typer.Option(
-            "--keep-ops",
-            help="Change types only: rewrite no low op as another that the engine recognises.",
-        ),
-    ] = False
-    by_hint: Annotated[
-        bool,
-        typer.Option(
-            "--by-hint",
-            help="OpenVINO's IR without casts: mark ops that keep fp32, leave the others to"
-            " OpenVINO's own precision hint. tune tries both, unless this is given.",
-        ),
-    ] = False
     calibration: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOW",
-            help="How the range of a value in int8 is chosen: minmax (default) covers all that"
-            " --data shows of it, percentile 99.99% of it, mse gives the least squared error.",
-        ),
-    ] = None
-    adjust: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT",
-            help="How to adjust operands of int8 products, kept if that lowers the error on"
-            " --data: equalise (scale channels so that their weights are of one size), smooth"
-            " (scale them by their values), bias (subtract mean errors from biases); several:"
-            " smooth,bias. convert adjusts only if asked; tune tries all where a faster plan"
-            " misses the criterion, unless this is none.",
-        ),
+        str | None, typer.Option(metavar=_CALIBRATION.metavar, help=_CALIBRATION.help)
     ] = None
 
-    @property
-    def reads(self) -> list[tuple[str, Path]]:
-        """The files that the options name, each with its option."""
-        return [("--rules", file) for file in self.rules or ()]
 
-    def narrowed(self, choice: CompilerChoice) -> CompilerChoice:
-        """``choice`` with its policy narrowed.
+Rules = Annotated[RunOptions, Only("user_rules")]
 
-        Raises:
-            UsageError: If an option is not valid.
-        """
-        from finecast.rules.policy import assignments, patterns
 
-        ports = ["low" if spelled(port) == "low" else port for port in self.io or ()]
-        policy = replace(
-            choice.policy,
-            calibration=self._calibration(choice.policy),
-            adjust=self._adjust(choice.policy),
-            include=patterns(tuple(self.include or ()), option="--include"),
-            exclude=patterns(tuple(self.exclude or ()), option="--exclude"),
-            op_formats=assignments(tuple(self.op or ()), option="--op"),
-            io_low="low" in ports,
-            io=assignments(tuple(p for p in ports if p != "low"), option="--io"),
-            keep_ops=self.keep_ops,
-            by_hint=self.by_hint,
-        )
-        return replace(choice, policy=policy)
+def narrowed(choice: CompilerChoice, narrowing: Policy, ranges: Ranges) -> CompilerChoice:
+    """``choice`` with its policy narrowed.
 
-    def _calibration(self, policy: Policy) -> Calibration:
-        from finecast.rules.ranges import Calibration
+    Raises:
+        UsageError: If an option does not apply to the policy's formats.
+    """
+    stated: dict[str, Any] = {
+        field.name: getattr(narrowing, field.name)
+        for field in fields(Policy)
+        if getattr(narrowing, field.name) != default_of(Policy, field.name)
+    }
+    if ranges.calibration is not None:
+        lack = "no scale that a value's range would give"
+        _check_scaled(choice.policy, "--calibration", lack)
+        stated["calibration"] = ranges.calibration
+    if "adjust" in stated:
+        lack = "no errors that are worth an adjustment"
+        _check_scaled(choice.policy, "--adjust", lack)
+    return replace(choice, policy=replace(choice.policy, **stated))
 
-        if self.calibration is None:
-            return policy.calibration
-        _check_scaled(policy, "--calibration", "no scale that a value's range would give")
-        return Calibration.parse(self.calibration)
 
-    def _adjust(self, policy: Policy) -> tuple[Adjust, ...] | None:
-        from finecast.rules.policy import Adjust
+def rule_files(rules: RunOptions) -> Sequence[Path]:
+    """The files of --rules, as the command line has them before they are imported."""
+    return cast("Sequence[Path]", rules.user_rules or ())
 
-        if self.adjust is None:
-            return policy.adjust
-        _check_scaled(policy, "--adjust", "no errors that are worth an adjustment")
-        return Adjust.parse(self.adjust)
 
-    def user_rules(self) -> dict[str, UserRule]:
-        """The functions in the files of --rules whose names start with ``rule``.
+def user_rules(rules: RunOptions) -> dict[str, UserRule]:
+    """The functions in the files of --rules whose names start with ``rule``.
 
-        They are by ``FILE:NAME``, with the file's whole path where two have the same name.
+    They are by ``FILE:NAME``, with the file's whole path where two have the same name.
 
-        Raises:
-            UsageError: If a file cannot be imported or has no such function.
-        """
-        files = self.rules or ()
-        names = Counter(file.name for file in dict.fromkeys(files))
-        found: dict[str, UserRule] = {}
-        for file in files:
-            label = file.name if names[file.name] == 1 else str(file)
-            found |= {f"{label}:{name}": rule for name, rule in _rules_in(file)}
-        return found
+    Raises:
+        UsageError: If a file cannot be imported or has no such function.
+    """
+    files = rule_files(rules)
+    names = Counter(file.name for file in dict.fromkeys(files))
+    found: dict[str, UserRule] = {}
+    for file in files:
+        label = file.name if names[file.name] == 1 else str(file)
+        found |= {f"{label}:{name}": rule for name, rule in _rules_in(file)}
+    return found
 
 
 def _check_scaled(policy: Policy, option: str, lack: str) -> None:

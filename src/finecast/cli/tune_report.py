@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from finecast.cli.output import (
     Verbatim,
@@ -17,20 +17,19 @@ from finecast.cli.output import (
     write_table,
 )
 from finecast.naming import number_of
+from finecast.numbers.formats import Format
+from finecast.pipeline.explanation import groups
 from finecast.pipeline.goal import Objective
+from finecast.pipeline.result import TF32_TIMES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from finecast.pipeline.hint import Anchor
-    from finecast.pipeline.outcome import Findings, Found, Measured, Outcome
-    from finecast.planning.plan import Plan
+    from finecast.pipeline.result import Measured, Result
 
-_TF32_TIMES = (
-    "times are those of tf32 products, which the compiler or runtime has to switch on; the"
-    " arithmetic that gives the model their numbers is not counted"
-)
 _MOST_PHASES: Final = 6
+_MOST_REASONS: Final = 3
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
@@ -39,145 +38,13 @@ _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
 }
 
 
-def to_dict(outcome: Outcome) -> dict[str, Any]:
-    """The report as JSON."""
-    findings, faster = outcome.findings, outcome.next_faster
-    return {
-        "verdict": outcome.verdict.value,
-        "why": outcome.why,
-        "objective": outcome.objective.value,
-        "target": outcome.target or None,
-        "times": _times(outcome),
-        "baseline": _measured(outcome.baseline, outcome.objective),
-        "tuned": _measured(outcome.tuned, outcome.objective),
-        "speedup": outcome.speedup,
-        "speedup_spread": outcome.speedup_spread,
-        "gain": outcome.gain,
-        "gain_spread": outcome.gain_spread,
-        "evaluations": outcome.evaluations,
-        "reused_trials": outcome.reused,
-        "probes": outcome.probes,
-        "seconds": outcome.seconds,
-        "phases_s": dict(outcome.phases),
-        "ops": outcome.ops,
-        "reference": outcome.reference,
-        "casts": outcome.casts,
-        "by_hint": outcome.plan.by_hint,
-        "relative_error": {
-            "predicted": outcome.predicted_error,
-            "measured": outcome.measured_error,
-            "outputs": outcome.output_errors,
-            "left_out": list(outcome.left_out),
-        },
-        "adjustments": [gain.to_dict() for gain in outcome.gains],
-        "formats": labels(outcome.plan),
-        "frontier": [_found(one, outcome) for one in findings.frontier],
-        "sensitivities": [
-            {
-                "nodes": list(one.nodes),
-                "format": one.format.label,
-                "relative_error": one.error,
-                "fp32": _cost(one.fp32_cost, findings),
-                "low": _cost(one.low_cost, findings),
-            }
-            for one in findings.sensitivities
-        ],
-        "candidates": [_found(one, outcome) for one in findings.candidates],
-        "next_faster": None if faster is None else _found(faster, outcome),
-        "anchors": [
-            {
-                "name": a.name,
-                "metric": a.metric,
-                "latency_ms": a.latency_s * 1e3,
-                **_counted(a.cost, outcome.objective),
-                "passed": a.passed,
-            }
-            for a in outcome.anchors
-        ],
-        "warnings": list(outcome.warnings),
-        "stale": [str(path) for path in outcome.stale],
-        "trials": [
-            {
-                "plan": t.key.plan,
-                "name": t.name,
-                "metric": t.metric,
-                "latency_ms": None if t.latency_s is None else t.latency_s * 1e3,
-                "passed": t.passed,
-            }
-            for t in outcome.trials
-        ],
-    }
-
-
-def labels(plan: Plan) -> dict[str, str]:
-    """The label of each node's format."""
-    return {node: fmt.label for node, fmt in plan.formats.items()}
-
-
-def _cost(cost: float | None, findings: Findings) -> dict[str, float | None]:
-    """A cost with its unit."""
-    from finecast.planning.problem import Priced
-
-    timed = findings.priced is Priced.TIME
-    value = cost if cost is None or not timed else cost * 1e3
-    return {"ms" if timed else "bytes": value}
-
-
-def _found(one: Found, outcome: Outcome) -> dict[str, Any]:
-    """A plan that was considered; null for what was not measured.
-
-    ``changes`` are the formats of the nodes that have another one in the result.
-    """
-    own, findings = labels(outcome.plan), outcome.findings
-    formats = labels(one.plan)
-    changed = (n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32"))
-    return {
-        "plan": one.plan.digest,
-        "name": one.name,
-        "predicted": {
-            **_cost(one.predicted_cost, findings),
-            "relative_error": one.predicted_error,
-        },
-        "measured": {**_cost(one.cost, findings), "relative_error": one.error},
-        "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
-        "casts": one.casts,
-        "metric": one.metric,
-        "passed": one.passed,
-        "changes": {node: formats.get(node, "fp32") for node in changed},
-    }
-
-
 def phase_line(phases: Mapping[str, float]) -> str:
     """What the search spent its time on; empty where that is not known."""
     told = [f"{name} {seconds:.1f} s" for name, seconds in phases.items() if seconds >= 0.1]
     return f"time by phase: {', '.join(told[:_MOST_PHASES])}" if told else ""
 
 
-def _times(outcome: Outcome) -> str:
-    text = f"modelled for {outcome.target}, not measured" if outcome.target else "measured"
-    return f"{text}; {_TF32_TIMES}" if "tf32" in outcome.plan.counts else text
-
-
-def _measured(one: Measured, objective: Objective) -> dict[str, Any]:
-    return {
-        "metric": one.metric,
-        "outputs": dict(one.outputs),
-        "latency_ms": one.latency_s * 1e3,
-        "size_bytes": one.size_bytes,
-        **_counted(one.cost, objective),
-    }
-
-
-def _counted(cost: float, objective: Objective) -> dict[str, float]:
-    """The cost by the objective, unless it is the latency or the size, which are shown."""
-    if not math.isfinite(cost):
-        return {}
-    if objective is Objective.THROUGHPUT:
-        return {"calls_per_s": 1 / cost}
-    return {"memory_bytes": cost} if objective is Objective.MEMORY else {}
-
-
-def _table(outcome: Outcome, metric: str, output: Path) -> Table:
+def _table(outcome: Result, metric: str, output: Path) -> Table:
     """The fp32 model, the tuned one, and what the engine's own lowering gives.
 
     Where that is faster and the output cannot state it, its line says which output can.
@@ -211,32 +78,62 @@ def _table(outcome: Outcome, metric: str, output: Path) -> Table:
     return table
 
 
-def _is_faster_hint(anchor: Anchor, outcome: Outcome) -> bool:
+def _is_faster_hint(anchor: Anchor, outcome: Result) -> bool:
     """Whether an engine's hint, not a model that was given, is faster than the result."""
     return "hint" in anchor.name and anchor.cost < outcome.tuned.cost
 
 
-def _states_no_hint(outcome: Outcome, output: Path) -> bool:
+def _states_no_hint(outcome: Result, output: Path) -> bool:
     """Whether the output is ONNX for OpenVINO, whose IR alone states plans by the hint."""
     engine = outcome.plan.engine.partition(":")[0]
     return engine == "openvino" and output.suffix.lower() == ".onnx"
 
 
+def _kept(outcome: Result) -> list[str]:
+    """A line on the ops that stay in fp32 and what decided that; none if no op is low."""
+    found = [one for one in groups(outcome.plan) if one.format == Format.FP32.label]
+    total = len(outcome.plan.counted)
+    kept = sum(len(one.nodes) for one in found)
+    if not outcome.improved or not kept:
+        return []
+    reasons = ", ".join(
+        f"{len(one.nodes)} by {one.decided_by}" for one in found[:_MOST_REASONS]
+    )
+    more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
+    rest = f", {more} by others" if more else ""
+    stay = "stays" if kept == 1 else "stay"
+    return [f"{kept} of {number_of(total, 'op')} {stay} fp32: {reasons}{rest}"]
+
+
+def _faster(outcome: Result, metric: str) -> list[str]:
+    """A line on the next faster plan, and what it would cost; none if there is none."""
+    one, fp32 = outcome.next_faster, outcome.findings.fp32_cost
+    if one is None:
+        return []
+    cost = one.cost if one.cost is not None else one.predicted_cost
+    known = fp32 is not None and 0 < cost < math.inf
+    kind = "" if one.cost is not None else "predicted "
+    gain = f", {kind}x{fp32 / cost:.2f}" if known and fp32 is not None else ""
+    error = f"not evaluated, predicted output error {one.predicted_error:.3g}"
+    if one.passed is False and one.metric is not None:
+        error = f"{metric} {one.metric:.6g} misses the criterion"
+    return [f"the next faster plan, {one.name}{gain}: {error}"]
+
+
 def write_report(
-    outcome: Outcome, metric: str, output: Path, plan: Path, *, as_json: bool
+    outcome: Result, metric: str, output: Path, plan: Path, *, as_json: bool
 ) -> None:
     """Print the verdict, the models side by side, and what was written."""
     if as_json:
-        write_json(to_dict(outcome))
+        write_json(outcome.to_dict())
         return
     from finecast.compat.neuron.ladders import casts_off
-    from finecast.engines.usage import how_to_run
     from finecast.measure.environment import cpu_label, environment
 
     improved = outcome.improved
     write_line(f"{outcome.verdict.value}: {outcome.why}")
     table = _table(outcome, metric, output)
-    ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.ops.items())
+    ops = ", ".join(f"{n} {fmt}" for fmt, n in outcome.counts.items())
     seen = "emulated" if outcome.target else "measured"
     lines: list[str] = []
     if improved:
@@ -246,6 +143,8 @@ def write_report(
         )
         lines += output_lines(outcome.output_errors, outcome.left_out, outcome.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
+    lines += _kept(outcome)
+    lines += _faster(outcome, metric)
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(
@@ -253,19 +152,10 @@ def write_report(
             + (f"; compile it with {off}" if off else "")
         )
     if "tf32" in outcome.plan.counts:
-        lines.append(_TF32_TIMES)
+        lines.append(TF32_TIMES)
     where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
     lines.append(Verbatim(where))
-    if improved and not outcome.target:
-        many = outcome.objective is Objective.THROUGHPUT
-        run = how_to_run(
-            output,
-            outcome.plan.engine,
-            outcome.ops,
-            throughput=many,
-            by_hint=outcome.plan.by_hint,
-        )
-        lines += map(Verbatim, run.splitlines())
+    lines += map(Verbatim, outcome.run_notes)
     trials = number_of(outcome.reused, "trial")
     reused = f", {trials} of the study reused" if outcome.reused else ""
     note = (
@@ -276,4 +166,8 @@ def write_report(
     )
     if told := phase_line(outcome.phases):
         lines.append(told)
+    if improved:
+        lines.append(
+            Verbatim(f"why each op has its type: finecast explain MODEL --plan {plan}")
+        )
     write_table(table, note, *lines)

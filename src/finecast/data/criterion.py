@@ -13,9 +13,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+from typing import Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.naming import look_up
+from finecast.naming import Option, convert_options, look_up
+
+_DEFAULT_TOLERANCE: Final = 0.01
 
 
 class CriterionKind(Enum):
@@ -33,24 +37,77 @@ class CriterionKind(Enum):
         """
         return look_up(name, {k.value: k for k in cls}, what="criterion", where="--criterion")
 
+    @classmethod
+    def of(cls, given: CriterionKind | str) -> CriterionKind:
+        """A kind, given as such or by its name.
+
+        Raises:
+            UsageError: If there is none of that name.
+        """
+        return given if isinstance(given, CriterionKind) else cls.parse(given)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
     """How much worse than the baseline a result may be.
 
+    For example ``Criterion(tolerance=0.005)``, or in other words ``Criterion(keep="99.5%")``.
+
+    Attributes:
+        kind: How the tolerance is read.
+        tolerance: The loss of the metric that is allowed.
+        higher_is_better: Which way the metric improves.
+        keep: The share of the metric to keep instead of a tolerance; None once it is read.
+
     Raises:
-        UsageError: If the tolerance is negative or not finite.
+        UsageError: If the tolerance is negative or not finite, or is given beside ``keep``.
     """
 
-    kind: CriterionKind = CriterionKind.RELATIVE
-    tolerance: float = 0.01
+    kind: CriterionKind = Option(
+        help="How --tolerance is read: relative or absolute.",
+        flags=("--criterion",),
+        python=((str, CriterionKind), "relative or absolute"),
+        keywords=("criterion",),
+        convert=CriterionKind.of,
+    ).field(CriterionKind.RELATIVE)
+    tolerance: float = Option(
+        help="Loss of the metric that is allowed.",
+        flags=("--tolerance", "--max-drop"),
+        kind=float,
+        keywords=("tolerance", "max_drop"),
+    ).field(_DEFAULT_TOLERANCE)
     higher_is_better: bool = True
+    keep: str | None = Option(
+        help="The share of the metric to keep: 99% is --tolerance 0.01, 99.9% is 0.001.",
+        metavar="SHARE",
+        python=(str, "a share as '99%'"),
+    ).field(None)
 
     def __post_init__(self) -> None:
+        convert_options(self)
+        if self.keep is not None:
+            self._set_tolerance(self.keep)
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise UsageError(
                 f"tolerance {self.tolerance} is not usable", fix="give a number of 0 or more"
             )
+
+    def _set_tolerance(self, keep: str) -> None:
+        if (self.kind, self.tolerance) != (CriterionKind.RELATIVE, _DEFAULT_TOLERANCE):
+            raise UsageError(
+                f"{keep} is to be kept, and a tolerance is given, too",
+                where="--keep",
+                fix="give one of them",
+            )
+        number = keep.strip().removesuffix("%")
+        try:
+            share = Fraction(number) / 100
+        except ValueError:
+            share = Fraction(0)
+        if not (0 < share <= 1 and keep.strip().endswith("%")):
+            raise UsageError(f"{keep!r} is no share to keep", where="--keep", fix="write 99%")
+        object.__setattr__(self, "tolerance", float(1 - share))
+        object.__setattr__(self, "keep", None)
 
     def target(self, baseline: float) -> float:
         """The worst value that still passes.

@@ -11,6 +11,7 @@ from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
 from finecast.files import DATA_SUFFIX, check_writable
+from finecast.naming import Option, convert_options, path_of
 from finecast.planning.sensitivity import is_float
 
 
@@ -26,10 +27,29 @@ class Destination:
         clean: Whether what nothing needs is left out, though it came with the model.
     """
 
-    path: Path | None
-    force: bool = False
-    external_data: bool | None = None
-    clean: bool = False
+    path: Path | None = Option(
+        help="The model that is written.",
+        flags=("-o", "--output"),
+        metavar="FILE",
+        kind=Path,
+        keywords=("output",),
+        convert=path_of,
+    ).field(None)
+    force: bool = Option(help="Replace files that exist.", kind=bool).field(False)
+    external_data: bool | None = Option(
+        help="Tensors in NAME.data beside the output, or all in one file; default: as the"
+        " model came, and beside it from 1.8 GB on.",
+        flags=("--external-data/--one-file",),
+        kind=bool,
+    ).field(None)
+    clean: bool = Option(
+        help="Leave out what no output needs and came so: nodes, initializers, functions.",
+        kind=bool,
+    ).field(False)
+
+    def __post_init__(self) -> None:
+        """Read a path that was given as text."""
+        convert_options(self)
 
     def check_plain(self, kind: str) -> None:
         """Raise UsageError for an option that is for ONNX files alone, not for ``kind``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
@@ -77,6 +77,34 @@ class Census:
     classes: tuple[ClassCount, ...]
     notes: dict[str, str] = field(default_factory=dict[str, str])
     warnings: tuple[Risk, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as ``--json`` prints it."""
+        return {
+            "model": self.name,
+            "opset": self.opset,
+            "nodes": self.nodes,
+            "parameters": self.parameters,
+            "size_bytes": self.size_bytes,
+            "classes": [
+                {
+                    "class": row.kind,
+                    "nodes": row.nodes,
+                    "ops": row.ops,
+                    "types": row.types,
+                    "flops": row.flops,
+                    "bytes": row.bytes,
+                    "unknown_flops": row.uncounted,
+                    "unknown_shapes": row.unknown,
+                    "parameters": row.parameters,
+                }
+                for row in self.classes
+            ],
+            "notes": self.notes,
+            "warnings": [
+                {"value": w.value, "node": w.node, "text": w.text} for w in self.warnings
+            ],
+        }
 
     @classmethod
     def of(

@@ -20,10 +20,11 @@ from finecast.data.scoring import by_output
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.pipeline import measuring
 from finecast.pipeline.adjusting import Gain
+from finecast.pipeline.findings import Findings
 from finecast.pipeline.goal import MIN_SPEEDUP, takes
 from finecast.pipeline.hint import Anchor, better_alone
 from finecast.pipeline.measuring import Measurements, Measuring
-from finecast.pipeline.outcome import Findings, Measured, Outcome, Verdict
+from finecast.pipeline.result import Measured, Result, Verdict
 from finecast.pipeline.search import SAME_TIME, Candidate, chain
 from finecast.pipeline.subject import Built, SourceModel, Subject
 from finecast.pipeline.trials import Trials
@@ -71,7 +72,7 @@ class Conclusion:
         built: Built,
         measurements: Measurements,
         gains: tuple[Gain, ...] = (),
-    ) -> Outcome:
+    ) -> Result:
         """The plan found, or the fp32 model if the plan gained too little in the last race.
 
         ``gains`` are those of the plan's adjustments.
@@ -131,7 +132,7 @@ class Conclusion:
             return words.better
         return f"{least:g} times {words.as_good} as fp32"
 
-    def unchanged(self, why: str) -> Outcome:
+    def unchanged(self, why: str) -> Result:
         """The outcome that the fp32 model stays, for the reason ``why``."""
         measurements = self._measure(self.hints, measuring.BASELINE)
         same, plan = self._fp32(measurements), self.planner.unchanged(why)
@@ -212,17 +213,17 @@ class Conclusion:
         plan: Plan,
         built: Built | None = None,
         predicted_error: float = 0.0,
-    ) -> Outcome:
+    ) -> Result:
         subject, anchors = self.subject, self._anchors(measurements)
         result = {} if built is None else {plan.digest: built}
-        return Outcome(
+        return Result(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
             why=why,
             baseline=baseline,
             tuned=tuned,
             objective=self.measuring.objective,
             plan=plan,
-            ops=plan.counts_in(self.planner.graph),
+            counts=plan.counts_in(self.planner.graph),
             casts=0 if built is None else built.casts,
             trials=tuple(self.trials.tried.values()),
             evaluations=self.trials.evaluations,

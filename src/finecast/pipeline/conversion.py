@@ -1,21 +1,16 @@
-"""A converted model, and notes for the user on ops that a policy does not change."""
+"""Notes for the user on ops that a policy does not change."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 from finecast.graph import Graph, Node
-from finecast.naming import number_of
 from finecast.ops import OpKind, by_name
-from finecast.pipeline.adjusting import Gain
-from finecast.pipeline.artefact import Verified
 from finecast.planning.plan import Decision, Plan
 from finecast.rules.base import DECISION, Reason
 from finecast.rules.policy import Policy, conversion_stays
-from finecast.terminal import one_line
 
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Types of ops that no policy changes, because they are not fp32."""
@@ -25,57 +20,6 @@ NOTHING_GAINS: Final = (
     f"{NOTHING_CONVERTED}: of the ops that the rules permit none gains by its time here"
     " (--auto-cast all converts them all the same)"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Conversion:
-    """A converted model and what was done to it; printed it is a few lines.
-
-    Attributes:
-        plan: The format of every op, and why.
-        ops: Number of ops by the format that they compute in; ops that another tool quantized
-            are counted apart.
-        nodes: Nodes of the graph before the conversion.
-        casts: Casts in the converted model.
-        size_bytes: Of the model before and after.
-        seconds: How long the conversion took.
-        verified: How the result was verified.
-        warnings: Notes for the user.
-        model: The native model where it was not written to a file: an onnx.ModelProto, for
-            example, or an exported program.
-        restated: Low ops that were rewritten as the engine's matchers know them, and why.
-        gains: What each adjustment of operands that was asked for does to the error; the
-            model has those that gain.
-    """
-
-    plan: Plan
-    ops: Mapping[str, int]
-    nodes: int
-    casts: int
-    size_bytes: tuple[int, int]
-    seconds: float
-    verified: Verified
-    warnings: tuple[str, ...] = ()
-    model: Any = None
-    restated: tuple[str, ...] = ()
-    gains: tuple[Gain, ...] = ()
-
-    def __repr__(self) -> str:
-        """What the model is made of, how it was verified, and what was warned of."""
-        ops = ", ".join(f"{count} {label}" for label, count in self.ops.items())
-        before, after = (size / 1e6 for size in self.size_bytes)
-        casts, seconds = number_of(self.casts, "cast"), f"{self.seconds:.1f} s"
-        lines = [f"converted by {self.plan.policy}: {ops or 'no op in fp32'}; {casts}"]
-        lines.append(f"{before:.2f} MB before, {after:.2f} MB after, in {seconds}")
-        checked = self.verified
-        if checked.engine is None:
-            lines.append("not run in an engine")
-        elif checked.relative_error is not None:
-            error = f"relative error {checked.relative_error:.3g} against {checked.reference}"
-            lines.append(f"verified in {checked.engine}: {error}")
-        lines += [f"note: {checked.note}"] if checked.note else []
-        lines += [f"warning: {text}" for text in self.warnings]
-        return "\n  ".join(one_line(line) for line in lines)
 
 
 def nothing_converted(plan: Plan) -> str:

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.data.scoring import by_output
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
@@ -26,15 +27,28 @@ from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
 from finecast.rules.calibration import calibrated_nodes
 from finecast.rules.facts import ValueFacts
+from finecast.terminal import finite, one_line
+
+_SHOWN_OPS: Final = 3
+"""Ops that a printed report names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EmulationReport:
-    """What the emulation of one device showed.
+    """What the emulation of one device showed; printed it is a few lines.
 
-    ``errors`` are the relative errors of the outputs on calibration data, the worst first.
-    ``left_out`` are the outputs without one. ``cast_ops`` is the number of ops that read low
-    operands.
+    Attributes:
+        baseline: The fp32 model's metric.
+        metric: That of the emulated model.
+        errors: Relative errors of the outputs on calibration data, the worst first.
+        left_out: The outputs without one.
+        cast_ops: The number of ops that read low operands.
+        contributions: Cast ops by their error, the worst first.
+        seconds: How long it took.
+        target: The device's name.
+        options: The compiler's options, spelled out.
+        metric_name: The name of the metric.
+        warnings: Why the metric says little on the data.
     """
 
     baseline: float
@@ -44,6 +58,50 @@ class EmulationReport:
     cast_ops: int
     contributions: tuple[Contribution, ...]
     seconds: float
+    target: str = ""
+    options: str = ""
+    metric_name: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Both metrics, the error, and the ops that cause most of it."""
+        lines = [
+            f"{self.target} {self.options}".strip(),
+            f"{self.metric_name}: fp32 {self.baseline:.6g}, emulated {self.metric:.6g}",
+            f"relative output error {self.error:.3g}; {self.cast_ops} ops cast",
+            *(f"{c.node.name}: {c.share:.1%}" for c in self.contributions[:_SHOWN_OPS]),
+            *(f"warning: {text}" for text in self.warnings),
+        ]
+        return "\n  ".join(map(one_line, lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as ``--json`` prints it: strict JSON."""
+        found: dict[str, Any] = finite(
+            {
+                "target": self.target,
+                "options": self.options,
+                "metric": self.metric_name,
+                "fp32": self.baseline,
+                "emulated": self.metric,
+                "output_error": self.error,
+                "output_errors": self.errors,
+                "left_out": list(self.left_out),
+                "outputs": by_output(self.metric),
+                "cast_ops": self.cast_ops,
+                "seconds": self.seconds,
+                "ops": [
+                    {
+                        "node": c.node.name,
+                        "op": c.node.op,
+                        "error": c.error,
+                        "share": c.share,
+                        "reasons": list(c.reasons),
+                    }
+                    for c in self.contributions
+                ],
+            }
+        )
+        return found
 
     @property
     def error(self) -> float:

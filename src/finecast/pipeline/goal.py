@@ -9,7 +9,7 @@ from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.errors import UsageError
-from finecast.naming import look_up
+from finecast.naming import Option, convert_options, look_up
 
 
 class Objective(Enum):
@@ -120,11 +120,30 @@ class Goal:
             stated, so that loading the model counts.
     """
 
-    criterion: Criterion
-    objective: Objective = Objective.LATENCY
-    min_speedup: float = MIN_SPEEDUP
-    max_trials: int | None = None
-    timeout_s: float | None = None
+    criterion: Criterion = Criterion()
+    objective: Objective = Option(
+        help="What to minimise: latency, throughput (time of a request, with as many in"
+        " flight as the engine serves best), size (bytes of the written model), or memory"
+        " (of the running one, estimated).",
+        python=((str, Enum), "the name of an objective"),
+        convert=Objective.of,
+    ).field(Objective.LATENCY)
+    min_speedup: float = Option(
+        help="How many times as fast as fp32 a plan has to be; with another --objective,"
+        " how many times as good in that.",
+        kind=float,
+    ).field(MIN_SPEEDUP)
+    max_trials: int | None = Option(
+        help="The most plans that are evaluated on all data; what is not needed of them is"
+        " spent on faster plans.",
+        kind=int,
+    ).field(None)
+    timeout_s: float | None = Option(
+        help="The time after which no plan is tried but the first.",
+        flags=("--timeout",),
+        metavar="SECONDS",
+        kind=float,
+    ).field(None)
     first_is_enough: bool = False
     start_s: float = field(default_factory=time.perf_counter, compare=False)
 
@@ -134,6 +153,7 @@ class Goal:
         Raises:
             UsageError: If the speedup is below 1, or a budget leaves no trial.
         """
+        convert_options(self)
         if not self.min_speedup >= 1:
             raise UsageError(
                 f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",

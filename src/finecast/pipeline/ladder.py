@@ -13,9 +13,11 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from finecast.data.criterion import Criterion
+from finecast.data.scoring import by_output
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Session
 from finecast.engines.exact import CachedSession
@@ -31,6 +33,7 @@ from finecast.planning.proposing import lowest, propose
 from finecast.progress import Progress, silent
 from finecast.rules.facts import first_nonfinite
 from finecast.rules.policy import Policy, Scope
+from finecast.terminal import finite, one_line
 
 # Formats that a cast in the model can state and every compiler respects. Tf32 is not
 # one: ONNX has no such type, so that a compiler would see slow arithmetic and fp32 products.
@@ -75,21 +78,98 @@ class RungResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LadderOutcome:
-    """All rungs, most accurate first; ``best`` is the recommended one, None if none passes.
+class PlanResult:
+    """A per-op plan that passes on all data: metric, errors by output, modelled time."""
 
-    ``left_out`` are the outputs that no error is told of.
+    plan: Plan
+    metric: float
+    errors: Mapping[str, float]
+    time_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the worst output."""
+        return max(self.errors.values(), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LadderOutcome:
+    """All rungs, most accurate first, and a plan by op; printed it is a line for each.
+
+    Attributes:
+        baseline: The fp32 model's metric.
+        rungs: The rungs.
+        best: The recommended rung; None if none passes.
+        left_out: Outputs that no error is told of.
+        plan: The fastest plan by op that beats the best rung; None if there is none.
+        why: The reason of that.
+        output: Where the plan's model was written.
+        warnings: Why the metric says little on the data.
     """
 
     baseline: float
     rungs: tuple[RungResult, ...]
     best: RungResult | None
     left_out: tuple[str, ...] = ()
+    plan: PlanResult | None = None
+    why: str = "not asked for"
+    output: Path | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def fastest_s(self) -> float:
         """Modelled time of the fastest rung."""
         return min(r.time_s for r in self.rungs)
+
+    def __repr__(self) -> str:
+        """The rungs with their verdicts, and what became of the plan by op."""
+        lines = [f"fp32: metric {self.baseline:.6g}"]
+        for one in self.rungs:
+            verdict = "recommended" if one is self.best else "pass" if one.passed else "fail"
+            time = f"x{one.time_s / self.fastest_s:.2f} of the fastest"
+            lines.append(f"{one.rung.name}: {verdict}, metric {one.metric:.6g}, {time}")
+        lines += [f"plan by op: {self.why}", *(f"warning: {w}" for w in self.warnings)]
+        return "\n  ".join(map(one_line, lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as ``--json`` prints it: strict JSON."""
+        best, plan, fastest = self.best, self.plan, self.fastest_s
+        found: dict[str, Any] = finite(
+            {
+                "fp32": self.baseline,
+                "left_out": list(self.left_out),
+                "rungs": [
+                    {
+                        "options": r.rung.name,
+                        "metric": r.metric,
+                        "output_error": r.error,
+                        "output_errors": r.errors,
+                        "outputs": by_output(r.metric),
+                        "modelled_time_us": r.time_s * 1e6,
+                        "relative_time": r.time_s / fastest,
+                        "passed": r.passed,
+                    }
+                    for r in self.rungs
+                ],
+                "recommended": None
+                if best is None
+                else {
+                    "options": best.rung.name,
+                    "command": best.rung.command(),
+                    "snippet": best.rung.snippet,
+                },
+                "per_op": {
+                    "why": self.why,
+                    "metric": plan.metric if plan else None,
+                    "output_error": plan.error if plan else None,
+                    "output_errors": plan.errors if plan else None,
+                    "relative_time": plan.time_s / fastest if plan else None,
+                    "ops": plan.plan.counts if plan else None,
+                    "written": None if self.output is None else str(self.output),
+                },
+            }
+        )
+        return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,21 +252,6 @@ class LadderWalk:
 # A per-op plan has to be faster than the best rung by this factor: the roofline tells no
 # smaller difference.
 _WORTHWHILE: Final = 1.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanResult:
-    """A per-op plan that passes on all data: metric, errors by output, modelled time."""
-
-    plan: Plan
-    metric: float
-    errors: Mapping[str, float]
-    time_s: float
-
-    @property
-    def error(self) -> float:
-        """Relative error of the worst output."""
-        return max(self.errors.values(), default=0.0)
 
 
 def search_per_op(

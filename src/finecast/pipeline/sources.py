@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from finecast.data.datasets import Dataset, data_set, load_npz
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
+from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
 from finecast.data.metrics import get_metric
 from finecast.data.streams import Stream, re_iterable, to_array
@@ -22,7 +23,7 @@ from finecast.engines.base import Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.files import digest
 from finecast.graph import Dim, Graph
-from finecast.naming import unknown_name
+from finecast.naming import Option, convert_options, spelled, unknown_name
 from finecast.pipeline.workload import (
     CalibrationFunction,
     DataWorkload,
@@ -38,6 +39,54 @@ DEFAULT_BATCH: Final = 32
 CALIBRATION_SAMPLES: Final = 128
 
 
+def _axes(given: Mapping[str, int | None] | Sequence[str] | None) -> Mapping[str, int | None]:
+    """The axis of samples by input, also of ``NAME=none`` and ``NAME=AXIS`` texts.
+
+    Raises:
+        UsageError: If a text is malformed.
+    """
+    if isinstance(given, Mapping):
+        return given
+    axes: dict[str, int | None] = {}
+    for item in given or ():
+        name, _, axis = item.rpartition("=")
+        shared = spelled(axis) == "none"
+        if not (name and (shared or axis.strip().isdecimal())):
+            raise UsageError(
+                f"{item!r} is no sample axis",
+                where="--sample-axis",
+                fix="write NAME=none, or NAME=AXIS with 0 for the first",
+            )
+        axes[name] = None if shared else int(axis)
+    return axes
+
+
+def _sizes(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]:
+    """The size of each dimension, also of ``NAME=SIZE`` texts.
+
+    Raises:
+        UsageError: If a text is malformed.
+    """
+    if isinstance(given, Mapping):
+        return given
+    sizes: dict[str, int] = {}
+    for item in given or ():
+        name, equals, size = item.rpartition("=")
+        if not (equals and name and size.isdecimal() and int(size) > 0):
+            raise UsageError(
+                f"{item!r} is no size of a dimension",
+                where="--dim",
+                fix="write NAME=SIZE, with a whole number from 1 on; arrays that are "
+                "empty, as a decoder's first past is, are given by --data",
+            )
+        sizes[name] = int(size)
+    return sizes
+
+
+def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """Evaluation and calibration data: either ``data`` and ``metric``, or ``evaluate``.
@@ -46,28 +95,159 @@ class DataOptions:
         data: An npz file, arrays by name, or batches that can be iterated again and again,
             such as a DataLoader: each of arrays by name, or of the inputs in order and labels.
         labels: The name of the labels in ``data``; None for ``label``.
-        metric: The name of a metric; None for ``agreement``.
-        evaluate: The user's metric.
-        evaluate_name: Its name in messages.
-        calib: Calibration data: as ``data``, without labels, or a function that yields feeds.
-            Without it the first samples of ``data`` calibrate, with ``evaluate``, too.
-        batch: Samples of a call.
-        lower_is_better: Whether less of what ``evaluate`` returns is better.
+        calib: Calibration data: as ``data``, without labels, or a function that yields feeds,
+            or such a function as ``FILE.py:FUNCTION``. Without it the first samples of
+            ``data`` calibrate, with ``evaluate``, too.
         sample_axes: The axis of samples by input, None for an input that all samples share.
+        batch: Samples of a call; None for ``DEFAULT_BATCH`` of data, and 1 of random feeds.
+        dims: Sizes of free dimensions, for random feeds.
+        metric: The name of a metric; None for ``agreement``.
+        evaluate: The user's metric, or ``FILE.py:FUNCTION``.
+        lower_is_better: Whether less of what ``evaluate`` returns is better.
         of: Names of the outputs that the metric and the error are of, the worst of them; empty
             for all that copy no input.
+        baseline: What ``evaluate`` gives for the fp32 module, where that is known already.
+        evaluate_name: The name of ``evaluate`` in messages, where it was given as text.
     """
 
-    data: Data | None = None
-    labels: str | None = None
-    metric: str | None = None
-    evaluate: EvalFunction | None = None
+    data: Data | None = Option(
+        help="Arrays with the inputs' names, and labels.",
+        metavar="FILE.npz",
+        kind=Path,
+        python=(object, "data"),
+    ).field(None)
+    labels: str | None = Option(
+        help="Array of labels in --data; default 'label'.",
+    ).field(None)
+    calib: Data | CalibrationFunction | None = Option(
+        help="Calibration feeds: an unlabelled .npz, or a function that yields them.",
+        metavar="NPZ|FILE.py:FUNCTION",
+        python=(object, "calibration data"),
+    ).field(None)
+    sample_axes: Mapping[str, int | None] = Option(
+        help="The axis of an input along which samples lie; none if all samples share it.",
+        flags=("--sample-axis",),
+        metavar="NAME=none|AXIS",
+        many=True,
+        python=(Mapping, "a dict of axes by input"),
+        convert=_axes,
+    ).field({})
+    batch: int | None = Option(
+        help="Samples a call; default 32 of data, 1 of random feeds.", kind=int, least=1
+    ).field(None)
+    dims: Mapping[str, int] = Option(
+        help="Size of a free dimension, for random feeds.",
+        flags=("--dim",),
+        metavar="NAME=SIZE",
+        many=True,
+        python=(Mapping, "a dict of sizes by dimension"),
+        convert=_sizes,
+    ).field({})
+    metric: str | None = Option(
+        help="top1 (or accuracy), top5, f1, agreement, cosine, spearman, snr_db, max_abs,"
+        " mse, mae, perplexity; default agreement.",
+        python=(str, "the name of a metric (a function of your own is evaluate)"),
+    ).field(None)
+    evaluate: EvalFunction | str | None = Option(
+        help="Your own metric: gets run(feeds) -> outputs by name, returns a number.",
+        flags=("--eval",),
+        metavar="FILE.py:FUNCTION",
+        python=((Callable, str), "a function of run"),
+    ).field(None)
+    lower_is_better: bool = Option(help="The --eval metric is a loss.", kind=bool).field(False)
+    of: Sequence[str] = Option(
+        help="The model's output that the metric and the error are of, by name; of several"
+        " the worst counts. Default: the worst of all for cosine, snr_db, max_abs and the"
+        " error, else the first; never one that copies an input.",
+        metavar="OUTPUT",
+        many=True,
+        python=(Iterable, "an output's name, or several,"),
+        convert=_names,
+    ).field(())
+    baseline: float | None = Option(
+        help="The metric of the fp32 model, if it is known already.", kind=float
+    ).field(None)
     evaluate_name: str = ""
-    calib: Data | CalibrationFunction | None = None
-    batch: int = DEFAULT_BATCH
-    lower_is_better: bool = False
-    sample_axes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
-    of: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Convert what was given as text."""
+        convert_options(self)
+
+    @property
+    def given(self) -> bool:
+        """Whether there are data."""
+        return any(o is not None for o in (self.data, self.calib, self.labels, self.evaluate))
+
+    @property
+    def samples(self) -> int:
+        """Samples of a call on data."""
+        return self.batch or DEFAULT_BATCH
+
+    @property
+    def label(self) -> str:
+        """The metric's name in reports."""
+        name = self.evaluate_name or getattr(self.evaluate, "__qualname__", "")
+        return name if self.evaluate is not None else self.metric or "agreement"
+
+    @property
+    def reads(self) -> list[tuple[str, Path]]:
+        """The files that are read, each with its option."""
+        given = {"--data": self.data, "--calib": self.calib, "--eval": self.evaluate}
+        found = ((role, one) for role, one in given.items() if isinstance(one, str | Path))
+        return [(role, _file_of(one)) for role, one in found]
+
+    def loaded(self) -> DataOptions:
+        """These options with functions in place of ``FILE.py:FUNCTION``.
+
+        Raises:
+            UsageError: If a function cannot be loaded, or labels are named without data.
+        """
+        calib, evaluate = self.calib, self.evaluate
+        if self.labels is not None and self.data is None:
+            raise UsageError(
+                "--labels names an array of --data", where="--labels", fix="give --data too"
+            )
+        if isinstance(calib, str) and not _is_npz(calib):
+            calib = load_function(calib)
+        if not isinstance(evaluate, str):
+            return replace(self, calib=calib)
+        function = load_function(evaluate)
+        return replace(self, calib=calib, evaluate=function, evaluate_name=evaluate)
+
+    def if_given(self, *, sizes_feeds: bool = False) -> DataOptions | None:
+        """These options, ``loaded``; None if they name no data.
+
+        Args:
+            sizes_feeds: Whether ``batch`` also sizes random feeds, and so needs no data.
+
+        Raises:
+            UsageError: As ``loaded``; or if an option that needs data is given without any.
+        """
+        if self.given:
+            return self.loaded()
+        alone = {
+            "--sample-axis": bool(self.sample_axes),
+            "--batch": self.batch is not None and not sizes_feeds,
+        }
+        for option, stated in alone.items():
+            if stated:
+                raise UsageError(
+                    f"{option} is given without data",
+                    where=option,
+                    fix="give --data too, or size random feeds by --dim",
+                )
+        return None
+
+
+def _is_npz(given: str) -> bool:
+    return given.lower().endswith(".npz")
+
+
+def _file_of(given: str | Path) -> Path:
+    """The file of ``FILE.py:FUNCTION``; of an ``.npz`` the file itself."""
+    file, colon, _ = str(given).rpartition(":")
+    named = colon and isinstance(given, str) and not _is_npz(given)
+    return Path(file if named else given)
 
 
 def workload_of(options: DataOptions, session: Session) -> Workload:
@@ -76,13 +256,16 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     Raises:
         UsageError: If they do not fit together or do not fit the model.
     """
+    options = options.loaded()
     of = known_outputs(options.of, session)
     calibration = _calibration(options, session)
-    if options.evaluate is not None:
+    evaluate = options.evaluate
+    if evaluate is not None:
+        assert not isinstance(evaluate, str)
         _check_evaluation(options)
         return FunctionWorkload(
-            function=options.evaluate,
-            name=options.evaluate_name or getattr(options.evaluate, "__qualname__", ""),
+            function=evaluate,
+            name=options.label,
             lower_is_better=options.lower_is_better,
             calibrate=calibration,
             of=of,
@@ -108,9 +291,9 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     return DataWorkload(
         data=data,
         metric=metric,
-        batch=options.batch,
+        batch=options.samples,
         data_digest=_digest(options),
-        calibrate=calibration or partial(_first_batches, data, options.batch),
+        calibrate=calibration or partial(_first_batches, data, options.samples),
         of=of,
     )
 
@@ -155,7 +338,7 @@ def _calibration(options: DataOptions, session: Session) -> CalibrationFunction 
         if next(calibrate(), None) is None:
             raise UsageError("the calibration function yields nothing", where="--calib")
         return calibrate
-    return partial(_first_batches, _samples(calib, options, session), options.batch)
+    return partial(_first_batches, _samples(calib, options, session), options.samples)
 
 
 def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
@@ -235,7 +418,7 @@ def calibration_batches(
         if options.data is None:
             raise UsageError("no data", fix="give --data FILE.npz or --calib")
         data = _samples(options.data, options, session, labels=options.labels)
-        calibration = partial(_first_batches, data, options.batch)
+        calibration = partial(_first_batches, data, options.samples)
     return list(islice(calibration(), limit))
 
 

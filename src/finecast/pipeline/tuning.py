@@ -23,10 +23,11 @@ from finecast.graph import Node
 from finecast.measure.racing import ANCHOR
 from finecast.pipeline.adjusting import Adjustments, gaining_kinds, share_left
 from finecast.pipeline.conclusion import Conclusion, last_race
+from finecast.pipeline.findings import findings
 from finecast.pipeline.goal import Budget, Goal, Objective
 from finecast.pipeline.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.pipeline.measuring import Measurements, Measuring, drop_slow_formats, ranking
-from finecast.pipeline.outcome import Outcome, findings
+from finecast.pipeline.result import Result
 from finecast.pipeline.search import SAME_TIME, Candidate, chain, undecided, worth_timing
 from finecast.pipeline.study import Study
 from finecast.pipeline.subject import Built, Examined, Subject, UserRules
@@ -72,7 +73,7 @@ def tune(
     user_rules: UserRules = (),
     study: Study | None = None,
     progress: Progress = silent,
-) -> Outcome:
+) -> Result:
     """Find the fastest plan that keeps ``goal`` on all of the workload's data.
 
     Raises:
@@ -182,7 +183,7 @@ class _Tuning:
     exact: Exact | None = None
     errors: dict[str, float] = field(default_factory=dict[str, float])
 
-    def run(self) -> Outcome:
+    def run(self) -> Result:
         if not self.examined.planner.is_free:
             return self._unchanged("the rules leave no op a lower format")
         try:
@@ -222,7 +223,7 @@ class _Tuning:
             self.predicting, self.fp32, self.candidates = False, None, []
         return [p for p in proposals if p.plan.digest in near]
 
-    def _searched(self, proposals: Sequence[Proposal]) -> Outcome | None:
+    def _searched(self, proposals: Sequence[Proposal]) -> Result | None:
         """The outcome of one search among ``proposals`` and what follows from them.
 
         None where costs were predicted and no plan so found gains enough: then all must race.
@@ -254,7 +255,7 @@ class _Tuning:
             return self._unchanged(why)
         return self._settled(found)
 
-    def _settled(self, found: Candidate) -> Outcome | None:
+    def _settled(self, found: Candidate) -> Result | None:
         """The outcome of the last race, between ``found`` and plans that may be better.
 
         None if costs were predicted and the best plan of that race gains too little.
@@ -290,7 +291,7 @@ class _Tuning:
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
         return self._conclusion.improved(best, built, measurements, gains)
 
-    def _unchanged(self, why: str) -> Outcome:
+    def _unchanged(self, why: str) -> Result:
         self._keep()
         return self._conclusion.unchanged(why)
 

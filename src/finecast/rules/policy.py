@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from finecast.errors import UsageError
-from finecast.naming import look_up
+from finecast.naming import Option, convert_options, default_of, look_up, spelled
 from finecast.numbers.formats import Format
 from finecast.rules.ranges import Calibration
 
@@ -76,14 +76,18 @@ class Adjust(Enum):
         return named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Policy:
     """Which ops may be lowered, and to which formats.
+
+    For example ``Policy("auto:bf16,fp16", keep={"Softmax": "fp32"})``. What is given as text
+    is read as the command line reads it.
 
     Attributes:
         scope: Which ops may be lowered.
         formats: The low formats. An op has the first that is permitted; with scope ``auto``
             time and error decide.
+        keep: Formats by op, as ``op_formats``; given to the constructor alone.
         include: Regular expressions searched in node names: if there are any, only matching
             nodes may be lowered.
         exclude: Regular expressions searched in node names: matching nodes stay fp32.
@@ -102,18 +106,106 @@ class Policy:
             plan misses the criterion, ``convert``, which does not measure, none.
     """
 
-    scope: Scope = Scope.AUTO
+    scope: Scope = field(default=Scope.AUTO, kw_only=False)
     formats: tuple[Format, ...] = (Format.BF16,)
-    include: tuple[re.Pattern[str], ...] = ()
-    exclude: tuple[re.Pattern[str], ...] = ()
-    op_formats: Mapping[str, Format] = field(default_factory=dict[str, Format])
-    io: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    keep: InitVar[Mapping[str, Format | str] | None] = None
+    include: tuple[re.Pattern[str], ...] = Option(
+        help="Lower only nodes whose name matches; repeatable.",
+        metavar="REGEX",
+        many=True,
+        convert=lambda given: patterns(given, option="--include"),
+    ).field(())
+    exclude: tuple[re.Pattern[str], ...] = Option(
+        help="Keep nodes whose name matches; repeatable.",
+        metavar="REGEX",
+        many=True,
+        convert=lambda given: patterns(given, option="--exclude"),
+    ).field(())
+    op_formats: Mapping[str, Format] = Option(
+        help="Format of an op, as Softmax=fp32; repeatable.",
+        flags=("--op",),
+        metavar="OP=FORMAT",
+        many=True,
+        convert=lambda given: assignments(given, option="--op"),
+    ).field({})
+    io: Mapping[str, Format] = Option(
+        help="'low', or NAME=FORMAT for one input or output; default: types are kept.",
+        metavar="low|NAME=FORMAT",
+        many=True,
+        convert=lambda given: assignments(given, option="--io"),
+    ).field({})
     io_low: bool = False
-    keep_ops: bool = False
-    by_hint: bool = False
+    keep_ops: bool = Option(
+        help="Change types only: rewrite no low op as another that the engine recognises.",
+        kind=bool,
+    ).field(False)
+    by_hint: bool = Option(
+        help="OpenVINO's IR without casts: mark ops that keep fp32, leave the others to"
+        " OpenVINO's own precision hint. tune tries both, unless this is given.",
+        kind=bool,
+    ).field(False)
     open_formats: bool = False
-    calibration: Calibration = Calibration.MINMAX
-    adjust: tuple[Adjust, ...] | None = None
+    calibration: Calibration = Option(
+        help="How the range of a value in int8 is chosen: minmax (default) covers all that"
+        " --data shows of it, percentile 99.99% of it, mse gives the least squared error.",
+        metavar="HOW",
+        convert=lambda given: Calibration.parse(given) if isinstance(given, str) else given,
+    ).field(Calibration.MINMAX)
+    adjust: tuple[Adjust, ...] | None = Option(
+        help="How to adjust operands of int8 products, kept if that lowers the error on"
+        " --data: equalise (scale channels so that their weights are of one size), smooth"
+        " (scale them by their values), bias (subtract mean errors from biases); several:"
+        " smooth,bias. convert adjusts only if asked; tune tries all where a faster plan"
+        " misses the criterion, unless this is none.",
+        metavar="WHAT",
+        convert=lambda given: Adjust.parse(given) if isinstance(given, str) else given,
+    ).field(None)
+
+    if TYPE_CHECKING:
+        # The generated one has the fields' types, which text is converted to.
+        def __init__(
+            self,
+            scope: Scope | str = Scope.AUTO,
+            *,
+            keep: Mapping[str, Format | str] | None = None,
+            **fields: Any,
+        ) -> None: ...
+
+    def __post_init__(self, keep: Mapping[str, Format | str] | None) -> None:
+        """Read what was given as text.
+
+        Raises:
+            UsageError: If a text cannot be read.
+        """
+        text: object = self.scope
+        if isinstance(text, str):
+            stated = Policy.parse(text)
+            for name in ("scope", "formats", "open_formats", "calibration", "adjust"):
+                if name == "scope" or getattr(self, name) == default_of(Policy, name):
+                    object.__setattr__(self, name, getattr(stated, name))
+        io: object = self.io
+        if isinstance(io, list | tuple):
+            ports = [port for port in cast("Sequence[str]", io) if spelled(port) != "low"]
+            object.__setattr__(self, "io_low", len(ports) < len(io))
+            object.__setattr__(self, "io", ports)
+        convert_options(self)
+        if keep:
+            object.__setattr__(self, "op_formats", {**self.op_formats, **assignments(keep)})
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        text = self.scope.value if self.open_formats else self.label.removesuffix(BY_HINT)
+        parts: dict[str, object] = {
+            "keep": {name: fmt.label for name, fmt in self.op_formats.items()},
+            "include": [one.pattern for one in self.include],
+            "exclude": [one.pattern for one in self.exclude],
+            "io": {name: fmt.label for name, fmt in self.io.items()},
+            "io_low": self.io_low,
+            "keep_ops": self.keep_ops,
+            "by_hint": self.by_hint,
+        }
+        stated = (f", {name}={value!r}" for name, value in parts.items() if value)
+        return f"Policy({text!r}{''.join(stated)})"
 
     @property
     def label(self) -> str:
@@ -221,37 +313,47 @@ def low_format(name: str) -> Format:
     return fmt
 
 
-def patterns(texts: tuple[str, ...], *, option: str) -> tuple[re.Pattern[str], ...]:
+def patterns(
+    given: Sequence[str | re.Pattern[str]] | None, *, option: str
+) -> tuple[re.Pattern[str], ...]:
     """Compile regular expressions.
 
     Raises:
         UsageError: If one is not valid; names ``option``.
     """
     try:
-        return tuple(re.compile(t) for t in texts)
+        return tuple(re.compile(one) for one in given or ())
     except re.error as error:
         raise UsageError(
             f"invalid regular expression {error.pattern!r}: {error}", where=option
         ) from error
 
 
-def assignments(texts: tuple[str, ...], *, option: str) -> dict[str, Format]:
-    """Read ``NAME=FORMAT`` pairs.
+def assignments(
+    given: Mapping[str, Format | str] | Sequence[str] | None, *, option: str = "--op"
+) -> dict[str, Format]:
+    """Formats by name, also of ``NAME=FORMAT`` texts.
 
     Raises:
-        UsageError: If one has another shape; names ``option``.
+        UsageError: If a text has another shape; names ``option``.
     """
     found: dict[str, Format] = {}
-    for text in texts:
-        name, equals, fmt = text.rpartition("=")
-        if not equals or not name:
+    pairs = given.items() if isinstance(given, Mapping) else map(_assignment, given or ())
+    for name, fmt in pairs:
+        if not name:
             raise UsageError(
-                f"{text!r} is not NAME=FORMAT",
+                f"{fmt!r} is not NAME=FORMAT",
                 where=option,
                 fix="write for example Softmax=fp32",
             )
-        found[name] = Format.parse(fmt)
+        found[name] = fmt if isinstance(fmt, Format) else Format.parse(fmt)
     return found
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    """Name and format; no name and the text if there are not both."""
+    name, equals, fmt = text.rpartition("=")
+    return (name, fmt) if equals and name else ("", text)
 
 
 def conversion_stays(was: str, policy: str) -> bool:

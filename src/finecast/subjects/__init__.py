@@ -19,7 +19,7 @@ from typing import Any, Final
 from finecast.errors import EngineError, UsageError
 from finecast.files import DATA_SUFFIX, check_spelling
 from finecast.pipeline.artefact import Destination
-from finecast.pipeline.model import OpenedModel
+from finecast.pipeline.model import OpenedModel, ReadOptions
 from finecast.planning.plan import Plan
 
 
@@ -41,6 +41,7 @@ class FrontendEntry:
             name of the model's file, ``{stem}`` the same without its suffix.
         writes_folder: Whether it writes a folder, marked like those that it reads.
         opsets: Whether its plans state the operation set that they need.
+        captures: Whether its objects are captured by example inputs.
     """
 
     suffixes: tuple[str, ...]
@@ -54,6 +55,7 @@ class FrontendEntry:
     beside: tuple[str, ...] = ()
     writes_folder: bool = False
     opsets: bool = False
+    captures: bool = False
 
     @property
     def kind(self) -> str:
@@ -118,7 +120,12 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
     ),
     FrontendEntry(
         suffixes=(".keras",),
-        packages=("keras", "tensorflow", "finecast.frontends.tensorflow"),
+        packages=(
+            "keras",
+            "tensorflow",
+            "finecast.frontends.tensorflow",
+            "finecast.subjects.tensorflow",
+        ),
         module="finecast.subjects.tensorflow.model",
         requires="tensorflow",
         install="pip install 'finecast[tensorflow]'; or name an output .xml, for OpenVINO",
@@ -155,6 +162,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             "--external-data/--one-file": "leave it out",
             "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
         },
+        captures=True,
     ),
 )
 
@@ -347,8 +355,8 @@ def _entry_of(
 
 def opened(
     model: Any,
+    how: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
     *,
-    trust: bool = False,
     output: Path | None = None,
     plan: Plan | None = None,
 ) -> OpenedModel:
@@ -356,7 +364,7 @@ def opened(
 
     Args:
         model: A path, an object of its library, or a model that is open already.
-        trust: Whether code in the model's file may be executed.
+        how: How it is read; ``from_type`` is the caller's.
         output: Where a result goes: its name decides among frontends that read the model.
         plan: The plan whose nodes are looked up where nothing is written: it decides then.
 
@@ -368,10 +376,12 @@ def opened(
         path = Path(model)
         entry = _entry_of(path, output, plan)
         _check_kind(path)
-        found: OpenedModel = entry.load().read(path, trust=trust)
+        _check_examples(how, path)
+        found: OpenedModel = entry.load().read(path, trust=how.trust)
         return found
     if hasattr(model, "graph_for"):
         given: OpenedModel = model
+        _check_examples(how, given.name)
         return given
     homes = [f"{base.__module__}." for base in type(model).__mro__]
     takers = [
@@ -383,10 +393,24 @@ def opened(
         entry = takers[0]
         if output is not None:
             entry = next((e for e in takers if e.writes(output)), entry)
-        taken: OpenedModel = entry.load().take(model)
+        if not entry.captures:
+            _check_examples(how, type(model).__name__)
+        take = entry.load().take
+        taken: OpenedModel = take(model, how) if entry.captures else take(model)
         return taken
     raise UsageError(
         f"a {type(model).__name__} is not a model",
-        fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model or a Keras"
-        " model; PyTorch's: finecast.torch",
+        fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model, a Keras"
+        " model, a PyTorch module or an exported program",
     )
+
+
+def _check_examples(how: ReadOptions, model: object) -> None:
+    """Raise UsageError for inputs to capture ``model`` with, which nothing is captured of."""
+    for name in ("example_inputs", "example_kwargs", "dynamic_shapes"):
+        if getattr(how, name) is not None:
+            raise UsageError(
+                f"{name} captures a PyTorch module, and none is given",
+                where=str(model),
+                fix="leave it out",
+            )

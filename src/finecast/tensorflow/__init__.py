@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from finecast import api
 from finecast.errors import EngineError, UsageError
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 from finecast.pipeline.sources import Data, DataOptions
 from finecast.rules import UserRule
 from finecast.rules.policy import DEFAULT_POLICY, Policy
@@ -33,15 +32,7 @@ from finecast.subjects import check_written
 from finecast.subjects.tensorflow.function import Function
 from finecast.subjects.tensorflow.model import TensorFlowModel
 
-__all__ = ["Function", "Tuned", "convert", "tune"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """The result of ``tune``; ``model`` is the fp32 model if nothing helps."""
-
-    outcome: Outcome
-    model: Function
+__all__ = ["Function", "Result", "convert", "tune"]
 
 
 def convert(
@@ -74,13 +65,13 @@ def convert(
     if output is not None:
         check_written(type(opened).__module__, Path(output))
     done = api.convert(opened, None, policy, data=data, user_rules=user_rules)
-    result = Function(frozen=done.model, plan=done.plan)
+    result: Function = done.model
     if output is not None:
         result.save(output, force=force)
     return result
 
 
-def tune(model: Any, output: str | Path | None = None, **options: Any) -> Tuned:
+def tune(model: Any, output: str | Path | None = None, **options: Any) -> Result:
     """Find the fastest mixed precision that keeps an accuracy; write it if it helps.
 
     Args:
@@ -92,9 +83,7 @@ def tune(model: Any, output: str | Path | None = None, **options: Any) -> Tuned:
     Raises:
         FinecastError: As ``finecast.tune``.
     """
-    outcome = api.tune(_opened(model), output, **options)
-    plan = outcome.plan if outcome.improved else None
-    return Tuned(outcome=outcome, model=Function(frozen=outcome.model, plan=plan))
+    return api.tune(_opened(model), output, **options)
 
 
 def _opened(model: Any) -> TensorFlowModel:

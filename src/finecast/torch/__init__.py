@@ -9,7 +9,7 @@ from finecast.errors import EngineError
 if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.subject import TuneOptions
 from finecast.torch.modules import convert, tune
@@ -25,8 +25,8 @@ from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.
 
 __all__ = [
     "Backend",
-    "Outcome",
     "Profile",
+    "Result",
     "TuneOptions",
     "activation_bytes",
     "compile",

@@ -17,7 +17,7 @@ from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
-from finecast.pipeline.outcome import Outcome, Verdict
+from finecast.pipeline.result import Result, Verdict
 from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 from finecast.progress import silent
@@ -29,7 +29,7 @@ from tests.engines.emulator import models
 SIZE, SAMPLES = 256, 32
 
 
-def tuned(folder: Path, policy: str) -> Outcome:
+def tuned(folder: Path, policy: str) -> Result:
     model = models.range_and_digits(folder / "m.onnx", SIZE)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((SAMPLES, SIZE)).astype(np.float32)

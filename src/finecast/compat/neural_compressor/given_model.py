@@ -78,7 +78,7 @@ class ModelEvaluation:
         """Whether there is an evaluation."""
         return self.function is not None or self.batches is not None
 
-    def score(self, of: Result) -> float:
+    def score(self, of: Lowered) -> float:
         """The accuracy of a model.
 
         Raises:
@@ -114,7 +114,7 @@ def kept(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
     return list(dataloader)
 
 
-class Result(Protocol):
+class Lowered(Protocol):
     """What ``fit`` returns; has ``save(path)``, too."""
 
     @property
@@ -188,7 +188,7 @@ class GivenModel(ABC):
         """Whether ``low`` is faster than fp32 on the device, as measured."""
 
     @abstractmethod
-    def lowered(self, low: Format, kept: frozenset[str]) -> Result:
+    def lowered(self, low: Format, kept: frozenset[str]) -> Lowered:
         """The model with every op low that may be, but those of ``known`` in ``kept``."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ class GivenModel(ABC):
         """The inputs of one batch by name."""
 
     @abstractmethod
-    def quantized(self, policy: Policy, rules: Rules, calibration: Sequence[Any]) -> Result:
+    def quantized(self, policy: Policy, rules: Rules, calibration: Sequence[Any]) -> Lowered:
         """The model with every op low that may be and that runs so.
 
         ``calibration`` has the inputs of batches, as data loaders give them.
@@ -211,7 +211,7 @@ class GivenModel(ABC):
         """The model as the search takes it; sessions have the plan's model as ``module``."""
 
     @abstractmethod
-    def result(self, model: Any, plan: Plan | None) -> Result:
+    def result(self, model: Any, plan: Plan | None) -> Lowered:
         """The result for the native model of a plan, which may be left out for ``model``."""
 
     def score(self, evaluation: ModelEvaluation, session: Session | None) -> float:
@@ -254,7 +254,7 @@ class GivenModel(ABC):
         rules: Rules,
         calibration: Sequence[Any],
         evaluation: ModelEvaluation,
-    ) -> Result | None:
+    ) -> Lowered | None:
         """The best model, by the objective, that keeps the accuracy; None if there is none."""
         workload = ModelWorkload(
             score=partial(self.score, evaluation),

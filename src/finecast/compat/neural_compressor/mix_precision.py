@@ -17,8 +17,8 @@ from finecast.compat.neural_compressor.frameworks import given
 from finecast.compat.neural_compressor.given_model import (
     EvalFunc,
     GivenModel,
+    Lowered,
     ModelEvaluation,
-    Result,
     no_product,
     warn_unused,
 )
@@ -118,14 +118,14 @@ def _searched(
     types: Mapping[str, str],
     fixed: frozenset[str],
     evaluation: ModelEvaluation,
-) -> Result | None:
+) -> Lowered | None:
     """The best model that keeps the accuracy, by reverting ops of ``types`` to fp32."""
     low, goal = settings.low(), settings.goal
     baseline = taken.score(evaluation, None)
     check_finite(baseline, "the evaluation")
     goal.criterion.check(baseline)
 
-    def trial(kept: frozenset[str]) -> tuple[Result, float] | None:
+    def trial(kept: frozenset[str]) -> tuple[Lowered, float] | None:
         result = taken.lowered(low, kept | fixed)
         if not result.products:  # it would gain nothing
             return None

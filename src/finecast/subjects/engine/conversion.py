@@ -27,11 +27,11 @@ from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import (
     NOTHING_GAINS,
-    Conversion,
     nothing_converted,
 )
 from finecast.pipeline.device import plan_time_s
 from finecast.pipeline.measuring import drop_slow_formats
+from finecast.pipeline.result import Measured, Result, Verdict
 from finecast.pipeline.sources import FeedMaker
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
@@ -106,7 +106,7 @@ class Converter:
         target: Emulation | None = None,
         data: Sequence[Feeds] = (),
         user_rules: tuple[tuple[str, UserRule], ...] = (),
-    ) -> Conversion:
+    ) -> Result:
         """Convert by ``policy`` and write.
 
         Args:
@@ -134,7 +134,7 @@ class Converter:
         notes = dict.fromkeys((*left_out, *self.told))
         return replace(done, warnings=(*done.warnings, *notes))
 
-    def _without(self, error: WrongNumbersError, request: Request) -> Conversion:
+    def _without(self, error: WrongNumbersError, request: Request) -> Result:
         """The conversion with the op in fp32 that the engine computes wrongly by ``error``.
 
         Raises ``error`` if no op was found, or if it cannot keep fp32.
@@ -149,7 +149,7 @@ class Converter:
             raise error from None
         return replace(done, warnings=(*done.warnings, f"{node!r} keeps fp32: {text}"))
 
-    def _converted(self, request: Request) -> Conversion:
+    def _converted(self, request: Request) -> Result:
         """Convert and write; ``request.broken`` keeps ops in fp32."""
         source, engine = self.source, self.engines[0]
         policy, target, data = request.policy, request.target, request.data
@@ -219,28 +219,31 @@ class Converter:
         feeds = self.feeds.make(engine.load(self.source.loadable))
         return planner if feeds is None else drop_unfused(self.source, planner, engine, feeds)
 
-    def replay(self, plan: Plan) -> Conversion:
+    def replay(self, plan: Plan) -> Result:
         """Write the model that ``plan``, which decides every op, gives."""
         built = self.source.build(plan)
         plan.check_complete(built.applied.graph, where=self.source.name)
         return self._write(built)
 
-    def _write(self, built: EngineBuilt) -> Conversion:
+    def _write(self, built: EngineBuilt) -> Result:
         """Write the model of a plan, and report on it."""
         engines = self.engines if self.verify else ()
         size, verified = self.source.store(built, self.output, engines, self.feeds)
         applied = built.applied
         in_memory = self.output.path is None
-        return Conversion(
+        return Result(
+            verdict=Verdict.CONVERTED,
             plan=built.plan,
-            ops=built.plan.counts_in(applied.graph),
+            counts=built.plan.counts_in(applied.graph),
             nodes=len(applied.graph.nodes),
             casts=built.casts,
-            size_bytes=(self.source.size_bytes, size),
+            baseline=Measured(size_bytes=self.source.size_bytes),
+            tuned=Measured(size_bytes=size),
+            output=self.output.path,
             seconds=time.perf_counter() - self.start,
             verified=self._named_reference(verified, applied),
             warnings=(*verified.warnings, *(in_memory_notes(built.plan) if in_memory else ())),
-            model=self.source.returned(built) if in_memory else None,
+            model=self.source.given_back(built) if in_memory else None,
             restated=tuple(_restated_text(one) for one in applied.restated),
         )
 
@@ -331,7 +334,7 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
             yield f"adjust {kind.value}: left, for it gains no more than noise: {gain.change}"
 
 
-def _grown(done: Conversion, used: Collection[Format]) -> tuple[str, ...]:
+def _grown(done: Result, used: Collection[Format]) -> tuple[str, ...]:
     """A warning if a format of constants alone leaves a file no smaller."""
     before, after = done.size_bytes
     named = [fmt.label for fmt in used if not fmt.encodes_values]

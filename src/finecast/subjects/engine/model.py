@@ -22,11 +22,10 @@ from finecast.graph import Graph, Value
 from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census, risks
-from finecast.pipeline.conversion import Conversion
 from finecast.pipeline.device import Program
 from finecast.pipeline.measuring import drop_slow_formats
 from finecast.pipeline.model import RunOptions
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 from finecast.pipeline.sources import (
     OPEN_SIZES,
     FeedMaker,
@@ -108,7 +107,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         """The model on a device, of these parts."""
         return EmulatedSubject(model=self, **parts)
 
-    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Conversion:
+    def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Result:
         """Converted and verified by the engine given, or by the device's emulator."""
         crashes: list[str] = []
         engines = self._verifiers(options, crashes)
@@ -122,7 +121,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         )
         return replace(done, warnings=(*crashes, *done.warnings))
 
-    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Conversion:
+    def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Result:
         """Write the model of a plan, verified as a converted one is."""
         source = self.source_for(plan)
         assert isinstance(source, EngineModel)
@@ -132,7 +131,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         return replace(done, warnings=(*crashes, *done.warnings))
 
     def write(
-        self, outcome: Outcome, output: Destination, subject: Subject, workload: Workload
+        self, outcome: Result, output: Destination, subject: Subject, workload: Workload
     ) -> tuple[int, Verified]:
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(outcome.built, EngineBuilt)

@@ -247,10 +247,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             applied=applied,
         )
 
-    def returned(self, built: EngineBuilt) -> Any:
-        """The model of a plan as the caller gets it if it is not written to a file."""
-        return built.model
-
     def reference_name(self, graph: Graph) -> str:
         """The name of the baseline: fp32, or the model given if that was low or quantized."""
         came_low = self.earlier_notes(AS_IT_IS) or quantized_notes(graph)

@@ -38,6 +38,7 @@ from finecast.pipeline.artefact import Destination, Verified, compare
 from finecast.pipeline.conversion import kept_types
 from finecast.pipeline.device import Program
 from finecast.pipeline.sources import FeedMaker
+from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.acceptance import Pair, accept_fp32, nudge
@@ -69,8 +70,10 @@ def read(path: Path, *, trust: bool = False) -> OnnxModel:
 
 def take(model: Any) -> OnnxModel:
     """Open an onnx.ModelProto, an onnx_ir.Model or an ``OnnxFile``."""
+    import onnx_ir as ir
+
     file = model if isinstance(model, OnnxFile) else from_model(model)
-    return OnnxModel(file=stated_for_engines(file))
+    return OnnxModel(file=stated_for_engines(file), as_ir=isinstance(model, ir.Model))
 
 
 def _can_be_taken_out(graph: Graph, node: Node) -> bool:
@@ -92,9 +95,11 @@ _EMULATED_BYTES: Final = 1 << 30
 
 @dataclass(slots=True, kw_only=True)
 class OnnxModel(EngineModel[OnnxFile, Prepared]):
-    """An ONNX model, opened."""
+    """An ONNX model, opened; ``as_ir`` if it was given as an onnx_ir.Model."""
 
     library: ClassVar[str] = "ONNX"
+
+    as_ir: bool = False
 
     @property
     def loadable(self) -> Path:
@@ -139,7 +144,8 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
 
     def to_fp32(self, from_type: str) -> OnnxModel:
         """The model with its ops of that type in fp32; inputs and outputs keep their types."""
-        return OnnxModel(file=frontend.take_to_fp32(self.file, from_type))
+        file = frontend.take_to_fp32(self.file, from_type)
+        return OnnxModel(file=file, as_ir=self.as_ir)
 
     def source_for(self, plan: Plan) -> OnnxModel:
         """Converted to fp32 from the type that the plan names, if it names one."""
@@ -220,9 +226,12 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         """Write the model, which is checked, loaded and run before it takes its name."""
         return _write(self, built, output, engines, feeds)
 
-    def returned(self, built: EngineBuilt) -> onnx.ModelProto:
-        """The model of a plan as an onnx.ModelProto."""
-        return frontend.to_proto(built.model)
+    def given_back(self, built: Built | None) -> onnx.ModelProto | ir.Model:
+        """The model of a plan as an onnx.ModelProto, or as an onnx_ir.Model if given so."""
+        import onnx_ir as ir
+
+        proto = frontend.to_proto(EngineModel.given_back(self, built))
+        return ir.from_proto(proto) if self.as_ir else proto
 
 
 def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:

@@ -30,12 +30,14 @@ from finecast.frontends.tensorflow.saving import save
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.sources import FeedMaker
+from finecast.pipeline.subject import Built
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope
 from finecast.subjects.engine.model import EngineModel
 from finecast.subjects.engine.native import EngineBuilt, check_trust
 from finecast.subjects.engine.verifying import verify
+from finecast.subjects.tensorflow.function import Function
 
 _DIGITS: Final = 16
 
@@ -59,13 +61,15 @@ def read(path: Path, *, trust: bool = False) -> TensorFlowModel:
 
 
 def take(model: Any) -> TensorFlowModel:
-    """Open a Keras model or a ``FrozenModel``.
+    """Open a Keras model, a ``Function`` or a ``FrozenModel``.
 
     Raises:
         UsageError: If ``model`` is neither, or its inputs are not known.
     """
     if isinstance(model, FrozenModel):
         return of_frozen(model, "model")
+    if isinstance(model, Function):
+        return of_frozen(model.frozen, "model")
     if any(base.__name__ == "Session" for base in type(model).__mro__):
         raise UsageError(
             "a session of TensorFlow 1 is no model",
@@ -117,6 +121,11 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TensorFlowApplied:
         del prepared
         return frontend.apply(self.file, plan)
+
+    def given_back(self, built: Built | None) -> Function:
+        """The model of a plan as a function of tensors, which can be saved."""
+        plan = None if built is None else built.plan
+        return Function(frozen=EngineModel.given_back(self, built), plan=plan)
 
     def _size_of(self, model: FrozenModel) -> int:
         return model.size_bytes

@@ -17,7 +17,7 @@ from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import TorchPrepared
 from finecast.frontends.torch.reader import device_kind
-from finecast.pipeline.conversion import Conversion
+from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import predicted_error
@@ -50,7 +50,7 @@ class TorchConverter(Converter):
         """Inputs on which kernels are tried and errors are estimated."""
         return self.feeds.batches[0] if self.feeds.batches else self.source.examples
 
-    def convert(self, policy: Policy, **options: Any) -> Conversion:
+    def convert(self, policy: Policy, **options: Any) -> Result:
         """As ``Converter.convert``, but int8 is refused where each op had to be measured."""
         if uses_codes(policy):
             if policy.scope is Scope.AUTO and not options.get("target"):

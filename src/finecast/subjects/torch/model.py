@@ -20,7 +20,13 @@ from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds, Loadable, Session
 from finecast.engines.fallen_apart import FallenApart, Kernels
 from finecast.engines.torch import NAME
-from finecast.engines.torch.session import Arguments, ProgramSignature, examples, runnable
+from finecast.engines.torch.session import (
+    Arguments,
+    ProgramSignature,
+    arguments_of,
+    examples,
+    runnable,
+)
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
@@ -33,13 +39,16 @@ from finecast.frontends.torch import (
 )
 from finecast.frontends.torch.aten import BODIES
 from finecast.frontends.torch.capture import exported
+from finecast.frontends.torch.converted import own_tensors
 from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.native import TorchNative
 from finecast.graph import Dim, Graph
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.device import Program
-from finecast.pipeline.model import RunOptions
-from finecast.pipeline.sources import FeedMaker
+from finecast.pipeline.model import ReadOptions, RunOptions
+from finecast.pipeline.sources import DataOptions, FeedMaker, known_outputs
+from finecast.pipeline.subject import Built
+from finecast.pipeline.workload import Workload
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.guests import FINECAST
@@ -52,6 +61,7 @@ from finecast.subjects.torch.conversion import TorchConverter
 from finecast.subjects.torch.files import export, load, save
 from finecast.subjects.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.subjects.torch.subject import TorchSubject, TuneOptions
+from finecast.subjects.torch.workload import ModuleWorkload
 
 
 def read(path: Path, *, trust: bool = False) -> TorchModel:
@@ -73,21 +83,17 @@ def read(path: Path, *, trust: bool = False) -> TorchModel:
     return TorchModel(file=file)
 
 
-def take(model: Any) -> TorchModel:
-    """Refuse an exported program or a module: ``finecast.torch`` converts these.
+def take(model: Any, how: ReadOptions) -> TorchModel:
+    """Open a module or a program in memory, with the example inputs that ``how`` has.
 
     Raises:
-        UsageError: Always; names the function to call.
+        UsageError: If it is neither, or a module comes without inputs.
+        ModelError: If it cannot be captured.
     """
-    if isinstance(model, ExportedProgram):
-        raise UsageError(
-            "an exported program in memory goes to finecast.torch",
-            fix="finecast.torch.convert(program), or save it with torch.export.save",
-        )
-    raise UsageError(
-        f"a {type(model).__name__} is converted by finecast.torch",
-        fix="finecast.torch.convert(module, example_inputs)",
-    )
+    arguments = arguments_of(model, how.example_inputs, how.example_kwargs)
+    found = of_module(model, arguments, dynamic_shapes=how.dynamic_shapes)
+    found.as_program = isinstance(model, ExportedProgram)
+    return found
 
 
 def of_module(
@@ -107,7 +113,7 @@ def of_module(
     original = runnable(module) if isinstance(module, ExportedProgram) else module
     name = type(original).__name__
     file = TorchFile(
-        path=Path(f"{name}.pt2"),
+        path=Path(f"({name} in memory).pt2"),  # no file of a user's has that name
         name=name,
         model=original,
         program=program,
@@ -146,6 +152,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         given: Example arguments of a module in memory; None for those of the program.
         rule_set: Which rules judge its ops.
         calibration: Feeds by whose ranges scales are chosen; empty for the examples.
+        tuning: How plans are tried.
+        as_program: Whether a result is given back as an exported program, not as a module.
     """
 
     library: ClassVar[str] = "PyTorch"
@@ -157,6 +165,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     given: Arguments | None = None
     rule_set: str = FINECAST
     calibration: Sequence[Feeds] = ()
+    tuning: TuneOptions = TuneOptions()
+    as_program: bool = False
     signature: ProgramSignature = field(init=False)
 
     def __post_init__(self) -> None:
@@ -211,17 +221,24 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def measured(self, **parts: Any) -> TorchSubject:
         """The program compiled, if there is a compiler, else as it is; of these parts."""
-        return TorchSubject(model=self, **parts)
+        return TorchSubject(model=self, options=self.tuning, **parts)
+
+    def workload(self, options: DataOptions, session: Session) -> Workload:
+        """The data; of a module in memory the user's metric gets the module itself."""
+        evaluate: Any = options.evaluate
+        if evaluate is None or self.given is None:
+            return EngineModel.workload(self, options, session)
+        return ModuleWorkload(
+            function=evaluate,
+            known=options.baseline,
+            lower_is_better=options.lower_is_better,
+            examples=self.examples,
+            of=known_outputs(options.of, session),
+        )
 
     def emulated(self, **parts: Any) -> TorchEmulatedSubject:
         """The program on a device, of these parts."""
         return TorchEmulatedSubject(model=self, **parts)
-
-    def tuned_as(self, options: TuneOptions) -> TorchSubject:
-        """The module to tune, with options of Python's."""
-        engine = self.runners(None)[0]
-        reference = engine.load(self.loadable)
-        return self.measured(engine=engine, reference=reference, options=options)
 
     def observed(
         self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
@@ -286,10 +303,13 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             return built.size_bytes, verified
         return save(built.program, output.path, plan=built.plan), verified
 
-    def returned(self, built: EngineBuilt) -> Any:
-        """The converted module; of a file the program that it is exported to."""
+    def given_back(self, built: Built | None) -> Any:
+        """The converted module, with tensors of its own, or the program exported of it."""
+        if built is None:
+            return self.file.program if self.as_program else self.model
         assert isinstance(built, TorchBuilt)
-        if self.given is not None:
+        if self.given is not None and not self.as_program:
+            own_tensors(built.model)
             return built.model
         return built.program or export(built.model, self.file.program)
 

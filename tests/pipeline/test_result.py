@@ -15,11 +15,11 @@ import finecast
 from finecast.cli.tune_report import write_report
 from finecast.errors import UsageError
 from finecast.pipeline.hint import Anchor
-from finecast.pipeline.outcome import Outcome
+from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 from tests.frontends.tools import parse, tensor
 
-Tune = Callable[..., Outcome]
+Tune = Callable[..., Result]
 X = np.random.default_rng(1).standard_normal((64, 768)).astype(np.float32)
 
 
@@ -41,7 +41,7 @@ def mlp(tmp_path: Path) -> Path:
 def tune(mlp: Path) -> Tune:
     """``finecast.tune`` for a device whose times are modelled: the verdict is no machine's."""
 
-    def run(output: Path | None = None, **more: Any) -> Outcome:
+    def run(output: Path | None = None, **more: Any) -> Result:
         given = {"data": {"x": X}, "metric": "cosine", "target": "trn1", "batch": 16}
         return finecast.tune(mlp, output, **given, **more)
 
@@ -154,3 +154,30 @@ def test_progress_is_reported(tune: Tune) -> None:
     assert {"baseline", "sensitivity", "timing"} <= set(stages)
     with pytest.raises(UsageError, match="progress"):
         tune(progress="yes")
+
+
+def test_a_result_has_all_that_was_found(tune: Tune, tmp_path: Path) -> None:
+    found = tune()
+    assert found.improved
+    rows = {row.node: row for row in found.ops}
+    assert {n: r.type for n, r in rows.items()} == {
+        n: f.label for n, f in found.plan.formats.items()
+    }
+    assert all(row.reason for row in rows.values())
+    low = [row for row in rows.values() if row.type != "fp32"]
+    assert all(row.ms is not None and row.error is not None for row in low)
+    steps = found.frontier
+    assert found.plan.digest in {one.plan.digest for one in steps}
+    costs = [one.predicted_cost for one in steps]
+    assert costs == sorted(costs)
+    page = found._repr_html_()
+    assert "improved" in page
+    assert "<td>" + found.ops[0].node in page
+    found.save(tmp_path / "saved.onnx")
+    with pytest.raises(UsageError, match="exists"):
+        found.save(tmp_path / "saved.onnx")
+    found.save(tmp_path / "saved.onnx", force=True)
+    unchanged = tune(min_speedup=50.0)
+    assert unchanged.run_notes == ()
+    with pytest.raises(UsageError, match="no other model than the one given"):
+        unchanged.save(tmp_path / "other.onnx")
