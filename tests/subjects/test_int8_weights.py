@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import openvino
 import pytest
+from finecast.pipeline.outcome import Outcome
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
@@ -22,7 +23,6 @@ from finecast.frontends import openvino as ov_frontend
 from finecast.frontends.native_model import with_roundings
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.pipeline.outcome import Outcome
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
