@@ -38,6 +38,7 @@ from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.tuning import tune as search
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
+from finecast.report.frontier import write_frontier
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
 from finecast.subjects import (
@@ -212,11 +213,12 @@ def tune(
         progress: As for ``convert``.
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
             ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
-            (``Criterion``): ``max_drop`` or ``tolerance``, ``criterion``, ``keep``. Of the
+            (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``, ``keep``. Of the
             search (``Goal``): ``objective``, ``min_speedup``, ``max_trials``, ``timeout_s``.
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
-            ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``. And ``user_rules``,
+            ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
+            ``frontier`` (a picture of all plans). And ``user_rules``,
             ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
@@ -270,8 +272,11 @@ def tuned(
     """
     given, files = _declared(model, how, output, request.data, study=request.study)
     files.write("the plan", request.plan_out)
+    files.write("the frontier", request.frontier)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         outcome = _searched(given(), output, request, study)
+        if request.frontier is not None:
+            write_frontier(outcome.to_dict(), given().path.name, request.frontier)
     warnings = (*removed, *outcome.warnings)
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,3 +111,16 @@ def test_infinity_is_no_accuracy_beside_a_finite_baseline(higher_is_better: bool
     assert not kept.passes(math.inf, 1.0)
     assert not kept.passes(-math.inf, 1.0)
     assert kept.passes(1.0, 1.0)
+
+
+def test_a_drop_is_absolute_as_in_nncf() -> None:
+    assert Criterion(max_drop=0.02) == Criterion(kind=CriterionKind.ABSOLUTE, tolerance=0.02)
+    assert Criterion(max_drop=0.5).target(2.0) == 1.5
+
+
+@pytest.mark.parametrize(
+    "given", [{"tolerance": 0.5}, {"keep": "99%"}, {"tolerance": 0.1, "keep": "99%"}]
+)
+def test_what_may_be_lost_is_said_once(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="says how much may be lost, and so does another"):
+        Criterion(**{"max_drop": 0.1, **given})

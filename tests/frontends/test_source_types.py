@@ -343,3 +343,19 @@ def test_a_model_that_fp32_does_not_make_loadable_gets_no_such_advice() -> None:
     with pytest.raises(EngineError, match="cannot load") as caught:
         exact_session(ir.from_proto(model))
     assert "--from-type" not in caught.value.fix
+
+
+@pytest.mark.parametrize("label", ["fp16", "fp64"])
+@pytest.mark.parametrize(
+    ("target", "formats"), [(None, "bf16,int8_weights"), ("trn1", "bf16")]
+)
+def test_a_model_taken_to_fp32_is_tuned_on_data_of_its_own_types(
+    label: str, target: str | None, formats: str
+) -> None:
+    x = np.random.default_rng(1).normal(size=(8, 8)).astype(f"float{label[2:]}")
+    outcome = api.tune(
+        dense(label), None, data={"x": x}, metric="cosine",
+        of="y", tolerance=0.5, batch=8, objective="size", policy=f"auto:{formats}",
+        from_type=label, target=target,
+    )  # fmt: skip
+    assert outcome.plan is not None

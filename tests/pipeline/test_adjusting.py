@@ -37,7 +37,7 @@ class Adjusted(Examined):
     def adjusts(self) -> bool:
         return True
 
-    def analysis(self) -> Any:
+    def analysis(self, *, of_time: bool = True) -> Any:
         raise NotImplementedError
 
     def __init__(self, *lacking: Adjust) -> None:

@@ -68,7 +68,7 @@ def test_ops_in_fp64_are_counted(tmp_path: Path) -> None:
     assert not any("fp64" in w for w in told(path, "none:bf16")[1])
 
 
-SLOW = "in openvino: the model is smaller, not faster"
+SLOW = "in openvino: no speed is gained here"
 
 
 def test_of_the_formats_used_the_slow_ones_are_named(model: Path, fast: set[Format]) -> None:

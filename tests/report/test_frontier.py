@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finecast.report.frontier import picture, points_of, predicted_of
+import finecast
+from finecast.errors import UsageError
+from finecast.pipeline.model import TuneRequest
+from finecast.report.frontier import picture, points_of, predicted_of, write_frontier
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -83,3 +88,31 @@ def test_a_search_that_found_nothing_has_a_picture(found: dict[str, Any]) -> Non
     found["relative_error"] = {"measured": None}
     drawn = ElementTree.fromstring(picture(found, "net"))
     assert not [t for t in drawn.iter(f"{SVG}text") if "chosen" in (t.text or "")]
+
+
+def test_a_file_has_the_picture_or_the_figures(found: dict[str, Any], tmp_path: Path) -> None:
+    found |= {"verdict": "improved", "trials": []}
+    write_frontier(found, "net", tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text() == picture(found, "net")
+    write_frontier(found, "net", tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["frontier"] == found["frontier"]
+
+
+def test_another_suffix_is_an_error_before_any_work() -> None:
+    with pytest.raises(UsageError, match=r"drawn as .svg or written as .json"):
+        TuneRequest(frontier=Path("a.png"))
+
+
+def test_a_search_draws_its_frontier(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    digits = Path(__file__).parent.parent.parent / "examples" / "digits"
+    result = finecast.tune(
+        digits / "digits.onnx",
+        data=digits / "digits_calib.npz",
+        target="avx512-vnni",
+        max_trials=1,
+        frontier=tmp_path / "plans.svg",
+    )
+    drawn = (tmp_path / "plans.svg").read_text()
+    assert "digits.onnx" in drawn
+    assert "<svg" in result._repr_html_()

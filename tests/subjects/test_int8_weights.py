@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import openvino
 import pytest
+from finecast.pipeline.outcome import Outcome
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
@@ -26,6 +27,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
 from finecast.subjects.engine.planning import make_planner
+from finecast.subjects.engine.profiles import Profiles
 from tests.subjects.weights_only import coded, engine_for, saved
 
 WEIGHTS = Format.INT8_WEIGHTS
@@ -195,6 +197,22 @@ def test_it_is_mixed_in_by_auto(net: Path, engine: OpenVinoEngine) -> None:
     assert found.improved
     assert coded(found.plan, WEIGHTS)
     assert found.measured_error < 0.05
+
+
+def test_it_makes_a_model_smaller_though_it_gains_no_time(
+    net: Path, engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Profiles, "_gained_s", lambda *_: -1.0)
+
+    def tuned(policy: str) -> Outcome:
+        return api.tune(
+            net, None, data={"ids": IDS}, metric="cosine", policy=policy, engine="openvino",
+            objective="size", tolerance=0.5, batch=1,
+        )  # fmt: skip
+
+    both = tuned("auto:bf16,int8_weights")
+    assert coded(both.plan, WEIGHTS)
+    assert both.tuned.size_bytes < tuned("auto:bf16").tuned.size_bytes
 
 
 @pytest.mark.parametrize(

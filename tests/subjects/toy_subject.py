@@ -98,7 +98,7 @@ class ToySubject(Subject):
 class ToyExamined(Examined):
     planner: Planner
 
-    def analysis(self) -> Analysis:
+    def analysis(self, *, of_time: bool = True) -> Analysis:
         graph, formats = self.planner.graph, self.planner.policy.formats
         units = make_units(graph, self.planner.permissions, formats)
         points = rounding_points(graph, units)

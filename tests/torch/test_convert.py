@@ -458,3 +458,27 @@ def test_a_plan_that_lowers_nothing_changes_no_bit(tmp_path: Path) -> None:
     done = finecast.convert(saved, tmp_path / "low.pt2", policy)
     assert done.verified.max_abs_error == 0
     assert torch.equal(torch.export.load(tmp_path / "low.pt2").module()(x), wanted)
+
+
+class Masked(nn.Module):
+    """An encoder layer with a mask: ops on masks round nothing in any format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, src_key_padding_mask=mask)
+
+
+def test_auto_leaves_a_module_that_would_gain_a_hair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "finecast.subjects.torch.conversion.predicted_cost", lambda *_: 0.0
+    )  # of the plan in fp32: all others take longer
+    torch.manual_seed(0)
+    net, x = Masked().eval(), torch.randn(2, 6, 32)
+    mask = torch.zeros(2, 6, dtype=torch.bool)
+    mask[0, 4:] = True
+    low = ft.convert(net, (x, mask))
+    assert not low.finecast_plan.low_formats
+    assert torch.equal(low(x, mask), net(x, mask))

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from finecast.pipeline.model import OpenedModel
     from finecast.pipeline.result import Result
 
-Records = Annotated[TuneRequest, Only("plan_out", "study", "resume")]
+Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "frontier")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
 
@@ -97,6 +97,7 @@ def run(
     written = _replacing(source, how, written, plan, study, resume=request.resume)
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.write("--plan-out", plan)
+    files.write("--frontier", request.frontier)
     model = open_model(files, source, written, how, engine=running.engine)
     files.write("--study", study, beside=journals(study), replaces=False)
     request = replace(

@@ -57,10 +57,12 @@ class Criterion:
         kind: How the tolerance is read.
         tolerance: The loss of the metric that is allowed.
         higher_is_better: Which way the metric improves.
+        max_drop: An absolute tolerance, in NNCF's word; None once it is read.
         keep: The share of the metric to keep instead of a tolerance; None once it is read.
 
     Raises:
-        UsageError: If the tolerance is negative or not finite, or is given beside ``keep``.
+        UsageError: If the tolerance is negative or not finite, or is given beside ``keep`` or
+            ``max_drop``.
     """
 
     kind: CriterionKind = Option(
@@ -72,11 +74,15 @@ class Criterion:
     ).field(CriterionKind.RELATIVE)
     tolerance: float = Option(
         help="Loss of the metric that is allowed.",
-        flags=("--tolerance", "--max-drop"),
         kind=float,
-        keywords=("tolerance", "max_drop"),
     ).field(_DEFAULT_TOLERANCE)
     higher_is_better: bool = True
+    max_drop: float | None = Option(
+        help="The loss that is allowed as an absolute number, as in NNCF: --criterion absolute"
+        " --tolerance X in one.",
+        metavar="X",
+        kind=float,
+    ).field(None)
     keep: str | None = Option(
         help="The share of the metric to keep: 99% is --tolerance 0.01, 99.9% is 0.001.",
         metavar="SHARE",
@@ -86,28 +92,30 @@ class Criterion:
     def __post_init__(self) -> None:
         convert_options(self)
         if self.keep is not None:
-            self._set_tolerance(self.keep)
+            self._check_alone("--keep", CriterionKind.RELATIVE, self.max_drop)
+            self._set(CriterionKind.RELATIVE, _lost(self.keep))
+        if self.max_drop is not None:
+            self._check_alone("--max-drop", self.kind, None)
+            self._set(CriterionKind.ABSOLUTE, self.max_drop)
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise UsageError(
                 f"tolerance {self.tolerance} is not usable", fix="give a number of 0 or more"
             )
 
-    def _set_tolerance(self, keep: str) -> None:
-        if (self.kind, self.tolerance) != (CriterionKind.RELATIVE, _DEFAULT_TOLERANCE):
+    def _check_alone(self, option: str, kind: CriterionKind, other: float | None) -> None:
+        """Refuse two ways to say what may be lost."""
+        if (self.kind, self.tolerance, other) != (kind, _DEFAULT_TOLERANCE, None):
             raise UsageError(
-                f"{keep} is to be kept, and a tolerance is given, too",
-                where="--keep",
-                fix="give one of them",
+                f"{option} says how much may be lost, and so does another option",
+                where=option,
+                fix="give one of --tolerance, --max-drop and --keep",
             )
-        number = keep.strip().removesuffix("%")
-        try:
-            share = Fraction(number) / 100
-        except ValueError:
-            share = Fraction(0)
-        if not (0 < share <= 1 and keep.strip().endswith("%")):
-            raise UsageError(f"{keep!r} is no share to keep", where="--keep", fix="write 99%")
-        object.__setattr__(self, "tolerance", float(1 - share))
-        object.__setattr__(self, "keep", None)
+
+    def _set(self, kind: CriterionKind, tolerance: float) -> None:
+        for name, value in (("kind", kind), ("tolerance", tolerance)):
+            object.__setattr__(self, name, value)
+        for name in ("keep", "max_drop"):
+            object.__setattr__(self, name, None)
 
     def target(self, baseline: float) -> float:
         """The worst value that still passes.
@@ -159,3 +167,15 @@ class Criterion:
             return False
         target = self.target(baseline)
         return value >= target if self.higher_is_better else value <= target
+
+
+def _lost(keep: str) -> float:
+    """What may be lost where a share as ``99%`` is to be kept."""
+    number = keep.strip().removesuffix("%")
+    try:
+        share = Fraction(number) / 100
+    except ValueError:
+        share = Fraction(0)
+    if not (0 < share <= 1 and keep.strip().endswith("%")):
+        raise UsageError(f"{keep!r} is no share to keep", where="--keep", fix="write 99%")
+    return float(1 - share)

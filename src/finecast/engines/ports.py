@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from finecast.engines.base import Array, Feeds, TensorSpec
+from finecast.engines.base import Array, Feeds, Session, TensorSpec, each_call
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS
 
@@ -99,3 +99,12 @@ def check_array(array: Array, spec: TensorSpec) -> None:
 def shape_text(shape: Sequence[int | str | None]) -> str:
     """``[N, 3, ?]``: a shape as messages and tables show it."""
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def feeds_for(session: Session, feeds: Feeds) -> Feeds:
+    """The feeds that ``session`` takes, in the declared types of its inputs."""
+    specs = [s for s in session.inputs if s.name in feeds]
+    return each_call(
+        feeds,
+        lambda call: {s.name: np.asarray(call[s.name], DTYPES.get(s.dtype)) for s in specs},
+    )

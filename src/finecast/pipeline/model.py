@@ -11,6 +11,7 @@ from typing import Any, Final
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
 from finecast.engines.fallen_apart import FallenApart
+from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.naming import Option, convert_options, path_of
 from finecast.numbers.formats import Format
@@ -121,6 +122,7 @@ class TuneRequest:
         study: The file in which trials are kept.
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
+        frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
         progress: Told of each step.
     """
 
@@ -145,11 +147,29 @@ class TuneRequest:
     resume: bool = Option(help="Take up the study where it was cut off.", kind=bool).field(
         False
     )
+    frontier: Path | None = Option(
+        help="Draw speed against error of all plans, predicted and tried: FILE.svg, or"
+        " FILE.json for the figures.",
+        metavar="FILE.svg|.json",
+        kind=Path,
+        convert=path_of,
+    ).field(None)
     progress: Progress = silent
 
     def __post_init__(self) -> None:
-        """Read paths that were given as text."""
+        """Read paths that were given as text.
+
+        Raises:
+            UsageError: If the frontier's file is neither a picture nor figures.
+        """
         convert_options(self)
+        suffix = ".svg" if self.frontier is None else self.frontier.suffix.lower()
+        if suffix not in (".svg", ".json"):
+            raise UsageError(
+                "the frontier is drawn as .svg or written as .json",
+                where=f"--frontier {self.frontier}",
+                fix="give the file one of these suffixes",
+            )
 
 
 class OpenedModel(SourceModel):

@@ -22,6 +22,7 @@ from finecast.pipeline.study import Trial
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
+from finecast.report.frontier import picture
 from finecast.terminal import finite, one_line
 
 TF32_TIMES: Final = (
@@ -215,8 +216,9 @@ class Result:
         )
         note = f"<p>and {more} more in <code>.ops</code></p>" if more > 0 else ""
         text = escape("\n".join(self._lines()))
+        drawn = "" if self.verdict is Verdict.CONVERTED else picture(self.to_dict(), "plans")
         return (
-            f"<pre>{text}</pre><details><summary>ops</summary><table>{table}</table>{note}"
+            f"<pre>{text}</pre>{drawn}<details><summary>ops</summary><table>{table}</table>{note}"
             "</details>"
         )
 

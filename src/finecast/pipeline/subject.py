@@ -85,8 +85,12 @@ class Examined(ABC):
     planner: Planner
 
     @abstractmethod
-    def analysis(self) -> Analysis:
+    def analysis(self, *, of_time: bool = True) -> Analysis:
         """Units, their times and the errors of rounding, measured or modelled.
+
+        Args:
+            of_time: Whether plans are chosen by time. If not, a format that gains none stays,
+                as it may make the model smaller.
 
         Raises:
             EngineError: If no plan in a low format can be run at all.

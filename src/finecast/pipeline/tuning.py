@@ -503,7 +503,8 @@ class _Tuning:
 
     def _proposals(self) -> list[Proposal]:
         planner = self.examined.planner
-        analysis = self.measuring.priced(planner, self.examined.analysis())
+        of_time = self.measuring.objective.of_time
+        analysis = self.measuring.priced(planner, self.examined.analysis(of_time=of_time))
         self.analysis = analysis
         self.progress("plans", 0, 1)
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)

@@ -32,6 +32,7 @@ from finecast.devices.emulation import (
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call
 from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
 from finecast.engines.loading import exact_session
+from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
 from finecast.frontends.native_model import OFFSET, NativeModel, uses_of
 from finecast.graph import Node, Value
@@ -320,7 +321,7 @@ class EmulatorSession(EmulatedSession):
         if any(spec.name == OFFSET for spec in self._session.inputs):
             own[OFFSET] = np.array(self._seen, dtype=np.int64)
             self._seen += max((len(a) for a in feeds.values() if a.ndim), default=1)
-        return each_call(feeds, lambda call: {**call, **own}) if own else feeds
+        return feeds_for(self._session, each_call(feeds, lambda call: {**call, **own}))
 
     @property
     def keeps_state(self) -> bool:

@@ -36,7 +36,7 @@ from finecast.data.response import blurred, nan_outputs, untold
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import load_model
-from finecast.engines.ports import DTYPES
+from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
@@ -425,12 +425,3 @@ def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
 
     search = FirstWrong(graph=converted.graph, names=names, both=both, wrong=fault.bad)
     return search.op_before(fault.output)
-
-
-def feeds_for(session: Session, feeds: Feeds) -> Feeds:
-    """The feeds that ``session`` takes, in the declared types of its inputs."""
-    specs = [s for s in session.inputs if s.name in feeds]
-    return each_call(
-        feeds,
-        lambda call: {s.name: call[s.name].astype(DTYPES[s.dtype], copy=False) for s in specs},
-    )

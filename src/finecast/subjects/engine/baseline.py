@@ -13,11 +13,12 @@ from typing import Any, Final
 from finecast.data.deviation import ENGINE_FACTOR, Deviation, deviation, expected
 from finecast.engines.base import Array, Engine, Feeds, each_call
 from finecast.engines.loading import load_model
+from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.rules.quantized import quantized_notes
-from finecast.subjects.engine.acceptance import feeds_for, nudge
+from finecast.subjects.engine.acceptance import nudge
 from finecast.subjects.engine.first_wrong import FirstWrong, Outputs
 from finecast.subjects.engine.native import AS_IT_IS, Source
 

@@ -351,7 +351,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
     found = speed_of(engine, low) if engine else None
     if found is None or found.gains:
         return ()
-    return (f"{found.text}: the model is smaller, not faster",)
+    return (f"{found.text}: no speed is gained here",)
 
 
 def _one_engine_alone(engine: Engine, graph: Graph, plan: Plan) -> tuple[str, ...]:

@@ -159,9 +159,9 @@ class OnDevice(EngineExamined):
         del count
         return calls
 
-    def times(self, exact: Exact) -> Times:
+    def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by the roofline."""
-        del exact
+        del exact, of_time
         graph = self.planner.graph
         kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
         shapes = {i: f.shape for i, f in self.facts.items()}

@@ -9,6 +9,7 @@ from typing import Final
 
 from finecast.engines.base import Feeds, calls_of, outputs_of_calls
 from finecast.engines.loading import exact_session
+from finecast.engines.ports import feeds_for
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.rules.facts import ChannelFacts, ValueFacts, merge
@@ -79,7 +80,11 @@ def _show(
     """Facts of the values called ``group`` over ``batches``."""
     session = exact_session(prepared.with_outputs(group), optimizing=False)
     facts: dict[int, ValueFacts] = {}
-    for shown in (one for feeds in batches for one in outputs_of_calls(session, feeds)):
+    for shown in (
+        one
+        for feeds in batches
+        for one in outputs_of_calls(session, feeds_for(session, feeds))
+    ):
         facts = merge(facts, {ids[n]: ValueFacts.of(a) for n, a in shown.items()})
     return facts
 
@@ -103,7 +108,11 @@ def observe_channels(
     found: dict[int, ChannelFacts] = {}
     for group in packed(sizes, SHOWN_BYTES):
         session = exact_session(prepared.with_outputs(group), optimizing=False)
-        for shown in (one for feeds in batches() for one in outputs_of_calls(session, feeds)):
+        for shown in (
+            one
+            for feeds in batches()
+            for one in outputs_of_calls(session, feeds_for(session, feeds))
+        ):
             for name, array in shown.items():
                 index = names[name]
                 seen = ChannelFacts.of(array, axes[index])

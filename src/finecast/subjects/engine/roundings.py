@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Engine, Feeds, Session, each_call, outputs_on
 from finecast.engines.loading import exact_session
+from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.numbers.formats import Format
@@ -298,8 +299,13 @@ class SwitchedProbe:
         assert self.session is not None
         assert self.span is not None
         mine = switch[self.span.start : self.span.stop]
-        switched = (each_call(f, lambda call: {**call, SWITCH: mine}) for f in self.feeds)
-        return outputs_on(self.session, switched)
+        session = self.session
+
+        def switched(call: Feeds) -> Feeds:
+            # A model taken to fp32 keeps the types of its inputs, but not where switches are.
+            return feeds_for(session, {**call, SWITCH: mine})
+
+        return outputs_on(self.session, (each_call(f, switched) for f in self.feeds))
 
 
 def _moved(reference: Array, output: Array, exact: Array) -> Array:

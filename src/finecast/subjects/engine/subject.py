@@ -262,11 +262,11 @@ class EngineExamined(Examined):
             self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan
 
-    def analysis(self) -> Analysis:
+    def analysis(self, *, of_time: bool = True) -> Analysis:
         """Times as ``times`` tells them, errors as ``errors`` does."""
         calls = self.calls()
         exact = Exact.of(self.subject.reference, calls, self.workload.of)
-        times = self.times(exact)
+        times = self.times(exact, of_time=of_time)
         return times.analysis(self.prepared, self.planner, self.errors(times, exact))
 
     def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
@@ -294,18 +294,20 @@ class EngineExamined(Examined):
         """Those calls, or as much of them as is enough for ``count`` roundings."""
         return probed(calls, self.subject.reference.inputs, probed_rows(count))
 
-    def times(self, exact: Exact) -> Times:
+    def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by profiles of the fp32 model and of the lowest plans."""
         subject = self.subject
         self.progress("profile", 0, 1)
-        profiles, slow = profile_ends(
+        profiles = profile_ends(
             subject.model,
             self.planner,
             subject.engine,
             self.workload.timing()[0],
             output_error=lambda session: exact.error(session) ** 2,
             progress=self.progress,
-        ).without_slow_formats()
-        for fmt in slow:
-            subject.tell(f"{fmt.label} gains nothing on this workload: left out")
+        )
+        if of_time:
+            profiles, slow = profiles.without_slow_formats()
+            for fmt in slow:
+                subject.tell(f"{fmt.label} gains nothing on this workload: left out")
         return Times.measured(self.planner, profiles, subject.engine, self.facts)

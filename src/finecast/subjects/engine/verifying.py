@@ -15,12 +15,13 @@ from finecast.data.response import change, nan_outputs, resampled
 from finecast.engines import crashes, what_loads_it
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps
 from finecast.engines.fallen_apart import broken_by
+from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import writing
 from finecast.graph import Graph
 from finecast.pipeline.artefact import Verified, compare
 from finecast.pipeline.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
-from finecast.subjects.engine.acceptance import Case, Outputs, Pair, accept, feeds_for
+from finecast.subjects.engine.acceptance import Case, Outputs, Pair, accept
 from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import check_marks
 from finecast.subjects.engine.integers import check_on_integers

@@ -24,6 +24,7 @@ from finecast.engines.emulator import (
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_engine, from_memory
+from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
 from finecast.files.staging import staging
@@ -40,7 +41,7 @@ from finecast.pipeline.sources import FeedMaker
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.acceptance import Pair, accept_fp32, feeds_for, nudge
+from finecast.subjects.engine.acceptance import Pair, accept_fp32, nudge
 from finecast.subjects.engine.emulated import NativeProgram
 from finecast.subjects.engine.integers import quantized_mismatch
 from finecast.subjects.engine.model import EngineModel

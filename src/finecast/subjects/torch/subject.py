@@ -240,9 +240,9 @@ class TorchExamined(EngineExamined):
         """The first of the feeds that are timed."""
         return self.workload.timing()[:1]
 
-    def times(self, exact: Exact) -> Times:
+    def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by single kernels."""
-        del exact
+        del exact, of_time
         self.progress("profile", 0, 1)
         return compiled_times(self.planner, self.prepared)
 
