@@ -58,7 +58,7 @@ def fives() -> Iterator[int]:
         ({"policy": 3}, "3 is no policy"),
         ({"policy": "bf16"}, "'bf16' is a format, and a scope is expected .*write all:bf16"),
         ({"target": "h100"}, "unknown target 'h100': did you mean sm90"),
-        ({"tolerance": 0.1, "max_drop": 0.2}, "tolerance and max_drop are one option"),
+        ({"tolerance": 0.1, "max_drop": 0.2}, "give one of tolerance, --max-drop and keep"),
         ({"data": 7}, "data of type int is not iterable"),
         ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),
         ({"calib": fives}, "yields int, and arrays by the names of the inputs are needed"),

@@ -106,12 +106,8 @@ def group_of(group: type[G], options: Mapping[str, Any], **named: Any) -> G:
     values: dict[str, Any] = {}
     for name, option in options_of(group).items():
         for keyword in option.keywords or (name,):
-            if options.get(keyword) is None:
-                continue
-            if name in values:
-                both = " and ".join(k for k in option.keywords if options.get(k) is not None)
-                raise UsageError(f"{both} are one option", fix="give one of them")
-            values[name] = options[keyword]
+            if options.get(keyword) is not None:
+                values[name] = options[keyword]
     for field, given in named.items():
         if not isinstance(given, group):
             values |= {} if given is None else {field: given}
