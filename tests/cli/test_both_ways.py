@@ -216,7 +216,5 @@ def test_what_to_keep_is_a_share(keep: str, tolerance: float) -> None:
 def test_what_is_no_share(keep: str) -> None:
     with pytest.raises(finecast.UsageError, match="is no share to keep"):
         finecast.Criterion(keep=keep)
-    with pytest.raises(
-        finecast.UsageError, match="and so does another option"
-    ):
+    with pytest.raises(finecast.UsageError, match="and so does another option"):
         finecast.Criterion(keep="99%", tolerance=0.5)
