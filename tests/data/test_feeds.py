@@ -60,7 +60,7 @@ def test_sizes_that_are_missing_or_unknown() -> None:
     inputs = [spec("ids", "int64", "N", "T")]
     with pytest.raises(UsageError, match="give dims T=SIZE"):
         synthetic_feeds(inputs)
-    free = r"unknown free dimension 'L' \(dims\): use one of N, ids.0, T, ids.1"
+    free = r"unknown free dimension 'L' \(dims\): use one of N, T, ids.0, ids.1"
     with pytest.raises(UsageError, match=free):
         synthetic_feeds(inputs, dims={"T": 2, "L": 3})
     with pytest.raises(UsageError, match=r"give dims x\.1=SIZE"):

@@ -32,6 +32,9 @@ from finecast.engines import installed
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 DIGITS = ROOT / "examples" / "digits"
+UPSTREAM = (
+    DOCS / "upstream"
+)  # scripts that show faults: tests/devices/test_faults.py runs them
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?P<rest>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
@@ -120,7 +123,14 @@ def nothing(folder: Path) -> None:
 SETUPS: dict[str, Callable[[Path], None]] = {
     f.__name__: f for f in (digits, ir, module, keras, nothing)
 }
-PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if blocks_of(page)]
+PAGES = [
+    page
+    for page in (
+        ROOT / "README.md",
+        *sorted(set(DOCS.rglob("*.md")) - set(UPSTREAM.glob("*.md"))),
+    )
+    if blocks_of(page)
+]
 
 
 @pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
@@ -157,8 +167,7 @@ def run(words: list[str], at: str) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
-    upstream = DOCS / "upstream"
-    pages = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md") if upstream not in p.parents}
+    pages = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md") if UPSTREAM not in p.parents}
     assert pages == listed
 
 

@@ -223,8 +223,14 @@ def _parameters(verb: str) -> dict[str, Any]:
         is_option = parameter.param_type_name == "option"
         name = _longest(parameter).lstrip("-").replace("-", "_")
         if not (is_option and name in _NO_OPTIONS):
-            found[name if is_option else parameter.name] = parameter
+            found[name if is_option else _argument(parameter)] = parameter
     return found
+
+
+def _argument(parameter: Any) -> str:
+    """An argument's name as ``--help`` shows it: ``MODEL...`` is model."""
+    shown = parameter.metavar or parameter.name
+    return "".join(letter for letter in shown if letter.isidentifier()).lower()
 
 
 def _longest(parameter: Any) -> str:

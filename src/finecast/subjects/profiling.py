@@ -21,9 +21,11 @@ from finecast.measure.memory import MemoryUse, peak_memory
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.measure.timing import Latency
 from finecast.naming import Option
+from finecast.numbers.formats import Format
+from finecast.pipeline.model import RunOptions
 from finecast.pipeline.sources import DataOptions, calibration_batches
 from finecast.progress import Progress
-from finecast.subjects import check_engine, check_options, runs_in
+from finecast.subjects import check_engine, check_options, opened, runs_in
 from finecast.terminal import finite, one_line
 
 
@@ -169,7 +171,12 @@ def _profiled(
             loaded.append(ready(label, models[index], one.load(path, profiling=rounds.ops)))
         return loaded
 
-    engine, loaded = first_that_works(engines, load_all)
+    def check() -> None:
+        """Raise what is wrong with a model itself, which engines say in words of their own."""
+        for path in files:
+            opened(path).census(RunOptions(), Format.BF16)
+
+    engine, loaded = first_that_works(engines, load_all, check=check)
     report("running", len(models), 3 * len(models))
     spec = f"{engine.name}:{engine.device}"
     race = _raced(loaded, rounds)
