@@ -107,6 +107,9 @@ def test_arguments_become_the_words_of_a_command_line(tmp_path: Path) -> None:
         ({"model": "m.onnx", "data": "../../d.npz"}, "out of the server's folder"),
         ({"model": "m.onnx", "eval": "../e.py:f"}, "runs code"),
         ({"model": "m.onnx", "calib": "e.py:f"}, "runs code"),
+        ({"model": "m.onnx", "calib": "e:f"}, "runs code"),  # a file of any name is Python
+        ({"model": "m.onnx", "calib": "e.PY:f"}, "runs code"),
+        ({"model": "m.onnx", "calib": "../c.npz"}, "out of the server's folder"),
         ({"model": "m.onnx", "trust": True}, "runs code"),
         ({"model": "m.onnx", "modle": "x"}, "modle"),
         ({"model": {"a": 1}}, "is no text"),
@@ -133,6 +136,10 @@ def test_code_is_run_where_the_server_trusts_it_and_only_from_the_folder(
     assert "--eval=e.py:f" in tools.command_line("tune", {"model": "m", "eval": "e.py:f"})
     with pytest.raises(UsageError, match="out of the server's folder"):
         tools.command_line("tune", {"model": "m", "eval": "../e.py:f"})
+    (tmp_path / "link").symlink_to("/etc/hosts")
+    for value in ("link:f", "../e:f"):
+        with pytest.raises(UsageError, match="out of the server's folder"):
+            tools.command_line("tune", {"model": "m", "calib": value})
 
 
 def test_a_result_is_the_json_of_the_verb(folder: Path) -> None:

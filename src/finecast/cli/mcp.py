@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from mcp import types
     from mcp.server import Server
 
-_FILE_WORDS: Final = ("FILE", "NPZ", "<path>")
-"""Words in the name of an option's value that say that a file is named."""
 _RUNS_CODE: Final = frozenset({"trust", "eval", "rules"})
 """Options that run code which a file brings; ``--calib`` does with a function."""
+_FUNCTIONS: Final = frozenset({"eval", "calib"})
+"""Options that name a function in a file; all others that name files have paths as values."""
 _NO_OPTIONS: Final = frozenset({"json", "help"})
 _ENDING_S: Final = 10.0
 """Seconds that a cancelled verb has to clean up in."""
@@ -156,19 +156,21 @@ class Tools:
             raise UsageError(
                 f"{value!r} is no text, number or truth value", where=name, fix="give one"
             )
+        from finecast.pipeline.sources import file_of, is_npz
+
         text = str(value)
-        runs_code = name in _RUNS_CODE or (name == "calib" and ".py" in text)
+        runs_code = name in _RUNS_CODE or (name == "calib" and not is_npz(text))
         if runs_code and value is not False and not self.trust:
             raise UsageError(
                 "this runs code of a file, which the server was not started to trust",
                 where=name,
                 fix="start it with finecast mcp --trust",
             )
-        if _names_a_file(parameter):
-            path = text.rpartition(":")[0] if ".py:" in text else text
+        if name in _FUNCTIONS or "Path" in str(parameter.type_descriptor.annotation):
+            path = file_of(text) if name in _FUNCTIONS else Path(text)
             if not (self.folder / path).resolve().is_relative_to(self.folder):
                 raise UsageError(
-                    f"{path!r} leads out of the server's folder",
+                    f"{str(path)!r} leads out of the server's folder",
                     where=name,
                     fix=f"name a file in {self.folder}",
                 )
@@ -258,14 +260,6 @@ def _property(parameter: Any) -> dict[str, Any]:
     if parameter.help:
         found["description"] = " ".join(parameter.help.split())
     return found
-
-
-def _names_a_file(parameter: Any) -> bool:
-    context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
-    name, _ = parameter.get_help_record(context)
-    return any(word in name for word in _FILE_WORDS) or "Path" in str(
-        parameter.type_descriptor.annotation
-    )
 
 
 def _result(found: Any) -> types.CallToolResult:

@@ -194,7 +194,7 @@ class DataOptions:
         """The files that are read, each with its option."""
         given = {"--data": self.data, "--calib": self.calib, "--eval": self.evaluate}
         found = ((role, one) for role, one in given.items() if isinstance(one, str | Path))
-        return [(role, _file_of(one)) for role, one in found]
+        return [(role, file_of(one)) for role, one in found]
 
     def loaded(self) -> DataOptions:
         """These options with functions in place of ``FILE.py:FUNCTION``.
@@ -207,7 +207,7 @@ class DataOptions:
             raise UsageError(
                 "--labels names an array of --data", where="--labels", fix="give --data too"
             )
-        if isinstance(calib, str) and not _is_npz(calib):
+        if isinstance(calib, str) and not is_npz(calib):
             calib = load_function(calib)
         if not isinstance(evaluate, str):
             return replace(self, calib=calib)
@@ -239,14 +239,15 @@ class DataOptions:
         return None
 
 
-def _is_npz(given: str) -> bool:
+def is_npz(given: str) -> bool:
+    """Whether calibration is data; all else names a function, whose file is run."""
     return given.lower().endswith(".npz")
 
 
-def _file_of(given: str | Path) -> Path:
+def file_of(given: str | Path) -> Path:
     """The file of ``FILE.py:FUNCTION``; of an ``.npz`` the file itself."""
     file, colon, _ = str(given).rpartition(":")
-    named = colon and isinstance(given, str) and not _is_npz(given)
+    named = colon and isinstance(given, str) and not is_npz(given)
     return Path(file if named else given)
 
 
