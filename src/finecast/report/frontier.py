@@ -26,17 +26,17 @@ svg { background: #fff; font: 13px system-ui, sans-serif; }
 text { fill: #333; } .title { font-size: 15px; font-weight: 600; }
 .grid { stroke: #e3e3e3; } .predicted { fill: none; stroke: #888; stroke-dasharray: 4 3; }
 .timed { fill: #7a8aa0; } .passed { fill: #1a7f37; } .failed { fill: #c62f2f; }
-.chosen { fill: none; stroke: #1a7f37; stroke-width: 2; } .anchor { fill: #b26a00; }
+.chosen { fill: none; stroke: #1a7f37; stroke-width: 2; }
+.anchor { stroke: #b26a00; stroke-dasharray: 2 2; }
 @media (prefers-color-scheme: dark) {
   svg { background: #15181d; } text { fill: #d8dce2; } .grid { stroke: #2c323b; }
   .passed { fill: #4cc264; } .chosen { stroke: #4cc264; } .failed { fill: #ff7b72; }
-  .anchor { fill: #e3a34a; }
+  .anchor { stroke: #e3a34a; }
 }"""
 _KINDS: Final = {
     "timed": "not tried on all data",
     "passed": "keeps the criterion on all data",
     "failed": "misses it",
-    "anchor": "the engine's own hint",
 }
 
 
@@ -83,24 +83,26 @@ def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]
             speed = baseline / plan["latency_ms"]
             points.append(PlotPoint(error=error, speed=speed, kind=kind, name=plan["name"]))
-    for anchor in found["anchors"]:
-        if anchor.get("latency_ms") and anchor.get("relative_error") is not None:
-            speed = baseline / anchor["latency_ms"]
-            point = PlotPoint(
-                error=anchor["relative_error"], speed=speed, kind="anchor", name=anchor["name"]
-            )
-            points.append(point)
     return points
+
+
+def anchors_of(found: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """What the engine lowers by itself: name and speed. Its output error is not measured."""
+    baseline = found["baseline"]["latency_ms"]
+    return [
+        (a["name"], baseline / a["latency_ms"]) for a in found["anchors"] if a["latency_ms"]
+    ]
 
 
 def predicted_of(found: Mapping[str, Any]) -> list[tuple[float, float]]:
     """Error and speed of each step of the frontier, as predicted.
 
     Predicted times are those of the ops that have a choice. What all other ops take is the
-    same in each plan, and is known from the time of the fp32 model.
+    same in each plan, and is known from the time of the fp32 model. A search for the fewest
+    bytes predicts no times.
     """
     steps = [step["predicted"] for step in found["frontier"]]
-    if not steps or steps[0]["ms"] is None:
+    if not steps or steps[0].get("ms") is None:
         return []
     baseline = found["baseline"]["latency_ms"]
     rest = baseline - steps[0]["ms"]
@@ -114,15 +116,16 @@ def picture(found: Mapping[str, Any], title: str) -> str:
         found: What ``tune --json`` prints.
         title: The line above the picture, such as the model's name.
     """
-    points, predicted = points_of(found), predicted_of(found)
+    points, predicted, anchors = points_of(found), predicted_of(found), anchors_of(found)
     errors = [p.error for p in points] + [error for error, _ in predicted]
-    speeds = [p.speed for p in points] + [speed for _, speed in predicted]
+    speeds = [p.speed for p in points] + [speed for _, speed in (*predicted, *anchors)]
     scale = _Scale.of(errors, speeds)
     line = " ".join(f"{scale.x(e):.1f},{scale.y(s):.1f}" for e, s in predicted)
     parts = [
         f'<text class="title" x="{_LEFT}" y="22">{_text(title)}</text>',
         *scale.axes(),
         f'<polyline class="predicted" points="{line}"/>',
+        *(_level(scale, name, speed) for name, speed in anchors),
         *(_dot(scale, p) for p in points),
         *_chosen(scale, points, found),
         *_legend(points, dashed=bool(predicted)),
@@ -193,19 +196,26 @@ def _dot(scale: _Scale, point: PlotPoint) -> str:
     )
 
 
+def _level(scale: _Scale, name: str, speed: float) -> str:
+    """A line at the speed of an anchor."""
+    y, right = scale.y(speed), _WIDTH - _RIGHT
+    line = f'<line class="anchor" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+    return line + _label(right, y - 5, f"{name}: {speed:.2f}x", "end")
+
+
 def _chosen(
     scale: _Scale, points: Sequence[PlotPoint], found: Mapping[str, Any]
 ) -> Iterable[str]:
-    """A ring around the plan that was chosen, with its speed."""
-    error = found["relative_error"]["measured"]
-    if found["tuned"] is None or error is None:
-        return
-    best = min(points, key=lambda p: (abs(p.error - error), abs(p.speed - found["speedup"])))
-    x, y = scale.x(best.error), scale.y(best.speed)
-    anchor = "end" if x > _WIDTH * 0.75 else "start"
-    yield f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
-    at = x - 14 if anchor == "end" else x + 14
-    yield _label(at, y + 20, f"chosen: {best.speed:.2f}x", anchor)
+    """A ring around the plan that was chosen, with its speed; around fp32 if none was."""
+    own = {"fp32"}
+    if found["verdict"] == "improved":
+        own = {plan["name"] for plan in found["candidates"] if not plan["changes"]}
+    for best in [p for p in points if p.name in own][:1]:
+        x, y = scale.x(best.error), scale.y(best.speed)
+        anchor = "end" if x > _WIDTH * 0.75 else "start"
+        at = x - 14 if anchor == "end" else x + 14
+        yield f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
+        yield _label(at, y + 20, f"chosen: {best.speed:.2f}x", anchor)
 
 
 def _legend(points: Sequence[PlotPoint], *, dashed: bool) -> Iterable[str]:
