@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from finecast.graph import Graph
@@ -80,6 +80,12 @@ six = st.lists(positive, min_size=COUNT, max_size=COUNT)
 
 
 @given(six, six, st.floats(0.0, 2.0), st.floats(0.0, 1.0))
+@example(  # the last digit of a sum that was taken apart
+    gains=[1.0] * COUNT,
+    errors=[1.0, 1.0, 1.111451348571757, 1.1, 2.9693996334414496, 1.05],
+    cast_s=0.0,
+    share=0.9999999999999999,
+)
 def test_it_is_faster_than_the_step_that_keeps_the_error(
     gains: list[float], errors: list[float], cast_s: float, share: float
 ) -> None:

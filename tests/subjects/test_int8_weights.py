@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import openvino
 import pytest
-from finecast.pipeline.outcome import Outcome
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
@@ -23,6 +22,7 @@ from finecast.frontends import openvino as ov_frontend
 from finecast.frontends.native_model import with_roundings
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
+from finecast.pipeline.result import Result
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.subjects.engine.integers import unfused
@@ -204,7 +204,7 @@ def test_it_makes_a_model_smaller_though_it_gains_no_time(
 ) -> None:
     monkeypatch.setattr(Profiles, "_gained_s", lambda *_: -1.0)
 
-    def tuned(policy: str) -> Outcome:
+    def tuned(policy: str) -> Result:
         return api.tune(
             net, None, data={"ids": IDS}, metric="cosine", policy=policy, engine="openvino",
             objective="size", tolerance=0.5, batch=1,

@@ -24,7 +24,7 @@ class Toy(Session):
 
     added: Sequence[float]
     off_by: float
-    inputs: Sequence[TensorSpec] = ()
+    inputs: Sequence[TensorSpec] = (TensorSpec(name=SWITCH, dtype="bool", shape=(None,)),)
     outputs: Sequence[TensorSpec] = ()
     runs: int = 0
 
