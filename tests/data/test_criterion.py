@@ -123,4 +123,4 @@ def test_a_drop_is_absolute_as_in_nncf() -> None:
 )
 def test_what_may_be_lost_is_said_once(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="says how much may be lost, and so does another"):
-        Criterion(**{"max_drop": 0.1, **given})
+        Criterion(max_drop=0.1, **given)

@@ -480,5 +480,6 @@ def test_auto_leaves_a_module_that_would_gain_a_hair(monkeypatch: pytest.MonkeyP
     mask = torch.zeros(2, 6, dtype=torch.bool)
     mask[0, 4:] = True
     low = ft.convert(net, (x, mask))
-    assert not low.finecast_plan.low_formats
+    plan = low.finecast_plan
+    assert plan is not None and not plan.low_formats
     assert torch.equal(low(x, mask), net(x, mask))
