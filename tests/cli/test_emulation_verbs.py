@@ -76,6 +76,20 @@ def test_emulate(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
     assert sum(shares) == pytest.approx(1)
 
 
+def test_options_that_lower_nothing_cost_nothing(
+    finecast: Finecast, mlp: Path, mlp_data: Path
+) -> None:
+    options = ["--target", "trn1", "--auto-cast", "none", "--data", mlp_data]
+    report = finecast("emulate", mlp, *options, "--metric", "cosine", "--json").json
+    assert set(report["output_errors"].values()) == {0.0}
+    assert report["emulated"] == report["fp32"]
+    text = finecast("emulate", mlp, *options).out
+    assert "nothing is lowered: the numbers are those of fp32" in " ".join(text.split())
+    # inf1 has no fp32 products: the same options cost something there.
+    there = finecast("emulate", mlp, "--target", "inf1", "--fast-math", "none", *options[4:])
+    assert "relative output error" in there.out
+
+
 def test_emulate_says_what_overflows(finecast: Finecast, tmp_path: Path) -> None:
     model = models.scaled_product(tmp_path / "m.onnx", 2.0**20)
     np.savez(tmp_path / "d.npz", x=np.ones((8, 4), np.float32))

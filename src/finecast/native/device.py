@@ -74,6 +74,19 @@ class DeviceModel:
         errors = self.exact.errors(session)
         return self.workload.evaluate(session.restart(), self.reference), errors
 
+    def computes_fp32(self, emulation: Emulation, setting: Setting) -> bool:
+        """Whether the device computes just what fp32 does: nothing need be evaluated.
+
+        An emulated session would differ by an engine's fusions, which no device has.
+        """
+        if setting.reads or emulation.relayout not in (None, Format.FP32):
+            return False
+        exact = all(emulation.own_read(n) is Format.FP32 for n in self.graph.float_nodes)
+        transposed = emulation.relayout is not None and any(
+            f.infs for f in self.facts.values()
+        )
+        return exact and not transposed
+
     def cost(self, emulation: Emulation) -> RooflineCost:
         """The device's roofline with the observed shapes."""
         shapes = {i: f.shape for i, f in self.facts.items()}

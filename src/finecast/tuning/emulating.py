@@ -67,12 +67,19 @@ class EmulationReport:
         """Both metrics, the error, and the ops that cause most of it."""
         lines = [
             f"{self.target} {self.options}".strip(),
-            f"{self.metric_name}: fp32 {self.baseline:.6g}, emulated {self.metric:.6g}",
-            f"relative output error {self.error:.3g}; {self.cast_ops} ops cast",
+            *self.summary,
             *(f"{c.node.name}: {c.share:.1%}" for c in self.contributions[:_SHOWN_OPS]),
             *(f"warning: {text}" for text in self.warnings),
         ]
         return "\n  ".join(map(one_line, lines))
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Both metrics, the error, and how many ops are cast."""
+        metrics = f"{self.metric_name}: fp32 {self.baseline:.6g}, emulated {self.metric:.6g}"
+        if not self.cast_ops and not self.error:
+            return (metrics, "nothing is lowered: the numbers are those of fp32")
+        return (metrics, f"relative output error {self.error:.3g}; {self.cast_ops} ops cast")
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as ``--json`` prints it: strict JSON."""
@@ -140,19 +147,25 @@ def emulate(
         coded = calibrated_nodes(device.graph, emulation.format, device.facts)
         emulation = replace(emulation, encodings=coded)
     setting = setting_of(device.graph, emulation)
-    progress("emulated", 0, 1)
-    metric = workload.evaluate(device.session(emulation, setting), reference)
-    switched = program.session(emulation, setting, switched=True)
-    errors = device.exact.errors(switched)
-    found = contributions(
-        device.graph,
-        switched,
-        emulation,
-        setting,
-        device.exact,
-        device.facts,
-        progress=progress,
+    metric, errors, found = (
+        baseline,
+        dict.fromkeys(device.exact.told, 0.0),
+        list[Contribution](),
     )
+    if not device.computes_fp32(emulation, setting):
+        progress("emulated", 0, 1)
+        metric = workload.evaluate(device.session(emulation, setting), reference)
+        switched = program.session(emulation, setting, switched=True)
+        errors = device.exact.errors(switched)
+        found = contributions(
+            device.graph,
+            switched,
+            emulation,
+            setting,
+            device.exact,
+            device.facts,
+            progress=progress,
+        )
     return EmulationReport(
         baseline=baseline,
         metric=metric,

@@ -19,7 +19,7 @@ from typing import Any, Final
 from finecast.data.criterion import Criterion
 from finecast.data.scoring import by_output
 from finecast.data.workload import Workload
-from finecast.devices.emulation import Emulation, Setting, setting_of
+from finecast.devices.emulation import Emulation, setting_of
 from finecast.engines.base import Session
 from finecast.engines.exact import CachedSession
 from finecast.measure.racing import Effort
@@ -227,7 +227,7 @@ class LadderWalk:
         device = self.device
         setting = setting_of(device.graph, emulation)
         metric, errors = self.baseline, dict[str, float]()
-        if not self._is_exact(emulation, setting):
+        if not device.computes_fp32(emulation, setting):
             metric, errors = device.evaluate(device.session(emulation, setting))
         return RungResult(
             rung=rung,
@@ -236,17 +236,6 @@ class LadderWalk:
             time_s=device.time_s(emulation, setting),
             passed=self.criterion.passes(metric, self.baseline),
         )
-
-    def _is_exact(self, emulation: Emulation, setting: Setting) -> bool:
-        """Whether the device computes just what fp32 does: nothing need be evaluated."""
-        if setting.reads or emulation.relayout not in (None, Format.FP32):
-            return False
-        graph = self.device.graph
-        exact = all(emulation.own_read(n) is Format.FP32 for n in graph.float_nodes)
-        transposed = emulation.relayout is not None and any(
-            f.infs for f in self.device.facts.values()
-        )
-        return exact and not transposed
 
 
 # A per-op plan has to be faster than the best rung by this factor: the roofline tells no
