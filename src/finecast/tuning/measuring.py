@@ -23,28 +23,30 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
     Objective.SIZE: by_size,
     Objective.MEMORY: by_memory,
 }
-# The first race, of RANKED models; fewer models are timed for less long. It settles which of
-# them are faster than fp32, not their order.
-RANKING: Final = Effort(min_time_s=3.0, settle_s=6.0, order=False)
-RANKED: Final = 10
+# Races end as soon as they have told what decides; the least time, so that a disturbance of
+# some tenths of a second is not all that short calls are timed in.
+_LEAST_S: Final = 0.3
+# The first race settles which models are faster than fp32, and the speeds of those that no
+# other one beats well enough to choose which is evaluated first.
+RANKING: Final = Effort(min_time_s=_LEAST_S, settle_s=6.0, known_to=0.05, order=False)
 # The last race, between the plan found and those that may be better. Speeds are timed until
 # they are known to 3%, which takes more rounds on a busy machine: then two runs of one search
 # agree within 5%. Models slower than fp32 cannot be chosen and get no further rounds. Of two
 # plans the order is not needed, only whether the more accurate one is as fast.
 FINAL: Final = Effort(
-    min_time_s=2.0, settle_s=20.0, known_to=0.03, limit=1.0, order=False, tie=SAME_TIME
+    min_time_s=2 * _LEAST_S,
+    settle_s=20.0,
+    known_to=0.03,
+    rounds=11,
+    limit=1.0,
+    order=False,
+    tie=SAME_TIME,
 )
 # The second race of what may be better than the result: the order alone is asked.
-DUEL: Final = Effort(min_time_s=2.0, settle_s=20.0, known_to=0.03)
-BASELINE: Final = Effort(min_time_s=0.5)
+DUEL: Final = replace(FINAL, limit=math.inf, order=True, tie=None)
+BASELINE: Final = Effort(min_time_s=_LEAST_S)
 # Latencies that are reported beside another objective and decide nothing.
 _BESIDE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
-
-
-def ranking(count: int) -> Effort:
-    """How long ``count`` models of plans are timed beside fp32."""
-    share = min(1.0, (count + 1) / RANKED)
-    return replace(RANKING, min_time_s=share * RANKING.min_time_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

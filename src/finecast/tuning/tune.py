@@ -44,7 +44,7 @@ from finecast.tuning.conclusion import Conclusion, last_race
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal, Objective
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
-from finecast.tuning.measuring import Measurements, Measuring, ranking
+from finecast.tuning.measuring import RANKING, Measurements, Measuring
 from finecast.tuning.result import Result
 from finecast.tuning.search import Candidate, chain, undecided, worth_timing
 from finecast.tuning.study import Study
@@ -59,6 +59,9 @@ _MORE_STEPS: Final = 7
 # Uncertainty of predicted costs that the search reckons with: plans within about 14% of the
 # one found race with it. If that one gains nothing, all plans race.
 _PREDICTED: Final = 0.05
+# Plans that are predicted to take at most so many times as long as the fastest race first.
+# Predictions are off by some ten percent for either of two plans.
+_NEARLY_AS_FAST: Final = 1.3
 # Where no plan is predicted to gain, one that is predicted to take this many times as long as
 # fp32 is not compiled to be timed. Sums of single kernels' times are off by some ten percent.
 _HOPELESS: Final = 1.5
@@ -164,6 +167,7 @@ class _Tuning:
         frontier: The first steps of the frontier, those too slow to be raced among them.
         exact: The fp32 model's outputs on the timed feeds, once a plan was evaluated.
         errors: Measured relative errors of the plans that were evaluated, by digest.
+        waiting: Proposals that race only if those that raced first gain too little.
     """
 
     subject: Subject
@@ -184,6 +188,7 @@ class _Tuning:
     frontier: list[Proposal] = field(default_factory=list[Proposal])
     exact: Exact | None = None
     errors: dict[str, float] = field(default_factory=dict[str, float])
+    waiting: Sequence[Proposal] = ()
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
@@ -192,21 +197,17 @@ class _Tuning:
             proposals = self._accepted_proposals()
         except EngineError as error:
             return self._unchanged(f"no plan can be judged: {error.what}")
-        if self.subject.compiles and self.measuring.objective is Objective.LATENCY:
-            self.predicting = True
-            outcome = self._searched(proposals)
-            if outcome is not None:
-                return outcome
+        compiles, objective = self.subject.compiles, self.measuring.objective
+        self.predicting = compiles and objective is Objective.LATENCY
+        while (outcome := self._searched(proposals)) is None:
             self._keep()
             proposals = self._unsettled(proposals)
             if not proposals:
                 return self._unchanged(self._none_better)
-        outcome = self._searched(proposals)
-        assert outcome is not None
         return outcome
 
     def _unsettled(self, proposals: Sequence[Proposal]) -> list[Proposal]:
-        """What may gain enough after all, where the search by predicted costs found nothing.
+        """What may gain enough after all, where the search so far found nothing that does.
 
         Each of these costs a compilation. Plans that raced and gained too little are left out;
         if none raced, so are those that are predicted to be far slower than fp32.
@@ -216,7 +217,7 @@ class _Tuning:
         if not self.predicting:  # some raced
             self.candidates = [c for c in self.candidates if c.timed]
             raced = {c.plan.digest for c in self.candidates}
-            return [p for p in proposals if p.plan.digest not in raced]
+            return [p for p in self.waiting or proposals if p.plan.digest not in raced]
         price = partial(predicted_cost, self.examined.planner, self.analysis)
         self.candidates = [replace(c, cost=price(c.plan)) for c in self.candidates]
         limit = _HOPELESS * self.fp32
@@ -228,15 +229,22 @@ class _Tuning:
     def _searched(self, proposals: Sequence[Proposal]) -> Result | None:
         """The outcome of one search among ``proposals`` and what follows from them.
 
-        None where costs were predicted and no plan so found gains enough: then all must race.
+        None where no plan so found gains enough, and not all raced.
         """
-        candidates, fp32 = self._rank(proposals)
+        first, self.waiting = self._fastest_first(proposals)
+        candidates, fp32 = self._rank(first)
         chained = chain(candidates, fp32, self._min_speedup)
+        missed = bool(chained) and self.trials.misses(chained[0], self._evaluate)
+        if missed or not chained:
+            finer = [p for p in self.waiting if not missed or p.error < chained[0].error]
+            candidates += self._rank(finer)[0] if finer else []
+            chained = chain(candidates, fp32, self._min_speedup)
+            self.waiting = ()
         if not chained:
             if self.predicting:
                 return None
             return self._unchanged(self._none_better)
-        if self.trials.misses(chained[0], self._evaluate):
+        if missed or self.trials.misses(chained[0], self._evaluate):
             candidates += self._near()
             candidates += self._adjusted(candidates, None)
             chained = chain(candidates, fp32, self._min_speedup)
@@ -257,10 +265,26 @@ class _Tuning:
             return self._unchanged(why)
         return self._settled(found)
 
+    def _fastest_first(
+        self, proposals: Sequence[Proposal]
+    ) -> tuple[Sequence[Proposal], Sequence[Proposal]]:
+        """Proposals that race first, and those that race only if the fastest of these fails.
+
+        To build, load and time a model takes far longer than to predict its time. If the
+        fastest plan keeps the criterion, none that is predicted to be much slower is chosen.
+        """
+        if self.predicting or self.analysis is None:
+            return proposals, ()
+        price = partial(predicted_cost, self.examined.planner, self.analysis)
+        costs = [p.time_s if math.isfinite(p.time_s) else price(p.plan) for p in proposals]
+        limit = _NEARLY_AS_FAST * min(costs)
+        both = [*zip(proposals, costs, strict=True)]
+        return [p for p, c in both if c <= limit], [p for p, c in both if not c <= limit]
+
     def _settled(self, found: Candidate) -> Result | None:
         """The outcome of the last race, between ``found`` and plans that may be better.
 
-        None if costs were predicted and the best plan of that race gains too little.
+        None if the best plan of that race gains too little, and others never raced.
         """
         assert self.fp32 is not None
 
@@ -284,11 +308,12 @@ class _Tuning:
             race=race,
             error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
         )
-        if self.predicting:
-            for measured in races:
-                self._time(measured)
-            if measurements.costs.speed(best.plan.digest).median < self._goal.min_speedup:
-                return None
+        predicted = self.predicting
+        for measured in races if predicted else ():
+            self._time(measured)
+        gain = measurements.costs.speed(best.plan.digest).median
+        if gain < self._goal.min_speedup and (predicted or self.waiting):
+            return None
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
         return self._conclusion.improved(best, built, measurements, gains)
@@ -531,7 +556,7 @@ class _Tuning:
             return self._predicted(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
-        effort = replace(ranking(len(models)), limit=1 / self._min_speedup, errors=errors)
+        effort = replace(RANKING, limit=1 / self._min_speedup, errors=errors)
         self.progress("timing", 0, 1)
         found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
