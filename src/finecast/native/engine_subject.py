@@ -10,14 +10,8 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any, Final
 
-from finecast.data.workload import (
-    MOST_PROBED_ROWS,
-    Workload,
-    probed,
-    probed_rows,
-    run_all,
-)
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import tried_unnamed
@@ -33,6 +27,7 @@ from finecast.native.integers import (
     check_on_integers,
     check_on_one_thread,
     drop_unfused,
+    kernels_of,
     quantized_mismatch,
 )
 from finecast.native.observing import observe
@@ -197,6 +192,16 @@ class EngineSubject(Subject):
     def by_hint(self, plan: Plan) -> Plan | None:
         """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
         return by_hint(self.engine, self._plain, plan)
+
+    def kernels(self, built: Built, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels of a plan's model by one profile; none if the engine has no profile."""
+        if not self.engine.tells_kernels:
+            return ()
+        try:
+            return kernels_of(self.engine, built.model, workload.timing()[0])
+        except EngineError as error:
+            self.tell(f"the kernels of the result are not known: {error.what}")
+            return ()
 
     def check_streams(self) -> None:
         """Raise UsageError if the engine takes one request at a time."""

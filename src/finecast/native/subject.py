@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finecast.data.workload import Workload
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.graph import Graph
@@ -234,6 +234,11 @@ class Subject(ABC):
 
         Models that cannot be loaded are left out. Modelled times are given without a spread.
         """
+
+    def kernels(self, built: Built, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels in which a plan's model runs; empty where the engine does not tell."""
+        del built, workload
+        return ()
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The inputs on which the output error of a plan is measured: those that are timed."""

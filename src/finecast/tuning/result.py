@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.engines.base import KernelTime
 from finecast.engines.usage import how_to_run, in_memory_notes
 from finecast.errors import UsageError
 from finecast.naming import number_of
@@ -72,10 +73,13 @@ class OpRow:
         op: What it computes.
         type: The label of its format.
         reason: Why it has that.
-        ms: Time of its kernel in that format, which it may share with other ops; None where
-            that is not known.
+        ms: Time of its kernel, which it may share with other ops: in the tuned model where the
+            engine tells that, else in that format; None where that is not known.
         error: Relative error of the worst output if its kernel alone had that format; None
             where that is not known.
+        ran: The format that its kernel in the tuned model computes in, which may be another
+            one: an op in fp32 may be part of a kernel on codes. None where the engine does not
+            tell, or removed the op.
     """
 
     node: str
@@ -84,6 +88,7 @@ class OpRow:
     reason: str
     ms: float | None = None
     error: float | None = None
+    ran: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -122,6 +127,9 @@ class Result:
         gain: How many times as good as fp32 the tuned model is by the objective.
         gain_spread: The width of the interval in which that lies.
         predicted_error: Relative error of the worst output against fp32, by the sensitivities.
+        predicted_parts: The same of codes of ``weights`` alone and of ``activations`` alone;
+            empty where the plan has not both.
+        kernels: The kernels of the tuned model, if the engine tells.
         output_errors: The same by output, measured on the timing feeds, the worst first.
         left_out: Outputs that no error is told of, as they copy an input or others are named.
         target: The device that was emulated, with modelled times; empty if all was measured.
@@ -160,6 +168,8 @@ class Result:
     gain: float = 1.0
     gain_spread: float = 0.0
     predicted_error: float = 0.0
+    predicted_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    kernels: tuple[KernelTime, ...] = ()
     output_errors: Mapping[str, float] = field(default_factory=dict[str, float])
     left_out: tuple[str, ...] = ()
     target: str = ""
@@ -212,9 +222,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The same in a notebook, with a table of the ops."""
-        heads = ("node", "op", "type", "reason", "ms", "error")
+        heads = ("node", "op", "type", "ran", "reason", "ms", "error")
         rows = [
-            (r.node, r.op, r.type, r.reason, _figure(r.ms), _figure(r.error))
+            (r.node, r.op, r.type, r.ran or "", r.reason, _figure(r.ms), _figure(r.error))
             for r in self.ops[:_MOST_ROWS]
         ]
         more = len(self.plan.counted) - len(rows)
@@ -258,18 +268,36 @@ class Result:
         return tuple(sorted(found.values(), key=lambda one: one.predicted_cost))
 
     @property
+    def ran(self) -> dict[str, str]:
+        """The format that the kernel of each op computes in, by the name of the op's node.
+
+        Ops that the engine removed are in none.
+        """
+        found: dict[str, set[str]] = {}
+        for kernel in self.kernels:
+            for node in kernel.ops:
+                found.setdefault(node, set()).add(kernel.format)
+        return {
+            one.node: " and ".join(sorted(found[one.node]))
+            for one in self.plan.counted
+            if one.node in found
+        }
+
+    @property
     def ops(self) -> tuple[OpRow, ...]:
         """What became of each op, and why."""
         found = self.findings
         units = {(n, one.format): one for one in found.sensitivities for n in one.nodes}
         kept = {n: one.fp32_cost for one in found.sensitivities for n in one.nodes}
-        timed = found.priced is Priced.TIME
+        timed, ran = found.priced is Priced.TIME, self.ran
+        took = {node: k.time_s * 1e3 for k in self.kernels if k.time_s for node in k.ops}
 
         def row(one: Decision) -> OpRow:
             unit = units.get((one.node, one.format))
             cost = kept.get(one.node) if unit is None else unit.low_cost
             stated = [r.evidence.get(f"{one.format.label} us") for r in one.deciding]
-            times = [us / 1e3 for us in stated if isinstance(us, float)]
+            times = [took[one.node]] if one.node in took else []
+            times += [us / 1e3 for us in stated if isinstance(us, float)]
             times += [cost * 1e3] if timed and cost is not None else []
             return OpRow(
                 node=one.node,
@@ -278,6 +306,7 @@ class Result:
                 reason="; ".join(r.text for r in one.deciding),
                 ms=times[0] if times else None,
                 error=None if unit is None else unit.error,
+                ran=ran.get(one.node),
             )
 
         return tuple(row(one) for one in self.plan.counted)
@@ -329,6 +358,7 @@ class Result:
             "reference": self.reference,
             "seconds": self.seconds,
             "formats": labels(self.plan),
+            "ran": self.ran,
             "adjustments": [gain.to_dict() for gain in self.gains],
             "warnings": list(self.warnings),
         }
@@ -361,6 +391,7 @@ class Result:
             "phases_s": dict(self.phases),
             "relative_error": {
                 "predicted": self.predicted_error,
+                "predicted_parts": dict(self.predicted_parts),
                 "measured": self.measured_error,
                 "outputs": self.output_errors,
                 "left_out": list(self.left_out),

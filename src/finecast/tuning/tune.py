@@ -37,7 +37,7 @@ from finecast.planning.proposing import (
     propose,
     raised_by_one,
 )
-from finecast.progress import Phases, Progress, silent
+from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning.adjusting import Adjustments
 from finecast.tuning.conclusion import Conclusion, last_race
@@ -65,6 +65,13 @@ _NEARLY_AS_FAST: Final = 1.3
 # Where no plan is predicted to gain, one that is predicted to take this many times as long as
 # fp32 is not compiled to be timed. Sums of single kernels' times are off by some ten percent.
 _HOPELESS: Final = 1.5
+# What a search takes after the rules have judged: this many evaluations of all data, this many
+# times as long as it took to load the model and to observe its values (plans are compiled and
+# roundings are probed), and the rounds of its races. It is told where all of it takes long.
+_EVALUATIONS: Final = 2
+_MODELS: Final = 3
+_RACES_S: Final = 10.0
+_LONG_S: Final = 30.0
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
@@ -108,6 +115,7 @@ def tune(
         return subject.examine(policy, user_rules, workload, progress)
 
     examined = examine(narrowed)
+    _tell_time(progress)
     tuning = _Tuning(
         subject=subject,
         examine=examine,
@@ -130,6 +138,16 @@ def tune(
     outcome = tuning.run()
     phases = progress.seconds()
     return replace(outcome, phases=phases, seconds=sum(phases.values()))
+
+
+def _tell_time(progress: Phases) -> None:
+    """Tell how long the search takes in all, if that is long."""
+    spent = progress.seconds()
+    all_s, evaluation_s = sum(spent.values()), spent.get("baseline", 0.0)
+    all_s += _EVALUATIONS * evaluation_s + _MODELS * (all_s - evaluation_s) + _RACES_S
+    if all_s >= _LONG_S:
+        some = f"{all_s / 60:.0f} min" if all_s > 100 else f"{all_s:.0f} s"
+        progress(Notice(f"this takes about {some} in all"), 0, 1)
 
 
 def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
