@@ -66,6 +66,7 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
+_OF_JUDGING: Final = (*_OF_METRICS, "verify", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
 
@@ -111,7 +112,9 @@ def _opened(model: Model, how: ReadOptions, output: str | Path | None = None) ->
     return found if how.from_type is None else found.to_fp32(how.from_type)
 
 
-@checked(Destination, RunOptions, DataOptions, ReadOptions, without=_OF_METRICS)
+@checked(
+    Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "partial")
+)
 def convert(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -168,7 +171,11 @@ def apply(
 ) -> Result:
     """Write the model that a plan gives; without ``output`` it is only the result's ``model``.
 
-    ``options`` are as for ``convert``.
+    The model may be another version of the one that the plan was made for: retrained, changed
+    or exported anew. Ops that the plan does not know stay fp32, which a warning says.
+
+    ``options`` are as for ``convert``, and ``partial``: apply the plan to a model that has
+    few of its ops.
 
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
@@ -377,7 +384,7 @@ def inspect(
     return given.census(replace(run, own=given is not model), low)
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+@checked(RunOptions, DataOptions, ReadOptions, without=_OF_JUDGING)
 def judge(
     model: Model,
     policy: Policy | str,
@@ -400,7 +407,7 @@ def judge(
     return _opened(model, group_of(ReadOptions, options)).judge(asked, run)
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+@checked(RunOptions, DataOptions, ReadOptions, without=_OF_JUDGING)
 def explain(
     model: Model,
     node: str | None = None,

@@ -5,7 +5,7 @@ and what reads it is compared next, so that pairs grow along the edges of the gr
 
 1. By equal weights and neighbourhoods (the refinement of colours by Weisfeiler and Lehman,
    "A reduction of a graph to a canonical form", 1968), where they are unique in both graphs.
-2. By name, unless weights, details or neighbours speak against it: exporters number ops, and
+2. By name, unless weights, shapes or neighbours speak against it: exporters number ops, and
    one new op then shifts the names of all that follow.
 3. By neighbourhoods without weights, unique ones first, equally many ones in their order.
 4. By order, among what lies between the same anchors.
@@ -32,6 +32,8 @@ from finecast.graph.structure import MODEL_INPUT, OpStructure, Structure
 _RADII: Final = (4, 1)
 # Stands for the readers of an op that has none: its results are the model's.
 _NO_READER: Final = -2
+# An op is written out as at most so many others, as a Gelu by tanh is as nine.
+_MOST_REGROUPED: Final = 16
 # Ops between the same anchors are aligned if the product of their numbers is at most this.
 _MOST_ALIGNED: Final = 1 << 20
 
@@ -39,11 +41,15 @@ Label = Callable[[OpStructure], Hashable]
 
 
 def _exact(op: OpStructure) -> Hashable:
-    return op.op, op.detail, op.weights
+    return op.op, op.shape, op.attributes, op.weights
 
 
 def _detailed(op: OpStructure) -> Hashable:
-    return op.op, op.detail
+    return op.op, op.shape, op.attributes
+
+
+def _shaped(op: OpStructure) -> Hashable:
+    return op.op, op.shape
 
 
 def _weighted(op: OpStructure) -> Hashable:
@@ -76,17 +82,21 @@ class Matching:
 
 
 def match(before: Structure, after: Structure) -> Matching:
-    """Find the ops of ``before`` in ``after``."""
+    """Find the ops of ``before`` in ``after``; by name alone if ``before`` has no edges."""
     found = _Matcher(before=_Side.of(before), after=_Side.of(after))
+    if not any(op.inputs for op in before):
+        found.by_name(strict=False)
+        return Matching(pairs=dict(found.pairs))
     found.by_colour(_exact)
     found.by_name(strict=True)
-    for label in (_weighted, _detailed, _kind):
+    for label in (_weighted, _detailed, _shaped, _kind):
         found.by_colour(label)
     found.by_name(strict=False)
-    for label in (_exact, _detailed, _kind):
+    for label in (_exact, _detailed, _shaped, _kind):
         found.by_colour(label, in_order=True)
     for decided in (True, False):
         found.in_order(decided=decided)
+    found.drop_guesses()
     regroupings = found.regrouped()
     return Matching(pairs=dict(sorted(found.pairs.items())), regroupings=regroupings)
 
@@ -142,6 +152,8 @@ class _Matcher:
         With ``in_order`` ops of one colour are paired in their order, if they are equally many
         in both graphs: their neighbourhoods then have to be alike as far as colours reach.
         """
+        if not (self.before.left() and self.after.left()):
+            return
         self.grow(self.pairs.items(), label)
         for radius in _RADII[:1] if in_order else _RADII:
             self.grow(self._same_colours(label, radius, in_order=in_order), label)
@@ -278,18 +290,52 @@ class _Matcher:
         for i, j, size in SequenceMatcher(a=a, b=b, autojunk=False).get_matching_blocks():
             yield from zip(mine[i : i + size], theirs[j : j + size], strict=True)
 
+    def drop_guesses(self) -> None:
+        """Take pairs apart that nothing but kinds speaks for.
+
+        A pair has equal names, weights or shapes; or at least half of the pairs around it do.
+        """
+        sure = {n for n, other in self.pairs.items() if self._alike(n, other)}
+        waiting = deque(self.pairs)
+        while waiting:
+            n = waiting.popleft()
+            if n in self.pairs and n not in sure and self._held(n, sure):
+                sure.add(n)
+                waiting += self.before.neighbours(n)
+        for n in [n for n in self.pairs if n not in sure]:
+            del self.after.partner[self.before.partner.pop(n)]
+
+    def _held(self, number: int, sure: set[int]) -> bool:
+        """Whether at least half of the ops around a pair belong together for sure.
+
+        Only ops are counted to which plans give formats: exporters differ in those that
+        compute sizes.
+        """
+        before, after = self.before, self.after
+        near = {n for n in after.neighbours(self.pairs[number]) if after.ops[n].decided}
+        around = [n for n in before.neighbours(number) if before.ops[n].decided]
+        agree = sum(n in sure and self.pairs[n] in near for n in around)
+        return agree > 0 and 2 * agree >= max(len(around), len(near))
+
+    def _alike(self, number: int, other: int) -> bool:
+        a, b = self.before.ops[number], self.after.ops[other]
+        weighed = bool(a.weights) and {*a.weights} == {*b.weights}
+        return a.name == b.name or weighed or (bool(a.shape) and a.shape == b.shape)
+
     def regrouped(self) -> tuple[Regrouping, ...]:
-        """Ops without partners between the same anchors, in both graphs."""
+        """Ops without partners between mostly the same anchors, in both graphs."""
         return tuple(
             Regrouping(before=tuple(mine), after=tuple(theirs))
-            for mine, theirs in self._facing_islands()
+            for mine, theirs in self._facing_islands(least=0.5)
+            if max(len(mine), len(theirs)) <= _MOST_REGROUPED
         )
 
-    def _facing_islands(self) -> list[tuple[list[int], list[int]]]:
+    def _facing_islands(self, least: float = 0.0) -> list[tuple[list[int], list[int]]]:
         """Ops without partners that lie between the same pairs in both graphs.
 
         Those that touch one another are an island, and the pairs that they read and that read
-        them are its shore. The two islands with most of their shores in common face each other.
+        them are its shore. The two islands with the largest share of their shores in common face
+        each other, if that is at least ``least``.
         """
         mine, theirs = self._islands(self.before), self._islands(self.after)
         shores = defaultdict[int, list[int]](list)
@@ -300,8 +346,9 @@ class _Matcher:
         for place, (_, pairs) in enumerate(mine):
             shared = Counter(other for n in pairs for other in shores.get(n, ()))
             wanted += [
-                (-count / len(pairs | theirs[other][1]), place, other)
+                (-share, place, other)
                 for other, count in shared.items()
+                if (share := count / len(pairs | theirs[other][1])) >= least
             ]
         found: list[tuple[list[int], list[int]]] = []
         used: tuple[set[int], set[int]] = (set(), set())

@@ -8,7 +8,7 @@ plans, so that an old plan finds its ops when the model that it was made for is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ MODEL_INPUT: Final = -1
 """Stands for the producer of the model's inputs in ``OpStructure.inputs``."""
 
 _DIGITS: Final = 8
-_PARTS: Final = 6
+_PARTS: Final = 7
 _IDENTITY: Final = "identity"
 
 
@@ -29,7 +29,8 @@ class OpStructure:
     Attributes:
         name: Its name in the model.
         op: finecast's name of what it computes; the native name where it is unknown.
-        detail: Digest of the native name, the attributes and the shapes of the results.
+        shape: Digest of the types and shapes of its results.
+        attributes: Digest of its native name and its attributes.
         weights: For each constant that it reads a digest of the number of elements and the
             largest magnitude, which transposing and reshaping leave as they are.
         inputs: For each other value that it reads the number of the op that computes it, past
@@ -39,7 +40,8 @@ class OpStructure:
 
     name: str
     op: str
-    detail: str = ""
+    shape: str = ""
+    attributes: str = ""
     weights: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
     decided: bool = True
@@ -49,7 +51,8 @@ class OpStructure:
         """The op on one line; ``read`` is the inverse."""
         inputs = " ".join(map(str, self.inputs))
         weights, decided = " ".join(self.weights), "1" if self.decided else ""
-        return "|".join((inputs, weights, self.detail, decided, self.op, self.name))
+        digests = weights, self.shape, self.attributes
+        return "|".join((inputs, *digests, decided, self.op, self.name))
 
     @classmethod
     def read(cls, text: str, count: int) -> OpStructure:
@@ -61,14 +64,15 @@ class OpStructure:
         parts = text.split("|", _PARTS - 1)
         if len(parts) != _PARTS:
             raise ValueError(f"an op of {len(parts)} parts")
-        inputs, weights, detail, decided, op, name = parts
+        inputs, weights, shape, attributes, decided, op, name = parts
         numbers = tuple(map(int, inputs.split()))
         if not all(MODEL_INPUT <= number < count for number in numbers):
             raise ValueError(f"{name!r} reads an op that is not there")
         return cls(
             name=name,
             op=op,
-            detail=detail,
+            shape=shape,
+            attributes=attributes,
             weights=tuple(weights.split()),
             inputs=numbers,
             decided=bool(decided),
@@ -109,7 +113,8 @@ def _structure_of(graph: Graph) -> Structure:
         OpStructure(
             name=node.name,
             op=node.native if node.op == "unknown" else node.op,
-            detail=_detail(graph, node),
+            shape=_shape(graph, node),
+            attributes=digest(node.native, sorted(node.attributes.items())),
             weights=tuple(marks[i] for i in node.inputs if i in marks),
             inputs=tuple(sources[i] for i in node.inputs if i is not None and i not in marks),
             decided=node.format is not None,
@@ -125,9 +130,6 @@ def _mark(constant: ConstantStats) -> str:
         return digest(constant.size)
 
 
-def _detail(graph: Graph, node: Node) -> str:
-    shapes: Iterable[object] = (
-        None if i is None else (graph.values[i].dtype, graph.values[i].shape)
-        for i in node.outputs
-    )
-    return digest(node.native, sorted(node.attributes.items()), *shapes)
+def _shape(graph: Graph, node: Node) -> str:
+    values = (graph.values[i] for i in node.outputs if i is not None)
+    return digest(*((v.dtype, v.shape) for v in values))
