@@ -26,6 +26,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.arguments import checked, group_of
 from finecast.pipeline.artefact import Destination
 from finecast.pipeline.census import Census
+from finecast.pipeline.difference import Difference, Side, difference
 from finecast.pipeline.emulating import EmulationReport
 from finecast.pipeline.emulating import emulate as emulated
 from finecast.pipeline.explanation import Explanation
@@ -74,6 +75,7 @@ __all__ = [
     "DataOptions",
     "apply",
     "convert",
+    "diff",
     "emulate",
     "explain",
     "graph_for",
@@ -112,9 +114,7 @@ def _opened(model: Model, how: ReadOptions, output: str | Path | None = None) ->
     return found if how.from_type is None else found.to_fp32(how.from_type)
 
 
-@checked(
-    Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "partial")
-)
+@checked(Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "partial"))
 def convert(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -225,7 +225,7 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
-            ``frontier`` (a picture of all plans). And ``user_rules``,
+            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans). And ``user_rules``,
             ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
@@ -277,7 +277,9 @@ def tuned(
     Raises:
         FinecastError: As ``tune``.
     """
-    given, files = _declared(model, how, output, request.data, study=request.study)
+    given, files = _declared(
+        model, how, output, request.data, plan=request.start, study=request.study
+    )
     files.write("the plan", request.plan_out)
     files.write("the frontier", request.frontier)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
@@ -311,6 +313,7 @@ def _searched(
         options.policy,
         user_rules=tuple(options.user_rules.items()),
         study=study,
+        start=_plan(options.start),
         progress=options.progress,
     )
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
@@ -594,6 +597,48 @@ def profile(
     trust = group_of(ReadOptions, options).trust
     with reporting(progress, "profiling") as report:
         return profiled(paths, engine, stated, how, trust=trust, report=report)
+
+
+@checked(ReadOptions, without=_OF_READING)
+def diff(before: Plan | Model, after: Plan | Model, **options: Any) -> Difference:
+    """What differs between two plans, two models, or a plan and a new version of its model.
+
+    Ops are matched by name, else by structure: models may be exports of one net by other
+    tools or of other formats. Of a plan and a model the result says what ``apply`` would do.
+
+    Args:
+        before: A plan or its path, or a model or its path.
+        after: The same.
+        options: ``trust``, for models in files that bring code.
+
+    Raises:
+        FinecastError: If a plan or a model cannot be read.
+    """
+    how = group_of(ReadOptions, options)
+    first, second = _plan_or_model(before, how), _plan_or_model(after, how)
+    if isinstance(first, Plan) and not isinstance(second, Plan):
+        placement = second.placement(first)
+        sides = Side.of_plan(first, _named(before)), Side.of_plan(placement.plan, second.name)
+        return replace(difference(*sides), placement=placement)
+    return difference(_side(first, _named(before)), _side(second, _named(after)))
+
+
+def _plan_or_model(given: Plan | Model, how: ReadOptions) -> Plan | OpenedModel:
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, str | Path) and Path(given).suffix.lower() == ".json":
+        return Plan.load(Path(given))
+    return opened(given, how)
+
+
+def _named(given: Plan | Model) -> str:
+    """What a plan or a model is called: its path, if one was given."""
+    return str(given) if isinstance(given, str | Path) else type(given).__name__
+
+
+def _side(given: Plan | OpenedModel, name: str) -> Side:
+    plan = isinstance(given, Plan)
+    return Side.of_plan(given, name) if plan else Side.of_graph(given.read_graph(), name)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

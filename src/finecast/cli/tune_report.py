@@ -145,6 +145,9 @@ def write_report(
         lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
     lines += _kept(outcome)
     lines += _faster(outcome, metric)
+    if outcome.reused_sensitivities:
+        formats = ", ".join(outcome.reused_sensitivities)
+        lines.append(f"sensitivities of {formats} are those of an earlier run, of the study")
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(

@@ -259,9 +259,7 @@ class _Matcher:
 
     def _supported(self, number: int, other: int, alike: dict[int, int]) -> bool:
         """Whether at least half of the neighbours that have a counterpart agree."""
-        around = [
-            alike.get(n, self.pairs.get(n)) for n in self.before.neighbours(number)
-        ]
+        around = [alike.get(n, self.pairs.get(n)) for n in self.before.neighbours(number)]
         known = [n for n in around if n is not None]
         near = {*self.after.neighbours(other)}
         return 2 * sum(n in near for n in known) >= len(known)

@@ -23,6 +23,7 @@ from finecast.pipeline.result import Result
 from finecast.pipeline.sources import DataOptions, workload_of
 from finecast.pipeline.subject import Built, SourceModel, Subject
 from finecast.pipeline.workload import Workload
+from finecast.planning.placing import Placement
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
@@ -127,6 +128,7 @@ class TuneRequest:
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
+        start: A plan of this model, or of an earlier version of it, that is tried first.
         progress: Told of each step.
     """
 
@@ -157,6 +159,14 @@ class TuneRequest:
         metavar="FILE.svg|.json",
         kind=Path,
         convert=path_of,
+    ).field(None)
+    start: Path | Plan | None = Option(
+        help="A plan of this model or of an earlier version of it. It is tried first; if it"
+        " keeps the criterion, only faster ones are tried.",
+        metavar="PLAN.json",
+        kind=Path,
+        python=((str, Path, Plan), "a plan or its path"),
+        convert=lambda given: given if isinstance(given, Plan) else path_of(given),
     ).field(None)
     progress: Progress = silent
 
@@ -253,6 +263,18 @@ class OpenedModel(SourceModel):
     @abstractmethod
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """The graph, and the lowest plan that the rules permit on it; nothing is measured."""
+
+    @abstractmethod
+    def read_graph(self) -> Graph:
+        """The model's graph, with the types that it states."""
+
+    @abstractmethod
+    def placement(self, plan: Plan) -> Placement:
+        """What becomes of the plan of another version of this model.
+
+        Raises:
+            UsageError: If models of this kind cannot be prepared for the plan's policy.
+        """
 
     @abstractmethod
     def graph_for(self, plan: Plan) -> Graph:

@@ -17,6 +17,7 @@ from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
+from finecast.pipeline.study import Study
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -157,12 +158,16 @@ class Subject(ABC):
         reference: The fp32 model, loaded.
         truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
         told: Notes for the user on how the model was read and run, whatever tuning finds.
+        study: Where sensitivities are kept, and found if they were measured before.
+        reused: Labels of the formats whose sensitivities were found there.
     """
 
     model: SourceModel
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()
+    study: Study | None = field(default=None, init=False)
+    reused: tuple[str, ...] = field(default=(), init=False)
 
     @property
     @abstractmethod

@@ -35,7 +35,7 @@ from finecast.pipeline.sources import (
 )
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
-from finecast.planning.placing import place, policy_of
+from finecast.planning.placing import Placement, place, policy_of
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
@@ -145,13 +145,21 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         """
         if plan.model == self.digest:
             return plan, ()
-        model = self.to_fp32(plan.from_type) if plan.from_type else self
-        assert isinstance(model, EngineModel)
-        prepared = model.prepare(policy_of(plan))
-        found = place(plan, prepared.graph, prepared.minimal_opset)
+        found = self.placement(plan)
         found.check(where=self.name, partial=partial)
         note = f"the plan is of another version of the model: {found.text}; {_NOT_EVALUATED}"
         return found.plan, (note,)
+
+    def read_graph(self) -> Graph:
+        """The graph of the model as it was read."""
+        return self.prepare(AS_IT_IS).graph
+
+    def placement(self, plan: Plan) -> Placement:
+        """What becomes of a plan here, on the model taken to fp32 where the plan's was."""
+        model = self.to_fp32(plan.from_type) if plan.from_type else self
+        assert isinstance(model, EngineModel)
+        prepared = model.prepare(policy_of(plan))
+        return place(plan, prepared.graph, prepared.minimal_opset)
 
     def write(
         self, outcome: Result, output: Destination, subject: Subject, workload: Workload
