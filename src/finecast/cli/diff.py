@@ -14,7 +14,7 @@ from finecast.progress import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from finecast.pipeline.difference import Difference
+    from finecast.tuning.difference import Difference
 
 _WHAT: Final = "A plan (.json) or a model."
 _FOLDED: Final = ("what", "op", "type", "for example")

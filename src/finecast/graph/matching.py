@@ -1,20 +1,24 @@
 """Which ops of two structures are the same: a net exported again, retrained or changed.
 
-Ops are paired by the evidence for it, the strongest first. A pair is an anchor: what it reads
-and what reads it is compared next, so that pairs grow along the edges of the graph.
+Ops are paired by evidence, the strongest first. From a pair further pairs grow along the edges
+of the graph: what the two read and what reads them is compared next.
 
-1. By equal weights and neighbourhoods (the refinement of colours by Weisfeiler and Lehman,
-   "A reduction of a graph to a canonical form", 1968), where they are unique in both graphs.
-2. By name, unless weights, shapes or neighbours speak against it: exporters number ops, and
-   one new op then shifts the names of all that follow.
-3. By neighbourhoods without weights, unique ones first, equally many ones in their order.
-4. By order, among what lies between the same anchors.
+1. Weights and neighbourhoods that are equal, and unique in both graphs. Neighbourhoods are
+   compared by colours, refined as by Weisfeiler and Lehman ("A reduction of a graph to a
+   canonical form", 1968).
+2. Names, unless weights, shapes or neighbours speak against it: exporters number ops, and one
+   new op then shifts the names of all that follow.
+3. Neighbourhoods again, with less to tell ops apart by: without weights, without attributes,
+   by kinds alone.
+4. The order of ops whose neighbourhoods are alike, if both graphs have equally many; and of
+   ops of one kind that lie between the same pairs.
 
-What is left between the same anchors are ops that were restated as others, such as a Gelu as
-the five ops that compute it: a ``Regrouping``.
+A pair that only kinds of ops speak for is taken apart in the end. What is then left between
+the same pairs are ops that were stated as others, as a Gelu by the five ops that compute it: a
+``Regrouping``.
 
-Law: each op is in at most one pair or regrouping; the time is linear in the ports, but for
-step 4, in which few ops are compared with few.
+Law: each op is in at most one pair or regrouping. The time is linear in the number of inputs,
+but for the last part of step 4, which compares the ops of small regions with one another.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ _RADII: Final = (4, 1)
 _NO_READER: Final = -2
 # An op is written out as at most so many others, as a Gelu by tanh is as nine.
 _MOST_REGROUPED: Final = 16
-# Ops between the same anchors are aligned if the product of their numbers is at most this.
+# A pair, or the model's inputs, that bounds more regions does not tell which one corresponds.
+_MOST_BOUNDED: Final = 32
+# Ops between the same pairs are aligned if the product of their numbers is at most this.
 _MOST_ALIGNED: Final = 1 << 20
 
 Label = Callable[[OpStructure], Hashable]
@@ -147,7 +153,7 @@ class _Matcher:
     # Colours.
 
     def by_colour(self, label: Label, *, in_order: bool = False) -> None:
-        """Pair ops whose neighbourhoods have equal labels and are unique; pairs grow from there.
+        """Pair ops with equal labels around them that are unique; pairs grow from there.
 
         With ``in_order`` ops of one colour are paired in their order, if they are equally many
         in both graphs: their neighbourhoods then have to be alike as far as colours reach.
@@ -195,7 +201,7 @@ class _Matcher:
     # Growth along edges.
 
     def grow(self, anchors: Iterable[tuple[int, int]], label: Label) -> None:
-        """Pair what ``anchors`` read and what reads them, where labels are equal; and go on."""
+        """Pair what ``anchors`` read and what reads them, if labels are equal; and go on."""
         waiting = deque(anchors)
         while waiting:
             number, other = waiting.popleft()
@@ -273,10 +279,10 @@ class _Matcher:
             decided: Whether only ops are paired to which a plan gives a format.
         """
         found: list[tuple[int, int]] = []
-        for islands in self._facing_islands():
+        for regions in self._corresponding():
             mine, theirs = (
-                [n for n in island if side.ops[n].decided or not decided]
-                for side, island in zip((self.before, self.after), islands, strict=True)
+                [n for n in region if side.ops[n].decided or not decided]
+                for side, region in zip((self.before, self.after), regions, strict=True)
             )
             if len(mine) * len(theirs) <= _MOST_ALIGNED:
                 found += self._aligned(mine, theirs)
@@ -324,25 +330,26 @@ class _Matcher:
         """Ops without partners between mostly the same anchors, in both graphs."""
         return tuple(
             Regrouping(before=tuple(mine), after=tuple(theirs))
-            for mine, theirs in self._facing_islands(least=0.5)
+            for mine, theirs in self._corresponding(least=0.5)
             if max(len(mine), len(theirs)) <= _MOST_REGROUPED
         )
 
-    def _facing_islands(self, least: float = 0.0) -> list[tuple[list[int], list[int]]]:
+    def _corresponding(self, least: float = 0.0) -> list[tuple[list[int], list[int]]]:
         """Ops without partners that lie between the same pairs in both graphs.
 
-        Those that touch one another are an island, and the pairs that they read and that read
-        them are its shore. The two islands with the largest share of their shores in common face
-        each other, if that is at least ``least``.
+        Those that touch one another are a region, and the pairs that they read and that read
+        them are its boundary. The two regions with the largest share of their boundaries in
+        common correspond, if that is at least ``least``.
         """
-        mine, theirs = self._islands(self.before), self._islands(self.after)
-        shores = defaultdict[int, list[int]](list)
+        mine, theirs = self._regions(self.before), self._regions(self.after)
+        boundaries = defaultdict[int, list[int]](list)
         for place, (_, pairs) in enumerate(theirs):
             for n in pairs:
-                shores[n].append(place)
+                boundaries[n].append(place)
         wanted: list[tuple[float, int, int]] = []
         for place, (_, pairs) in enumerate(mine):
-            shared = Counter(other for n in pairs for other in shores.get(n, ()))
+            few = (boundaries[n] for n in pairs if len(boundaries.get(n, ())) <= _MOST_BOUNDED)
+            shared = Counter(other for regions in few for other in regions)
             wanted += [
                 (-share, place, other)
                 for other, count in shared.items()
@@ -357,11 +364,11 @@ class _Matcher:
                 found.append((mine[place][0], theirs[other][0]))
         return found
 
-    def _islands(self, side: _Side) -> list[tuple[list[int], set[int]]]:
+    def _regions(self, side: _Side) -> list[tuple[list[int], set[int]]]:
         """The ops without partners that touch one another, and the pairs around them.
 
-        A pair has the number of its op in the first graph. The model's inputs and outputs count
-        as pairs, too.
+        A pair has the number of its op in the first graph. The model's inputs and outputs
+        count as pairs, too.
         """
         found: list[tuple[list[int], set[int]]] = []
         seen: set[int] = set()

@@ -1,8 +1,8 @@
 """The structure of a graph without its numbers: enough to find its ops in another version.
 
 Laws: two exports of one net that differ in names, node order and the layout of weights have
-ops with equal ``op`` and ``weights``; the structure is small (a few words an op) and is kept in
-plans, so that an old plan finds its ops when the model that it was made for is gone.
+ops with equal ``op`` and ``weights``; the structure is small (a few words an op) and is kept
+in plans, so that an old plan finds its ops when the model that it was made for is gone.
 """
 
 from __future__ import annotations

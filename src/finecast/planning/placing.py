@@ -1,9 +1,9 @@
 """A plan on another version of its model: retrained, changed or exported anew.
 
-Laws: each op of the version that is an op of the plan's model, by ``graph.matching``, has the
-format that it had there, if the op may have it here; an op that only moves numbers follows what
-it reads; any other op stays fp32. Scales of constants are made of the version's own numbers,
-scales of values are those of the plan.
+Laws: each op of the version that is an op of the plan's model, by ``graph.matching``, has
+the format that it had there, if the op may have it here; an op that only moves numbers follows
+what it reads; any other op stays fp32. Scales of constants are made of the version's own
+numbers, scales of values are those of the plan.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Placement:
 
     Attributes:
         plan: The plan of the version.
-        placed: The version's ops that have a decision of the plan: the op's name there by that
-            here.
+        placed: The version's ops that have a decision of the plan: the op's name there by
+            its name here.
         found: Ops of the plan that are placed, alone or as a group.
         moving: The version's ops that follow what they read, as they only move numbers.
         new: The version's ops that the plan does not know, and that stay fp32.
-        refused: The version's ops that stay fp32 as they cannot have the plan's format, by why.
+        refused: The version's ops that cannot have the plan's format and stay fp32, with why.
         gone: Ops of the plan that the version has not.
     """
 
@@ -61,7 +61,7 @@ class Placement:
 
     @property
     def share(self) -> float:
-        """The lesser of two shares: the plan's ops that are here, and the ops here it knows."""
+        """The lesser share: of the plan's ops that are here, or of the ops here it knows."""
         known = len(self.placed) + len(self.moving)
         shares = (len(self.found), len(self.gone)), (known, len(self.new))
         return min(one / (one + lacking) if one + lacking else 1.0 for one, lacking in shares)
@@ -95,8 +95,8 @@ class Placement:
         raise ModelError(
             f"the plan was made for another model: {self.text}",
             where=where,
-            fix="make a plan for this model; with --partial (partial=True) it is applied as far"
-            " as ops are found",
+            fix="make a plan for this model; --partial (partial=True) applies it as far as ops"
+            " are found",
         )
 
 
@@ -208,9 +208,10 @@ def _sources(
 def _decision(graph: Graph, node: Node, old: Decision) -> tuple[Decision, str]:
     """The old decision on ``node``; or fp32, and why."""
     fmt = old.format
+    if fmt is not Format.FP32 and fmt.encodes_results and fmt not in node.admits:
+        why = f"its definition here does not allow {fmt.label}"
+        return _fp32(node, why), why
     try:
-        if fmt is not Format.FP32 and fmt.encodes_results and fmt not in node.admits:
-            raise ValueError(f"its definition here does not allow {fmt.label}")
         encodings = _encodings(graph, node, old) if fmt.has_scales else Encodings()
     except ValueError as error:
         return _fp32(node, str(error)), str(error)
@@ -256,7 +257,7 @@ def _encodings(graph: Graph, node: Node, old: Decision) -> Encodings:
 def _follow(
     graph: Graph, rest: Iterable[Node], made: dict[int, Decision]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Decide the ops that the plan does not know; names of those that follow, and of others."""
+    """Decide the ops that the plan does not know; names of those that follow, and the rest."""
     moving: list[str] = []
     new: list[str] = []
     for node in rest:
