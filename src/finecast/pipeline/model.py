@@ -123,6 +123,7 @@ class TuneRequest:
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
+        price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         progress: Told of each step.
     """
 
@@ -154,6 +155,11 @@ class TuneRequest:
         kind=Path,
         convert=path_of,
     ).field(None)
+    price_book: bool = Option(
+        help="Profile every kernel anew, and keep no times of them for later runs.",
+        flags=("--no-price-book",),
+        kind=bool,
+    ).field(True)
     progress: Progress = silent
 
     def __post_init__(self) -> None:

@@ -157,12 +157,15 @@ class Subject(ABC):
         reference: The fp32 model, loaded.
         truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
         told: Notes for the user on how the model was read and run, whatever tuning finds.
+        keeps_prices: Whether measured times of kernels are taken from the user's price book
+            and kept there, where kernels are timed at all.
     """
 
     model: SourceModel
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()
+    keeps_prices: bool = False
 
     @property
     @abstractmethod
