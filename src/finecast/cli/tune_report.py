@@ -12,7 +12,6 @@ from finecast.cli.output import (
     Verbatim,
     add_row,
     new_table,
-    output_lines,
     write_json,
     write_line,
     write_table,
@@ -22,6 +21,7 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.explanation import groups
 from finecast.pipeline.goal import Objective
 from finecast.pipeline.result import TF32_TIMES
+from finecast.report.outputs import output_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
