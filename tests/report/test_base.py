@@ -17,8 +17,8 @@ from finecast.compat.neuron.ladders import ladder
 from finecast.errors import UsageError
 from finecast.report.base import Report, TextTable
 from tests.cli.test_output import ACTS, NASTY
-from tests.subjects.drawn import write_drawn
-from tests.subjects.test_int8 import DATA, NET, SHAPES
+from tests.native.drawn import write_drawn
+from tests.native.test_int8 import DATA, NET, SHAPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -77,7 +77,9 @@ VERBS = {
     "explain a node": lambda net: finecast.explain(
         net, finecast.explain(net).groups[0].example
     ),
-    "emulate": lambda net: finecast.emulate(net, "trn1", data=DATA, metric="cosine"),
+    "emulate": lambda net: finecast.emulate(
+        net, "trn1", "all:bf16", data=DATA, metric="cosine"
+    ),
     "ladder": lambda net: finecast.ladder(
         net, ladder("trn1"), data=DATA, metric="cosine", per_op=False
     ),

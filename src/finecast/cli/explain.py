@@ -57,7 +57,7 @@ def run(
       finecast explain m.onnx /encoder/Softmax --auto-cast-type fp16
     """
     from finecast import api
-    from finecast.subjects import check_options
+    from finecast.native.opening import check_options
 
     engine, from_type = running.engine, how.from_type
     if plan is not None:

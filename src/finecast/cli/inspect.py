@@ -31,8 +31,8 @@ def run(
       finecast inspect model.onnx --data val.npz --auto-cast-type fp16
     """
     from finecast import api
+    from finecast.native.opening import check_options
     from finecast.rules.policy import low_format
-    from finecast.subjects import check_options
 
     low = low_format(auto_cast_type)
     check_options(

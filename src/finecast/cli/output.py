@@ -77,6 +77,10 @@ def write_report(report: Report, *tables: TextTable, as_json: bool = False) -> N
         return
     write_note(report.lines[0])
     for shown in tables or report.tables:
+        if not shown.rows:
+            for note in shown.notes:
+                write_note(note)
+            continue
         table = new_table(shown.title, shown.left, shown.right, fold=tuple(shown.fold))
         for row in shown.rows:
             add_row(table, *row)

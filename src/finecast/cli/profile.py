@@ -9,8 +9,8 @@ import typer
 
 from finecast.cli.common import Json, SizedSamples
 from finecast.cli.output import warn, write_report
+from finecast.native.profiling import Rounds
 from finecast.progress import shown
-from finecast.subjects.profiling import Rounds
 
 _Runner = Annotated[
     str | None,
