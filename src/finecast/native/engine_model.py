@@ -58,7 +58,7 @@ _MOST_BYTES_COMPILED: Final = 1 << 30
 _NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class EngineModel(NativeSource[FileT, PreparedT]):
     """An opened model of any library, whose own parts are those of ``NativeSource``.
 
@@ -317,7 +317,7 @@ def counted(
         found = replace(found, notes=found.notes | {"sizes": told})
     if options.data is None:
         return found
-    return replace(found, warnings=risks(prepared.graph, facts, low))
+    return replace(found, warnings=risks(prepared.graph, facts, low), low=low)
 
 
 def _drawn_shapes(
