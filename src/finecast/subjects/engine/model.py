@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from finecast.data.feeds import free_dims, synthetic_feeds
+from finecast.data.sizes import guessed_dims, input_specs, size_guesses
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
 from finecast.engines.base import Engine, Feeds, TensorSpec
@@ -26,13 +27,7 @@ from finecast.pipeline.device import Program
 from finecast.pipeline.measuring import drop_slow_formats
 from finecast.pipeline.model import RunOptions
 from finecast.pipeline.result import Result
-from finecast.pipeline.sources import (
-    OPEN_SIZES,
-    FeedMaker,
-    calibration_batches,
-    guessed_dims,
-    input_specs,
-)
+from finecast.pipeline.sources import FeedMaker, calibration_batches
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
@@ -305,13 +300,9 @@ def _drawn_shapes(
     inputs = input_specs(prepared.graph)
     failed: EngineError | UsageError | None = None
     found: tuple[dict[int, tuple[int, ...]], str] | None = None
-    for size in OPEN_SIZES:  # and until no value is empty
-        guessed = {
-            d: n for d, n in guessed_dims(inputs, size).items() if d not in options.dims
-        }
-        told = ", ".join(f"{d}={n}" for d, n in guessed.items())
+    for dims in size_guesses(prepared.graph, options.dims):  # and until no value is empty
+        told = ", ".join(f"{d}={n}" for d, n in dims.items() if d not in options.dims)
         try:
-            dims = {**guessed, **options.dims}
             feeds = synthetic_feeds(inputs, batch=options.batch, dims=dims)
             here = shapes_for(prepared, inputs, feeds), told and f"{told}, which --dim changes"
             found = found or here
@@ -319,8 +310,6 @@ def _drawn_shapes(
                 return here
         except (EngineError, UsageError) as error:
             failed = failed or error
-        if not guessed:
-            break
     if found is not None:  # some values are empty whatever the sizes
         return found
     if options.dims and failed is not None:

@@ -38,7 +38,7 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
 from finecast.subjects.engine.adjusting import Adjuster
-from finecast.subjects.engine.baseline import differing
+from finecast.subjects.engine.baseline import SecondOpinion, differing
 from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
     check_on_integers,
@@ -148,7 +148,8 @@ class EngineSubject(Subject):
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        differs = differing(self.model, self.engine, prepared.graph, feeds, got)
+        second = SecondOpinion(source=self.model, engine=self.engine)
+        differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs)))
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
