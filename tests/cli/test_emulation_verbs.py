@@ -13,8 +13,8 @@ import pytest
 from finecast.api import judge
 from finecast.errors import ExitCode, ModelError
 from finecast.numbers.formats import Format
-from finecast.pipeline.ladder import LadderWalk, PlanResult
 from finecast.rules.policy import Policy
+from finecast.tuning.ladder import LadderWalk, PlanResult
 from tests.cli.conftest import Answer
 from tests.engines.emulator import models
 

@@ -21,7 +21,7 @@ from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
 from finecast.progress import shown
 
 if TYPE_CHECKING:
-    from finecast.pipeline.emulating import EmulationReport
+    from finecast.tuning.emulating import EmulationReport
 
 _MOST_OPS = 10
 

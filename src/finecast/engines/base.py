@@ -229,6 +229,7 @@ class Engine(ABC):
         lowers_by_hint: Whether it has precision hints, under which it lowers an fp32 model by
             itself, and tells the kernels of every model.
         serves_streams: Whether it serves several requests at once, as in a server.
+        tells_kernels: Whether sessions that are loaded with ``profiling`` tell their kernels.
     """
 
     name: str
@@ -236,6 +237,7 @@ class Engine(ABC):
     reads_onnx: bool = True
     lowers_by_hint: bool = False
     serves_streams: bool = False
+    tells_kernels: bool = False
 
     @property
     def emulates(self) -> Emulation | None:

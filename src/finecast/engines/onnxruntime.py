@@ -205,6 +205,7 @@ class OnnxRuntimeEngine(Engine):
 
     name = "onnxruntime"
     serves_streams = True
+    tells_kernels = True
 
     def __init__(
         self,
