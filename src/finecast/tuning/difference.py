@@ -129,8 +129,9 @@ class OpDifference:
     def text(self) -> str:
         """The op by its name, and why it has its type where a plan says that."""
         before, after = self.before, self.after
-        renamed = before and after and before.node != after.node
-        name = f"{after.node} (was {before.node})" if renamed else self.shown.node
+        name = self.shown.node
+        if before and after and before.node != after.node:
+            name = f"{after.node} (was {before.node})"
         return f"{name}: {self.shown.why}" if self.shown.why else name
 
     def to_dict(self) -> dict[str, Any]:
