@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ladder,
         load,
         profile,
+        report,
         tune,
     )
     from finecast.data.criterion import Criterion, CriterionKind
@@ -45,6 +46,7 @@ _MODULES = {
     "ladder": "finecast.api",
     "load": "finecast.api",
     "profile": "finecast.api",
+    "report": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
@@ -95,6 +97,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
 ]
 

@@ -10,6 +10,7 @@ For example::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from finecast.data.criterion import Criterion
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.engines import ENGINES
+from finecast.engines.base import KernelTime
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
@@ -34,11 +36,16 @@ from finecast.pipeline.ladder import LadderOutcome, LadderWalk, Rung, search_per
 from finecast.pipeline.model import OpenedModel, ReadOptions, RunOptions, TuneRequest
 from finecast.pipeline.result import Result
 from finecast.pipeline.sources import Data, DataOptions, workload_of
+from finecast.pipeline.recorded import recorded
 from finecast.pipeline.study import Study, journals, study_at
+from finecast.pipeline.subject import Subject
 from finecast.pipeline.tuning import tune as search
+from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
-from finecast.report.frontier import write_frontier
+from finecast.reports.content import Sources, content_of
+from finecast.reports.frontier import write_frontier
+from finecast.reports.report import Report, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
 from finecast.subjects import (
@@ -81,6 +88,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
     "tuned",
     "workload_of",
@@ -218,7 +226,8 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
-            ``frontier`` (a picture of all plans). And ``user_rules``,
+            ``frontier`` (a picture of all plans), ``report`` (a page of what was found and
+            why). And ``user_rules``,
             ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
@@ -273,8 +282,15 @@ def tuned(
     given, files = _declared(model, how, output, request.data, study=request.study)
     files.write("the plan", request.plan_out)
     files.write("the frontier", request.frontier)
+    files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        outcome = _searched(given(), output, request, study)
+        outcome = replace(_searched(given(), output, request, study), source=given().path.name)
+        if study is not None or request.report is not None:
+            report = outcome.report()
+            if study is not None:
+                study.keep(outcome.plan.model, outcome.plan.digest, report.to_json())
+            if request.report is not None:
+                report.save(request.report, force=output.force)
         if request.frontier is not None:
             write_frontier(outcome.to_dict(), given().path.name, request.frontier)
     warnings = (*removed, *outcome.warnings)
@@ -313,12 +329,27 @@ def _searched(
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
+    if study is not None or options.report is not None:
+        phases("kernels", 0, 1)
+        outcome = replace(outcome, kernels=_kernels(subject, workload, outcome))
     outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     run = outcome.run_notes if outcome.output is None else ()
     warnings = (*outcome.warnings, *workload.warnings, *said, *run)
     return replace(outcome, metric=options.data.label or "metric", warnings=warnings)
+
+
+def _kernels(
+    subject: Subject, workload: Workload, outcome: Result
+) -> dict[str, Sequence[KernelTime]]:
+    """The kernels of fp32 and of the tuned model as the engine ran them, if it tells them."""
+    models = {"fp32": None} | ({} if outcome.built is None else {"tuned": outcome.built})
+    found: dict[str, Sequence[KernelTime]] = {}
+    for name, built in models.items():
+        with suppress(EngineError):  # some models run without profiling only
+            found[name] = subject.kernels(built, workload)
+    return found
 
 
 def _declared(
@@ -587,6 +618,61 @@ def profile(
     trust = group_of(ReadOptions, options).trust
     with reporting(progress, "profiling") as report:
         return profiled(paths, engine, stated, how, trust=trust, report=report)
+
+
+@checked()
+def report(
+    source: Plan | str | Path,
+    output: str | Path | None = None,
+    *,
+    model: Model | None = None,
+    study: str | Path | None = None,
+    force: bool = False,
+) -> Report:
+    """What is known of a plan, and why each op has its format, for people to look at.
+
+    Nothing is searched or measured: ``tune`` keeps what a report needs in its study.
+
+    Args:
+        source: A plan, a study, or the data of a report; or their path. Of a study the last
+            run counts.
+        output: A page (``.html``) or its data (``.json``) that is written.
+        model: The model that the plan was made for: without a study it tells which ops are
+            around one another.
+        study: The study in which the plan was found; by default the one beside the plan.
+        force: Whether an existing output may be replaced.
+
+    Raises:
+        UsageError: If there is no such plan or study, or the output may not be written.
+        ModelError: If the plan was made for another model.
+    """
+    path = report_path(output)
+    files = CommandFiles(force=force)
+    files.read("the source", None if isinstance(source, Plan) else source)
+    files.read("the study", study)
+    files.write("the report", path)
+    found = recorded(source, None if study is None else Path(study))
+    if isinstance(found, Plan):
+        graph = None if model is None else graph_for(model, found)
+        name = "model" if model is None else opened(model).path.name
+        found = Report(content=content_of(Sources(model=name, plan=found, graph=graph)))
+    elif model is not None:
+        _check_same_model(model, found)
+    with files.locked():
+        if path is not None:
+            found.save(path, force=force)
+    return found
+
+
+def _check_same_model(model: Model, found: Report) -> None:
+    """Raise UsageError unless a report is of this model."""
+    given, stated = opened(model), found.content["model"]
+    if given.digest != stated["digest"]:
+        raise UsageError(
+            f"the report is of another model: {stated['name']}",
+            where=str(given.path),
+            fix="leave the model out, or give that one",
+        )
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

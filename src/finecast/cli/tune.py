@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from finecast.pipeline.model import OpenedModel
     from finecast.pipeline.result import Result
 
-Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "frontier")]
+Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "frontier", "report")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
 
@@ -98,6 +98,7 @@ def run(
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.write("--plan-out", plan)
     files.write("--frontier", request.frontier)
+    files.write("--report", request.report)
     model = open_model(files, source, written, how, engine=running.engine)
     files.write("--study", study, beside=journals(study), replaces=False)
     request = replace(

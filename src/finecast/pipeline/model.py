@@ -25,6 +25,7 @@ from finecast.pipeline.subject import Built, SourceModel, Subject
 from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
+from finecast.reports.report import report_path
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 
@@ -123,6 +124,7 @@ class TuneRequest:
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
+        report: Where the report is written, as a page (.html) or its data (.json).
         progress: Told of each step.
     """
 
@@ -154,13 +156,21 @@ class TuneRequest:
         kind=Path,
         convert=path_of,
     ).field(None)
+    report: Path | None = Option(
+        help="Write a page of what was found and why, op by op: FILE.html, or FILE.json for"
+        " its data.",
+        metavar="FILE.html|.json",
+        kind=Path,
+        convert=report_path,
+    ).field(None)
     progress: Progress = silent
 
     def __post_init__(self) -> None:
         """Read paths that were given as text.
 
         Raises:
-            UsageError: If the frontier's file is neither a picture nor figures.
+            UsageError: If the frontier's file is neither a picture nor figures, or that of the
+                report neither a page nor data.
         """
         convert_options(self)
         suffix = ".svg" if self.frontier is None else self.frontier.suffix.lower()

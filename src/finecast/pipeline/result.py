@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.engines.base import KernelTime
 from finecast.engines.usage import how_to_run, in_memory_notes
 from finecast.errors import UsageError
+from finecast.measure.environment import environment
 from finecast.naming import number_of
 from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.artefact import Destination, Verified
@@ -22,7 +24,9 @@ from finecast.pipeline.study import Trial
 from finecast.pipeline.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
-from finecast.report.frontier import picture
+from finecast.reports.content import Sources, content_of
+from finecast.reports.frontier import picture
+from finecast.reports.report import Report
 from finecast.terminal import finite, one_line
 
 TF32_TIMES: Final = (
@@ -130,6 +134,9 @@ class Result:
         built: What the plan gave; None where it is unchanged or was not tuned.
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
+        source: The name of the model given.
+        kernels: The engine's kernels with their times, of the models ``fp32`` and ``tuned``;
+            measured for a study or a report only.
         writer: Writes the model of the plan to a destination.
     """
 
@@ -168,6 +175,10 @@ class Result:
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
+    source: str = "model"
+    kernels: Mapping[str, Sequence[KernelTime]] = field(
+        default_factory=dict[str, Sequence[KernelTime]]
+    )
     writer: Callable[[Destination], object] | None = None
 
     def and_then(self, phases: Mapping[str, float]) -> Result:
@@ -305,6 +316,29 @@ class Result:
             )
         self.writer(Destination(path=Path(output), force=force))
 
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> Report:
+        """What people look at; written to ``path``, a page (``.html``) or its data (``.json``).
+
+        Raises:
+            UsageError: If the suffix is another one, or the file exists without ``force``.
+        """
+        found, planner = self.findings, self.findings.planner
+        sources = Sources(
+            model=self.source,
+            plan=self.plan,
+            graph=None if planner is None else planner.graph,
+            facts=found.facts,
+            analysis=found.analysis,
+            found=None if self.verdict is Verdict.CONVERTED else self.to_dict(),
+            kernels=self.kernels,
+            machine=environment().as_json(),
+            how_to_run=self.run_notes,
+        )
+        made = Report(content=content_of(sources))
+        if path is not None:
+            made.save(path, force=force)
+        return made
+
     def to_dict(self) -> dict[str, Any]:
         """All of it but the model, as ``--json`` prints it: strict JSON."""
         found: dict[str, Any] = finite(self._content())
@@ -338,6 +372,7 @@ class Result:
         findings, faster = self.findings, self.next_faster
         return {
             "why": self.why,
+            "metric": self.metric,
             "objective": self.objective.value,
             "target": self.target or None,
             "times": self._times,
@@ -401,6 +436,7 @@ class Result:
     def _found(self, one: Found) -> dict[str, Any]:
         """A plan that was considered; null for what was not measured.
 
+        ``gain`` is how many times as good as fp32 it was in the races, by the objective;
         ``changes`` are the formats of the nodes that have another one in the result.
         """
         own, findings = labels(self.plan), self.findings
@@ -417,6 +453,7 @@ class Result:
             },
             "measured": {**_cost(one.cost, findings), "relative_error": one.error},
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
+            "gain": findings.gain(one),
             "casts": one.casts,
             "metric": one.metric,
             "passed": one.passed,

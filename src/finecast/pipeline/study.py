@@ -15,7 +15,9 @@ from finecast.errors import UsageError
 from finecast.files.staging import staging
 
 # Version 2 added SQLite's application id, and keys with the user's code and the baseline.
-_SCHEMA_VERSION: Final = 2
+# Version 3 added the records of runs; a study of version 2 gets their table when it is opened.
+_SCHEMA_VERSION: Final = 3
+_WITHOUT_RECORDS: Final = 2
 _COLUMNS: Final = {
     "model": "TEXT NOT NULL",
     "plan": "TEXT NOT NULL",
@@ -30,6 +32,11 @@ _COLUMNS: Final = {
 _TABLE: Final = (
     f"CREATE TABLE trials ({', '.join(f'{n} {kind}' for n, kind in _COLUMNS.items())},"
     " PRIMARY KEY (model, plan, engine, data))"
+)
+# What each run found, in full, for reports: the run of a plan replaces the one before it.
+_RECORDS: Final = (
+    "CREATE TABLE records (model TEXT NOT NULL, plan TEXT NOT NULL, content TEXT NOT NULL,"
+    " PRIMARY KEY (model, plan))"
 )
 # https://www.sqlite.org/fileformat2.html: user_version at byte 60, application_id at byte 68.
 _HEADER: Final = struct.Struct(">16s44xi4xi28x")
@@ -96,8 +103,11 @@ class Study:
                 fix="give a file in a folder that exists, is writable and has room",
             ) from error
         with self._connection() as db:
+            if db.execute("PRAGMA user_version").fetchone() == (_WITHOUT_RECORDS,):
+                db.execute(_RECORDS)
+                db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-            if found.fetchall() != [(_TABLE,)]:
+            if found.fetchall() != [(_TABLE,), (_RECORDS,)]:
                 raise _no_study(path, "its tables are others")
 
     @contextmanager
@@ -157,6 +167,21 @@ class Study:
             )
 
 
+    def keep(self, model: str, plan: str, content: str) -> None:
+        """Store what a run found, as JSON, by the digests of its model and its plan."""
+        with self._connection() as db:
+            db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (model, plan, content))
+
+    def record(self, plan: str | None = None) -> str | None:
+        """What the last run found that ended with this plan, or with any; None if none did."""
+        where, values = ("", ()) if plan is None else (" WHERE plan = ?", (plan,))
+        with self._connection() as db:
+            row = db.execute(
+                f"SELECT content FROM records{where} ORDER BY rowid DESC LIMIT 1", values
+            ).fetchone()
+        return None if row is None else str(row[0])
+
+
 @contextmanager
 def study_at(path: Path | None, *, resume: bool) -> Generator[Study | None]:
     """The study at ``path``, if one is named. One that is new and stays empty is removed.
@@ -182,6 +207,7 @@ def _create(path: Path) -> None:
         staged = folder / "study.db"
         with closing(sqlite3.connect(staged)) as db, db:
             db.execute(_TABLE)
+            db.execute(_RECORDS)
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
             db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         staged.replace(path)
@@ -200,7 +226,7 @@ def _check_header(path: Path) -> None:
         raise _no_study(path, "its header is another one")
     if application == 0 and version != 1:  # version 1 had no application id
         raise _no_study(path, "another program's database")
-    if version != _SCHEMA_VERSION:
+    if version not in (_WITHOUT_RECORDS, _SCHEMA_VERSION):
         raise UsageError(
             f"study version {version} is not {_SCHEMA_VERSION}",
             where=str(path),

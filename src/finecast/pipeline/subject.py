@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.graph import Graph
@@ -24,6 +24,7 @@ from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
 from finecast.progress import Progress
 from finecast.rules import UserRule
+from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy
 
 UserRules = Sequence[tuple[str, UserRule]]
@@ -79,10 +80,13 @@ class Hinted(Built):
 class Examined(ABC):
     """A subject whose every op the rules have judged under one policy.
 
-    ``planner`` makes plans that the rules permit.
+    Attributes:
+        planner: Makes plans that the rules permit.
+        facts: What calibration data showed of the model's values, by id; none if not observed.
     """
 
     planner: Planner
+    facts: Mapping[int, ValueFacts]
 
     @abstractmethod
     def analysis(self, *, of_time: bool = True) -> Analysis:
@@ -234,6 +238,17 @@ class Subject(ABC):
 
         Models that cannot be loaded are left out. Modelled times are given without a spread.
         """
+
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels of a plan's model, or of the fp32 model, with their times and types.
+
+        None if what runs the model does not tell its kernels.
+
+        Raises:
+            EngineError: If the model does not run with profiling.
+        """
+        del built, workload
+        return ()
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The inputs on which the output error of a plan is measured: those that are timed."""

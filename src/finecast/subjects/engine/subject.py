@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any, Final
 
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import tried_unnamed
@@ -164,6 +164,14 @@ class EngineSubject(Subject):
         if built.loaded is None:
             built.loaded = load_model(self.engine, built.model)
         return built.loaded
+
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """Kernels as the engine tells them, loaded for profiling."""
+        if built is None:
+            session = self.engine.load(self.model.loadable, profiling=True)
+        else:
+            session = load_model(self.engine, built.model, profiling=True)
+        return session.profile(workload.timing()[0])
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Time all models on the workload's timing feeds."""

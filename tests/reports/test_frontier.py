@@ -12,7 +12,7 @@ import pytest
 import finecast
 from finecast.errors import UsageError
 from finecast.pipeline.model import TuneRequest
-from finecast.report.frontier import (
+from finecast.reports.frontier import (
     anchors_of,
     picture,
     points_of,
