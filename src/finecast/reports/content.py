@@ -172,7 +172,7 @@ class _Content:
                 "op": node.op,
                 "native": node.native,
                 "class": by_name(node.op).kind.label,
-                "scope": node.scope,
+                "scope": _path(node.scope),
                 "inputs": [i for i in node.inputs if i is not None],
                 "outputs": [i for i in node.outputs if i is not None],
                 **({} if decision is None else self._decision(decision)),
@@ -316,6 +316,17 @@ class _Content:
             for name, kernels in self.sources.kernels.items()
             if kernels
         }
+
+
+def _path(scope: str) -> str:
+    """A scope with slashes between its parts, which libraries write with dots, too.
+
+    ``layer.0`` stays one part where slashes stand around it.
+    """
+    parts = [p for p in scope.split("/") if p]
+    if len(parts) < 2:
+        return scope.strip("/").replace(".", "/")
+    return "/".join(p.replace(".", "/") if p.count(".") > 1 else p for p in parts)
 
 
 def _origin(value: Value) -> int | str:

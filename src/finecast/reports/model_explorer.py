@@ -101,7 +101,7 @@ def _graph(content: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "id": str(number),
                 "label": op["op"],
-                "namespace": _namespace(op["scope"]),
+                "namespace": op["scope"],
                 "incomingEdges": edges,
                 "attrs": _attributes(content, op),
                 "outputsMetadata": [
@@ -112,11 +112,6 @@ def _graph(content: Mapping[str, Any]) -> dict[str, Any]:
         )
     graph = {"id": content["model"]["name"], "nodes": nodes}
     return {"label": content["model"]["name"], "graphs": [graph]}
-
-
-def _namespace(scope: str) -> str:
-    """A scope with slashes: PyTorch's are dotted."""
-    return scope.strip("/") if "/" in scope else scope.replace(".", "/")
 
 
 def _attributes(content: Mapping[str, Any], op: Mapping[str, Any]) -> list[dict[str, str]]:
