@@ -47,9 +47,13 @@ def _verdict(content: Mapping[str, Any]) -> str:
     return (
         f"With {ops} a call takes {_ms(after['latency_ms'])} instead of"
         f" {_ms(before['latency_ms'])} ({found['speedup']:.2f} times as fast, {told}), and"
-        f" {found['metric']} is {_figure(after['metric'])} instead of"
-        f" {_figure(before['metric'])}."
+        f" {found['metric']} {_kept(before['metric'], after['metric'])}."
     )
+
+
+def _kept(before: float | None, after: float | None) -> str:
+    was, now = _figure(before), _figure(after)
+    return f"stays {now}" if was == now else f"is {now} instead of {was}"
 
 
 def _in(low: Mapping[str, int]) -> str:
@@ -109,7 +113,8 @@ def _limit(ops: Sequence[Mapping[str, Any]], unit: Mapping[str, Any]) -> str:
     first = ops[unit["ops"][0]]
     others = len(unit["ops"]) - 1
     with_it = f" (with {number_of(others, 'op')} of its kernel)" if others else ""
-    what = f"{first['name']}, a {first['op']}{with_it},"
+    article = "an" if first["op"][:1] in "aeiou" else "a"
+    what = f"{first['name']}, {article} {first['op']}{with_it},"
     errors, saved = unit["error"], _saved(unit)
     if unit["type"] == _FP32:
         worst = max(saved, key=lambda f: errors.get(f, 0.0))
@@ -131,15 +136,18 @@ def _next_faster(content: Mapping[str, Any]) -> str:
     one = None if found is None else found.get("next_faster")
     if found is None or one is None:
         return ""
-    speed = ""
-    if one.get("gain"):
-        speed = f" {one['gain']:.2f} times as {_AS_GOOD[found['objective']]} as fp32"
-    known = f"its output error is predicted as {_share(one['predicted']['relative_error'])}"
-    if one["passed"] is False:
-        known = f"it misses the criterion with {found['metric']} {_figure(one['metric'])}"
-    elif one["passed"] is None:
-        known = f"it was not evaluated on all data; {known}"
-    return f"The next faster plan, {one['name']}, is{speed or ' faster by prediction'}: {known}."
+    own = next((c for c in found["candidates"] if c["plan"] == content["plan"]["digest"]), None)
+    other, gain = f"as {_FP32}", one.get("gain")
+    if gain and own and own.get("gain"):  # both were in the same races
+        gain, other = gain / own["gain"], "as the chosen one"
+    how = f"{gain:.2f} times as {_AS_GOOD[found['objective']]} {other}" if gain else "predicted"
+    error = f"its output error is predicted as {_share(one['predicted']['relative_error'])}"
+    known = {
+        None: f"it was not evaluated on all data; {error}",
+        True: f"it keeps the criterion, too, but was not faster in the last race; {error}",
+        False: f"it misses the criterion with {found['metric']} {_figure(one['metric'])}",
+    }[one["passed"]]
+    return f"The next faster plan, {one['name']}, was {how}: {known}."
 
 
 def _share(value: float | None) -> str:

@@ -51,6 +51,10 @@ const opByName = new Map(data.ops.map((op, index) => [op.name, index]));
 const usersOf = data.values.map(() => []);
 data.ops.forEach((op, index) => (op.inputs || []).forEach((value) => usersOf[value].push(index)));
 
+// Whether a kernel ran in another format than was asked for; codes are int8 with or without sign.
+const plain = (type) => (type || "").replace(/^u?int8.*/, "int8");
+const ranElsewhere = (op) => Boolean(op.ran && op.type && plain(op.ran) !== plain(op.type));
+
 function reasonsOf(op) {
   return (op.deciding || []).map((i) => data.reasons[i].text).filter(Boolean).join("; ");
 }

@@ -1,6 +1,10 @@
 "use strict";
 // Drawings: the frontier, the icicle of time, a histogram of binades, the graph of one scope.
 
+// Drawings are as wide as the screen is likely to be, so that their text keeps its size.
+const NARROW = matchMedia("(max-width: 640px)").matches;
+const WIDTH = NARROW ? 360 : 760;
+
 // A round distance that cuts a span into three to seven parts.
 function tick(span) {
   const rough = Math.max(span, 1e-12) / 5;
@@ -35,13 +39,15 @@ function plansOf() {
 const WORDS = { timed: "not tried on all data", passed: "keeps the criterion", failed: "misses the criterion" };
 
 function frontierChart(plans) {
-  const W = 720, H = 400, L = 56, R = 16, T = 40, B = 48;
+  const W = WIDTH, H = NARROW ? 320 : 400, L = 56, R = 16, T = 40, B = 48;
   const shown = plans.filter((p) => isNumber(p.gain) && isNumber(p.error));
   shown.unshift({ name: FP32, gain: 1, error: 0, kind: "passed", chosen: found.verdict !== "improved" });
   const base = found.baseline.latency_ms, first = (found.frontier[0] || { predicted: {} }).predicted.ms;
-  // Predicted times are those of ops with a choice; the others take the same in each plan.
+  // Predicted times are those of ops with a choice; the others take the same in each plan. They
+  // are times of kernels, which add up to less than a call on a busy machine.
+  const whole = data.kernels.fp32 ? Math.max(sum(data.kernels.fp32.map((k) => k.ms)), first) : base;
   const line = !isNumber(first) || found.objective !== "latency" ? [] : found.frontier.map((s) =>
-    ({ error: s.predicted.relative_error, gain: base / Math.max(s.predicted.ms + base - first, 1e-9) }));
+    ({ error: s.predicted.relative_error, gain: whole / Math.max(s.predicted.ms + whole - first, 1e-9) }));
   const anchors = found.anchors.filter((a) => a.latency_ms).map((a) =>
     ({ name: a.name, gain: base / a.latency_ms, passed: a.passed }));
   const gains = [...shown, ...line, ...anchors].map((p) => p.gain).filter(isNumber);
@@ -55,7 +61,7 @@ function frontierChart(plans) {
   for (const g of ticks(low, high))
     parts.push(svg("line", { class: "grid", x1: L, x2: W - R, y1: y(g), y2: y(g) }),
       svg("text", { x: L - 8, y: y(g) + 4, "text-anchor": "end" }, "×" + digits(g)));
-  for (const e of ticks(0, right))
+  for (const e of ticks(0, right).filter((_, i) => !NARROW || i % 2 === 0))
     parts.push(svg("line", { class: "grid", x1: x(e), x2: x(e), y1: T, y2: H - B }),
       svg("text", { x: x(e), y: H - B + 18, "text-anchor": "middle" }, percent(e)));
   parts.push(svg("text", { x: (L + W - R) / 2, y: H - 8, "text-anchor": "middle", class: "soft" }, "error of the output, relative"),
@@ -125,7 +131,7 @@ function icicle(tree, at, whole, walk) {
 
 // One value's magnitudes by binade, with the ranges of formats above.
 function histogram(value, format) {
-  const facts = value.facts, W = 720, H = 250, L = 8, R = 8, T = 92, B = 34;
+  const facts = value.facts, W = WIDTH, H = 250, L = 8, R = 8, T = 92, B = 34;
   const range = data.formats[format];
   const last = facts.first + facts.binades.length;
   const low = Math.max(Math.min(facts.first, -26), -150), high = Math.max(last, 18);
@@ -148,7 +154,7 @@ function histogram(value, format) {
     parts.push(svg("rect", { class: "bar " + kind, x: x(e) + 0.5, width: Math.max(x(e + 1) - x(e) - 1, 1), y: H - B - height, height },
       svg("title", {}, `${n.toLocaleString("en")} numbers from 2^${e} to 2^${e + 1}`)));
   });
-  for (let e = Math.ceil(low / 10) * 10; e <= high; e += high - low > 80 ? 20 : 10)
+  for (let e = Math.ceil(low / 10) * 10; e <= high; e += high - low > 80 || NARROW ? 20 : 10)
     parts.push(svg("text", { x: x(e), y: H - 12, "text-anchor": "middle" }, "2^" + e));
   const bad = misfits(facts, format);
   const label = `${value.name}: magnitudes from ${digits(facts.smallest_nonzero)} to ${digits(facts.largest)};`
@@ -224,7 +230,7 @@ function scopeGraph(scope, here, open) {
   });
   const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": "Ops of the scope, from its inputs at the top", style: { "min-width": Math.min(W, 1100) + "px", "max-width": W * 1.2 + "px" } }, lines, drawn);
   const cut = all.length > shown.length ? el("p", { class: "soft" }, `${shown.length} of ${all.length} boxes, those around the chosen op.`) : null;
-  return el("div", {}, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Drawing of the scope" }, picture), cut);
+  return el("div", {}, el("div", { class: "drawing", tabindex: 0, role: "region", "aria-label": "Drawing of the scope" }, picture), cut);
 }
 const short = (text, most) => (safe(text).length > most ? "…" + safe(text).slice(1 - most) : safe(text));
 function around(all, here, boxOf) {

@@ -180,9 +180,9 @@ function opsSection() {
     label: "Ops", rows: all, open: (i) => showOp(i),
     columns: [
       { key: "name", name: "op", width: "minmax(7rem, 3fr)", of: (i) => data.ops[i].name, show: (i) => data.ops[i].name, title: (i) => data.ops[i].name },
-      { key: "op", name: "computes", width: "minmax(5rem, 1fr)", of: (i) => data.ops[i].op, show: (i) => data.ops[i].op },
+      { key: "op", name: "computes", width: "minmax(5rem, 1fr)", wide: true, of: (i) => data.ops[i].op, show: (i) => data.ops[i].op },
       { key: "type", name: "format", width: "minmax(5rem, 1fr)", of: (i) => data.ops[i].type, show: (i) => chip(data.ops[i].type) },
-      { key: "ran", name: "ran in", width: "minmax(4rem, 1fr)", wide: true, of: (i) => data.ops[i].ran, show: (i) => data.ops[i].ran || "" },
+      { key: "ran", name: "ran in", width: "minmax(4rem, 1fr)", wide: true, of: (i) => data.ops[i].ran, show: (i) => el("span", { class: ranElsewhere(data.ops[i]) ? "warn" : null }, data.ops[i].ran || "") },
       { key: "ms", name: "time", width: "minmax(4.2rem, 1fr)", number: true, of: (i) => spent.get(i), show: (i) => (spent.has(i) ? ms(spent.get(i)) : "") },
       { key: "alone", name: "error alone", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (i) => alone[i], show: (i) => (alone[i] === null ? "" : percent(alone[i])) },
       { key: "why", name: "why", width: "minmax(8rem, 4fr)", wide: true, of: (i) => why[i], show: (i) => why[i], title: (i) => why[i] },
@@ -233,7 +233,7 @@ function tuningSection() {
 
 function runSection() {
   if (!data.how_to_run.length) return null;
-  return [el("pre", { tabindex: 0, role: "region", "aria-label": "How to run it" }, data.how_to_run.map((line) => el("span", {}, line, "\n")))];
+  return [el("pre", { tabindex: 0, role: "region", "aria-label": "Commands" }, data.how_to_run.map((line) => el("span", {}, line)))];
 }
 
 function notesSection() {
