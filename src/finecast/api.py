@@ -34,9 +34,9 @@ from finecast.pipeline.explanation import Explanation
 from finecast.pipeline.goal import Goal
 from finecast.pipeline.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.pipeline.model import OpenedModel, ReadOptions, RunOptions, TuneRequest
+from finecast.pipeline.recorded import recorded
 from finecast.pipeline.result import Result
 from finecast.pipeline.sources import Data, DataOptions, workload_of
-from finecast.pipeline.recorded import recorded
 from finecast.pipeline.study import Study, journals, study_at
 from finecast.pipeline.subject import Subject
 from finecast.pipeline.tuning import tune as search

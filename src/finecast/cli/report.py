@@ -44,12 +44,10 @@ def run(
             help="Write graph and node data there for Google's Model Explorer.",
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace files that exist.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What tune found and why: which ops limit precision, which trials failed, where time goes.
+    """What tune found and why: which ops limit precision, what was tried, where time goes.
 
     The page is one file that opens without network. Nothing is searched or measured again:
     tune keeps what a report needs in its study. --json prints the page's data.

@@ -114,7 +114,7 @@ class GraphBuilder(Generic[K]):
 
 
 def scope_of(name: str) -> str:
-    """The scope of an op, such as its layer: ``encoder/layer.0`` of ``encoder/layer.0/MatMul``.
+    """The scope of an op, such as its layer: ``encoder/layer.0`` of ``encoder/layer.0/Add``.
 
     Empty where the name has no parts.
     """
@@ -131,11 +131,10 @@ def source_line(stack_trace: str) -> str:
 
     Empty where there is none.
     """
-    found = None
-    for found in _FRAME.finditer(stack_trace):
-        pass
-    if found is None:
+    frames = list(_FRAME.finditer(stack_trace))
+    if not frames:
         return ""
+    found = frames[-1]
     code = stack_trace[found.end() :].strip().partition("\n")[0]
     text = f"{found['file']}:{found['line']} in {found['name']}"
     return f"{text}: {code}"[:_LONGEST_LINE] if code else text[:_LONGEST_LINE]

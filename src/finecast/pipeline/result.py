@@ -317,7 +317,7 @@ class Result:
         self.writer(Destination(path=Path(output), force=force))
 
     def report(self, path: str | Path | None = None, *, force: bool = False) -> Report:
-        """What people look at; written to ``path``, a page (``.html``) or its data (``.json``).
+        """What people look at; written to ``path``: a page (``.html``) or data (``.json``).
 
         Raises:
             UsageError: If the suffix is another one, or the file exists without ``force``.

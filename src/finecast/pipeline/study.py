@@ -166,11 +166,12 @@ class Study:
                 ),
             )
 
-
     def keep(self, model: str, plan: str, content: str) -> None:
         """Store what a run found, as JSON, by the digests of its model and its plan."""
         with self._connection() as db:
-            db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (model, plan, content))
+            db.execute(
+                "INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (model, plan, content)
+            )
 
     def record(self, plan: str | None = None) -> str | None:
         """What the last run found that ended with this plan, or with any; None if none did."""

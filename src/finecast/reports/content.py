@@ -113,7 +113,7 @@ def _counted(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _formats() -> dict[str, dict[str, float]]:
-    """The range of each float format: the exponents of its limits and its bits of precision."""
+    """The range of each float format, and its bits of precision."""
     return {
         fmt.label: {
             "largest": fmt.max,

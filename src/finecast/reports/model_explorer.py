@@ -46,7 +46,9 @@ def write_model_explorer(
             where="--model-explorer",
             fix="give the plan's model beside it",
         )
-    made = {name: value for name, value in explorer_files(content).items() if value is not None}
+    made = {
+        name: value for name, value in explorer_files(content).items() if value is not None
+    }
     if folder.exists() and not folder.is_dir():
         raise UsageError("it is no folder", where=str(folder), fix="name a folder")
     paths = {folder / f"{name}.json": value for name, value in made.items()}
@@ -128,7 +130,11 @@ def _attributes(content: Mapping[str, Any], op: Mapping[str, Any]) -> list[dict[
 
 
 def _tensor(value: Mapping[str, Any]) -> list[dict[str, str]]:
-    shape = "?" if value["shape"] is None else "x".join("?" if d is None else str(d) for d in value["shape"])
+    shape = (
+        "?"
+        if value["shape"] is None
+        else "x".join("?" if d is None else str(d) for d in value["shape"])
+    )
     return [
         {"key": "tensor_name", "value": value["name"]},
         {"key": "tensor_shape", "value": f"{value['dtype']}[{shape}]"},

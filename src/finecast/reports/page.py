@@ -46,8 +46,8 @@ def page_of(content: Mapping[str, Any]) -> str:
 <header id="top"></header>
 <nav id="contents" aria-label="Sections"></nav>
 <main id="report" tabindex="-1">
-<noscript><p>This page draws its content with a script of its own. Allow scripts for it, or read
-its data with <code>finecast report --json</code>.</p></noscript>
+<noscript><p>This page draws its content with a script of its own. Allow scripts for it, or
+read its data with <code>finecast report --json</code>.</p></noscript>
 </main>
 <script type="application/json" id="content">{_embedded(content)}</script>
 <script>{script}</script>

@@ -73,11 +73,11 @@ class Report:
         Raises:
             UsageError: If the suffix is another one, or the file exists without ``force``.
         """
-        path = report_path(path)
-        assert path is not None
-        check_writable(path, force=force)
-        is_page = path.suffix.lower() == ".html"
-        write_text(path, page_of(self.content) if is_page else self.to_json() + "\n")
+        file = report_path(path)
+        assert file is not None
+        check_writable(file, force=force)
+        is_page = file.suffix.lower() == ".html"
+        write_text(file, page_of(self.content) if is_page else self.to_json() + "\n")
 
     def model_explorer(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
         """Write the graph and its node data for Model Explorer; returns the files.

@@ -87,7 +87,9 @@ def _wrong(value: Any, rule: Mapping[str, Any], at: str) -> Iterator[str]:
 
 def _wrong_object(value: Mapping[str, Any], rule: Mapping[str, Any], at: str) -> Iterator[str]:
     known = rule.get("properties", {})
-    yield from (f"{at} has no {name!r}" for name in rule.get("required", ()) if name not in value)
+    yield from (
+        f"{at} has no {name!r}" for name in rule.get("required", ()) if name not in value
+    )
     for name, item in value.items():
         inner = known.get(name, rule.get("additionalProperties"))
         if isinstance(inner, dict):
@@ -96,7 +98,9 @@ def _wrong_object(value: Mapping[str, Any], rule: Mapping[str, Any], at: str) ->
 
 def _is(value: Any, kind: str) -> bool:
     # In Python True is an int, in JSON it is no number.
-    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    return isinstance(value, _TYPES[kind]) and (
+        kind == "boolean" or not isinstance(value, bool)
+    )
 
 
 def _dangling(content: Any) -> Iterator[str]:

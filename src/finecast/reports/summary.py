@@ -136,11 +136,15 @@ def _next_faster(content: Mapping[str, Any]) -> str:
     one = None if found is None else found.get("next_faster")
     if found is None or one is None:
         return ""
-    own = next((c for c in found["candidates"] if c["plan"] == content["plan"]["digest"]), None)
+    own = next(
+        (c for c in found["candidates"] if c["plan"] == content["plan"]["digest"]), None
+    )
     other, gain = f"as {_FP32}", one.get("gain")
     if gain and own and own.get("gain"):  # both were in the same races
         gain, other = gain / own["gain"], "as the chosen one"
-    how = f"{gain:.2f} times as {_AS_GOOD[found['objective']]} {other}" if gain else "predicted"
+    how = (
+        f"{gain:.2f} times as {_AS_GOOD[found['objective']]} {other}" if gain else "predicted"
+    )
     error = f"its output error is predicted as {_share(one['predicted']['relative_error'])}"
     known = {
         None: f"it was not evaluated on all data; {error}",
