@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from finecast.measure import processor
 from finecast.measure.racing import Effort
-from finecast.pipeline import measuring
+from finecast.tuning import measuring
 
 if TYPE_CHECKING:
     from finecast.engines.torch.rates import Rate

@@ -16,7 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
+from finecast.data.sources import Data, DataOptions, workload_of
+from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.engines import ENGINES
 from finecast.engines.base import KernelTime
@@ -24,23 +27,20 @@ from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
 from finecast.naming import unknown_name
+from finecast.native.artefact import Destination
+from finecast.native.census import Census
+from finecast.native.model import OpenedModel, ReadOptions, RunOptions
+from finecast.native.opening import (
+    check_output_name,
+    check_written,
+    opened,
+    plan_beside,
+    written_with,
+)
+from finecast.native.profiling import ProfileReport, Rounds
+from finecast.native.profiling import profile as profiled
+from finecast.native.subject import Subject
 from finecast.numbers.formats import Format
-from finecast.pipeline.arguments import checked, group_of
-from finecast.pipeline.artefact import Destination
-from finecast.pipeline.census import Census
-from finecast.pipeline.emulating import EmulationReport
-from finecast.pipeline.emulating import emulate as emulated
-from finecast.pipeline.explanation import Explanation
-from finecast.pipeline.goal import Goal
-from finecast.pipeline.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
-from finecast.pipeline.model import OpenedModel, ReadOptions, RunOptions, TuneRequest
-from finecast.pipeline.recorded import recorded
-from finecast.pipeline.result import Result
-from finecast.pipeline.sources import Data, DataOptions, workload_of
-from finecast.pipeline.study import Study, journals, study_at
-from finecast.pipeline.subject import Subject
-from finecast.pipeline.tuning import tune as search
-from finecast.pipeline.workload import Workload
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports.content import Sources, content_of
@@ -48,15 +48,15 @@ from finecast.reports.frontier import write_frontier
 from finecast.reports.report import Report, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
-from finecast.subjects import (
-    check_output_name,
-    check_written,
-    opened,
-    plan_beside,
-    written_with,
-)
-from finecast.subjects.profiling import ProfileReport, Rounds
-from finecast.subjects.profiling import profile as profiled
+from finecast.tuning.emulating import EmulationReport
+from finecast.tuning.emulating import emulate as emulated
+from finecast.tuning.explanation import Explanation
+from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
+from finecast.tuning.recorded import recorded
+from finecast.tuning.result import Result
+from finecast.tuning.study import Study, journals, study_at
+from finecast.tuning.tune import tune as search
 
 if TYPE_CHECKING:
     import onnx
@@ -159,7 +159,7 @@ def convert(
         done = given().convert(written, asked, replace(run, progress=report))
     said = without_opinion(run.user_rules, done.plan.reasons)
     done = replace(done, warnings=(*removed, *done.warnings, *said))
-    return _savable(done, given)
+    return _savable(Result.of(done), given)
 
 
 @checked(
@@ -189,7 +189,8 @@ def apply(
     assert stated is not None
     with files.locked() as removed:
         done = given().apply(written, stated, run)
-    return _savable(replace(done, warnings=(*removed, *done.warnings)), given)
+    done = replace(done, warnings=(*removed, *done.warnings))
+    return _savable(Result.of(done), given)
 
 
 @checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions)
@@ -323,8 +324,8 @@ def _searched(
         progress=options.progress,
     )
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
-    if output.path is not None and outcome.improved:
-        size, verified = model.write(outcome, output, subject, workload)
+    if output.path is not None and outcome.built is not None:
+        size, verified = model.write(outcome.built, output, subject, workload)
         measured = replace(outcome.tuned, size_bytes=size)
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
     if options.plan_out is not None and outcome.improved:

@@ -14,13 +14,14 @@ from finecast.cli.output import (
     output_lines,
     warn,
     write_json,
+    write_note,
     write_table,
 )
 from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
 from finecast.progress import shown
 
 if TYPE_CHECKING:
-    from finecast.pipeline.emulating import EmulationReport
+    from finecast.tuning.emulating import EmulationReport
 
 _MOST_OPS = 10
 
@@ -77,10 +78,11 @@ def _print(report: EmulationReport, most: int) -> None:
             f"{one.error:.2e}",
             f"{one.share:.1%}",
         )
-    note = (
-        f"{report.metric_name}: fp32 {report.baseline:.6g}, emulated {report.metric:.6g};"
-        f" relative output error {report.error:.3g}; {report.cast_ops} ops cast;"
-        f" {report.seconds:.1f} s"
-    )
+    note = "; ".join((*report.summary, f"{report.seconds:.1f} s"))
     scores = by_output(report.metric)
-    write_table(table, note, *output_lines(report.errors, report.left_out, scores))
+    notes = (note, *output_lines(report.errors, report.left_out, scores))
+    if table.row_count:
+        write_table(table, *notes)
+        return
+    for line in (title, *notes):
+        write_note(line)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from finecast.graph import Node
-    from finecast.pipeline.explanation import Explanation
+    from finecast.tuning.explanation import Explanation
 
 _TIMES: Final = (
     "times are those of an op's kernel and of casts as the plan was made: they add up to no"
@@ -66,7 +66,7 @@ def run(
       finecast explain m.onnx /encoder/Softmax --auto-cast-type fp16
     """
     from finecast import api
-    from finecast.subjects import check_options
+    from finecast.native.opening import check_options
 
     engine, from_type = running.engine, how.from_type
     if plan is not None:

@@ -11,7 +11,7 @@ from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.progress import shown
 
 if TYPE_CHECKING:
-    from finecast.pipeline.census import Census, Risk
+    from finecast.native.census import Census, Risk
 
 
 def run(
@@ -34,8 +34,8 @@ def run(
       finecast inspect model.onnx --data val.npz --auto-cast-type fp16
     """
     from finecast import api
+    from finecast.native.opening import check_options
     from finecast.rules.policy import low_format
-    from finecast.subjects import check_options
 
     low = low_format(auto_cast_type)
     check_options(

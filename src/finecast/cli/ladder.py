@@ -36,15 +36,15 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode
-from finecast.pipeline.artefact import Destination
+from finecast.native.artefact import Destination
 from finecast.progress import shown
 
 if TYPE_CHECKING:
     from finecast.devices.emulation import Emulation
     from finecast.files import CommandFiles
-    from finecast.pipeline.ladder import LadderOutcome, Rung
-    from finecast.pipeline.model import OpenedModel, ReadOptions
+    from finecast.native.model import OpenedModel, ReadOptions
     from finecast.rules.policy import Policy
+    from finecast.tuning.ladder import LadderOutcome, Rung
 
 _COMPILED = ".neff"
 

@@ -16,11 +16,11 @@ from finecast.cli.output import (
     write_line,
     write_table,
 )
+from finecast.native.profiling import Rounds
 from finecast.progress import shown
-from finecast.subjects.profiling import Rounds
 
 if TYPE_CHECKING:
-    from finecast.subjects.profiling import Figures, ProfileReport
+    from finecast.native.profiling import Figures, ProfileReport
 
 _Runner = Annotated[
     str | None,

@@ -38,16 +38,16 @@ from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
-from finecast.pipeline.artefact import Destination
-from finecast.pipeline.goal import Goal
-from finecast.pipeline.model import ReadOptions, TuneRequest
-from finecast.pipeline.study import Study, journals
+from finecast.native.artefact import Destination
+from finecast.native.model import ReadOptions
+from finecast.native.opening import plan_beside
 from finecast.progress import shown
-from finecast.subjects import plan_beside
+from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:
-    from finecast.pipeline.model import OpenedModel
-    from finecast.pipeline.result import Result
+    from finecast.native.model import OpenedModel
+    from finecast.tuning.result import Result
 
 Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "frontier", "report")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]

@@ -18,15 +18,15 @@ from finecast.cli.output import (
 )
 from finecast.naming import number_of
 from finecast.numbers.formats import Format
-from finecast.pipeline.explanation import groups
-from finecast.pipeline.goal import Objective
-from finecast.pipeline.result import TF32_TIMES
+from finecast.tuning.explanation import groups
+from finecast.tuning.goal import Objective
+from finecast.tuning.result import TF32_TIMES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from finecast.pipeline.hint import Anchor
-    from finecast.pipeline.result import Measured, Result
+    from finecast.tuning.hint import Anchor
+    from finecast.tuning.result import Measured, Result
 
 _MOST_PHASES: Final = 6
 _MOST_REASONS: Final = 3
