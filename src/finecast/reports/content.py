@@ -142,16 +142,6 @@ class _Content:
         names = self._decided if graph is None else [n.name for n in graph.nodes]
         return {name: number for number, name in enumerate(names)}
 
-    @cached_property
-    def _of_op(self) -> dict[str, int]:
-        """The number of the reason of each op that costs decided."""
-        return {
-            d.node: self._reason(r)
-            for d in self.sources.plan.decisions
-            for r in d.reasons
-            if r.rule == DECISION and "error if fp32" in r.evidence
-        }
-
     def ops(self) -> Iterator[dict[str, Any]]:
         """Each op with its type, its reasons, its times and what is around it."""
         graph = self.sources.graph
@@ -245,11 +235,8 @@ class _Content:
         ``error`` is that of the whole model if this unit alone had the format and all others
         that of the plan; ``alone`` that of a model in fp32 but for this unit.
         """
-        members: dict[int, list[str]] = {}
-        for node, reason in self._of_op.items():
-            members.setdefault(reason, []).append(node)
         alone = self._alone_by_op
-        for reason, nodes in members.items():
+        for (reason, _), nodes in self._units.items():
             evidence = self.reasons[reason]["evidence"]
             yield {
                 "ops": [self.numbers[n] for n in nodes if n in self.numbers],
@@ -261,6 +248,25 @@ class _Content:
                 "error": _by_format(evidence, "error if ", "", 1.0),
                 "alone": alone.get(nodes[0], {}),
             }
+
+    @cached_property
+    def _units(self) -> dict[tuple[int, int], list[str]]:
+        """The ops of each unit that costs decided, by the number of their reason.
+
+        The second part of a key tells units of equal figures apart. Of a plan alone it is
+        known only where they have one op.
+        """
+        analysis, graph = self.sources.analysis, self.sources.graph
+        known = analysis is not None and graph is not None
+        of = {graph.nodes[n].name: u for n, u in analysis.units.of.items()} if known else {}
+        found: dict[tuple[int, int], list[str]] = {}
+        for number, decision in enumerate(self.sources.plan.decisions):
+            for reason in decision.reasons:
+                if reason.rule == DECISION and "error if fp32" in reason.evidence:
+                    alone = number if reason.evidence.get("ops in one kernel") == 1 else 0
+                    key = self._reason(reason), of.get(decision.node, alone)
+                    found.setdefault(key, []).append(decision.node)
+        return found
 
     @cached_property
     def _alone_by_op(self) -> dict[str, dict[str, dict[str, float]]]:

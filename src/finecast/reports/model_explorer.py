@@ -1,11 +1,11 @@
 """Files for Google's Model Explorer: the graph, and node data to colour it by.
 
-``graph.json`` has the ops in their scopes; beside it is one file of node data for each of
-type, time, error and gain, as far as they are known, and ``casts.json`` marks the edges where
-a plan changes the type of a value.
+``graph.json`` has the ops in their scopes, and marks the edges where a plan changes the type
+of a value (edge overlays). Beside it is one file of node data for each of type, time, error
+and gain, as far as they are known.
 
-Formats: https://github.com/google-ai-edge/model-explorer/wiki, "Develop Adapter Extension",
-"API Guide" for node data and "Edge overlay".
+Formats: ``graph_builder.py`` and ``node_data_builder.py`` of the package
+``ai-edge-model-explorer``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def explorer_files(content: Mapping[str, Any]) -> dict[str, Any]:
         "graph": _graph(content),
         "type": {name: {"results": types}},
         **{key: _node_data(name, found, ends) for key, (found, ends) in figures.items()},
-        "casts": _casts(content),
     }
 
 
@@ -112,7 +111,8 @@ def _graph(content: Mapping[str, Any]) -> dict[str, Any]:
                 ],
             }
         )
-    graph = {"id": content["model"]["name"], "nodes": nodes}
+    tasks = {"edgeOverlaysDataListLeftPane": [_casts(content)]}
+    graph = {"id": content["model"]["name"], "nodes": nodes, "tasksData": tasks}
     return {"label": content["model"]["name"], "graphs": [graph]}
 
 
@@ -190,7 +190,7 @@ def _gains(content: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _casts(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Edges between ops of different formats, as an overlay."""
+    """Edges between ops of different formats, as overlays of edges."""
     values, ops = content["values"], content["ops"]
     edges: list[dict[str, str]] = []
     for number, op in enumerate(ops):

@@ -61,11 +61,12 @@ def _in(low: Mapping[str, int]) -> str:
 
 
 def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The units that limit precision most: those kept in fp32 by their error, worst first.
+    """The units that limit precision most: those in fp32 that would be faster, worst first.
 
-    Where fewer than three are, low units follow, which cause most of the plan's error.
+    What keeps them there is their error. Where fewer than three are, low units follow, which
+    cause most of the plan's error.
     """
-    kept = [u for u in units if u["type"] == _FP32 and u["by"] == "error"]
+    kept = [u for u in units if u["type"] == _FP32]
     low = [u for u in units if u["type"] != _FP32]
     ordered = sorted(kept, key=_rise, reverse=True) + sorted(low, key=_rise, reverse=True)
     return [u for u in ordered if _rise(u) > 0][:_NAMED]
