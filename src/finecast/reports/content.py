@@ -382,7 +382,7 @@ def _unknown(sources: Sources) -> Iterator[str]:
         )
     if sources.graph is not None and not sources.facts:
         yield "the ranges of values: none was observed on data"
-    if not sources.kernels:
+    if not any(sources.kernels.values()):
         target = (sources.found or {}).get("target")
         yield (
             f"kernels: {target} is not here, times are modelled"
