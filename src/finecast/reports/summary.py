@@ -14,6 +14,8 @@ from finecast.naming import number_of
 
 _NAMED: Final = 3
 """Ops that are named as limiting."""
+_LEAST_SHARE: Final = 0.01
+"""What adds less than this share of the largest squared error limits nothing."""
 _FP32: Final = "fp32"
 _AS_GOOD: Final = {"latency": "fast", "throughput": "fast", "size": "small", "memory": "small"}
 
@@ -69,7 +71,8 @@ def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     kept = [u for u in units if u["type"] == _FP32]
     low = [u for u in units if u["type"] != _FP32]
     ordered = sorted(kept, key=_rise, reverse=True) + sorted(low, key=_rise, reverse=True)
-    return [u for u in ordered if _rise(u) > 0][:_NAMED]
+    largest = max(map(_rise, units), default=0.0)
+    return [u for u in ordered if _rise(u) > _LEAST_SHARE * largest][:_NAMED]
 
 
 def _rise(unit: Mapping[str, Any]) -> float:
@@ -113,7 +116,7 @@ def _limit(ops: Sequence[Mapping[str, Any]], unit: Mapping[str, Any]) -> str:
     """Why one unit limits precision, in one sentence."""
     first = ops[unit["ops"][0]]
     others = len(unit["ops"]) - 1
-    with_it = f" (with {number_of(others, 'op')} of its kernel)" if others else ""
+    with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
     article = "an" if first["op"][:1] in "aeiou" else "a"
     what = f"{first['name']}, {article} {first['op']}{with_it},"
     errors, saved = unit["error"], _saved(unit)

@@ -95,8 +95,14 @@ function opLink(index, text) {
 
 // The page of one op: all that is known of it.
 const detail = el("div", { class: "detail", hidden: true, tabindex: -1, role: "region", "aria-label": "The chosen op" });
-let openScope = null;
-function showOp(index, quiet) {
+let openScope = null, cameFrom = null;
+function closeDetail() {
+  detail.hidden = true;
+  if (cameFrom && cameFrom.isConnected) { cameFrom.scrollIntoView({ block: "center" }); cameFrom.focus({ preventScroll: true }); }
+}
+detail.addEventListener("keydown", (event) => { if (event.key === "Escape") closeDetail(); });
+function showOp(index) {
+  if (!detail.contains(document.activeElement)) cameFrom = document.activeElement;
   const op = data.ops[index], unit = unitOf.get(index), other = unit && trade(unit);
   const rows = [
     ["computes", `${op.op}${op.native ? `, ${op.native}` : ""} (${op.class})`],
@@ -112,7 +118,7 @@ function showOp(index, quiet) {
   ];
   const verdicts = (op.reasons || []).map((i) => data.reasons[i]);
   detail.replaceChildren(...[
-    el("h3", {}, op.name),
+    el("h3", {}, op.name, " ", el("button", { onclick: closeDetail }, "Back")),
     el("table", {}, el("tbody", {}, rows.filter(([, v]) => v && v.length !== 0).map(([k, v]) => el("tr", {}, el("th", { scope: "row" }, k), el("td", {}, v))))),
     verdicts.length ? el("details", {}, el("summary", {}, "What every rule said"), el("table", {},
       el("thead", {}, el("tr", {}, ["rule", "permits", "verdict"].map((h) => el("th", { scope: "col" }, h)))),
@@ -120,7 +126,8 @@ function showOp(index, quiet) {
     ...(op.outputs || []).filter((v) => data.values[v].facts).slice(0, 1).map((v) => el("figure", {}, histogram(data.values[v], "fp16"), el("figcaption", {}, `Magnitudes of ${safe(data.values[v].name)} on the calibration data, in powers of two; heights are logarithmic.`))),
   ].filter(Boolean));
   detail.hidden = false;
-  if (!quiet) { detail.scrollIntoView({ block: "nearest" }); detail.focus({ preventScroll: true }); }
+  detail.scrollIntoView({ block: "nearest" });
+  detail.focus({ preventScroll: true });
 }
 function valueLine(index, out) {
   const value = data.values[index];

@@ -79,7 +79,7 @@ function limitsSection() {
 function timeSection() {
   const models = [FP32, "tuned"].filter((m) => spentIn[m].size && (m === FP32 || data.kernels.tuned || !data.kernels.fp32));
   if (!models.length) return null;
-  let by = data.ops.some((op) => op.scope) ? "scope" : "class", path = [];
+  let by = data.ops.some((op) => op.scope) ? "scope" : "class", path = [], same = true;
   const told = data.kernels.fp32 ? "kernels measured in the engine; an op that the engine fused into another has an equal part of its kernel" : "times that plans were chosen by; casts are not among them";
   const pictures = el("div"), crumbs = el("p", { "aria-live": "polite" });
   const walkTo = (tree) => path.reduce((at, name) => (at && at.inner.get(name)) || at, tree);
@@ -97,16 +97,17 @@ function timeSection() {
     crumbs.replaceChildren(el("button", { class: "plain", onclick: () => { path = []; draw(); } }, "all"),
       ...path.flatMap((name, i) => [" › ", el("button", { class: "plain", onclick: () => { path = path.slice(0, i + 1); draw(); } }, safe(name))]));
     pictures.replaceChildren(...models.flatMap((m) => [
-      el("h3", {}, `${m === "tuned" ? "tuned" : FP32}: ${ms(places[m].ms)}${path.length ? ` of ${ms(trees[m].ms)}` : ""}`), icicle(trees[m], places[m], whole, walk)]));
+      el("h3", {}, `${m === "tuned" ? "tuned" : FP32}: ${ms(places[m].ms)}${path.length ? ` of ${ms(trees[m].ms)}` : ""}`), icicle(trees[m], places[m], same ? whole : places[m].ms, walk)]));
     if (focus) { const first = pictures.querySelector(".icicle button"); if (first) first.focus({ preventScroll: true }); }
   }
   const choose = ["scope", "class"].map((kind) => el("button", { "aria-pressed": String(kind === by), onclick: (event) => {
     by = kind; path = []; choose.forEach((b) => b.setAttribute("aria-pressed", String(b === event.currentTarget))); draw();
   } }, "by " + kind));
+  const scale = el("button", { "aria-pressed": "true", onclick: () => { same = !same; scale.setAttribute("aria-pressed", String(same)); draw(); } }, "one scale");
   draw();
   const types = [...new Set(data.ops.map((op) => op.type).filter(Boolean))];
   return [el("p", { class: "soft" }, `Widths are times: ${told}. Choose a part to walk into it, choose it again to walk out; an op shows its page.`),
-    el("div", { class: "controls" }, choose, types.map(chip)), crumbs, pictures];
+    el("div", { class: "controls" }, choose, models.length > 1 ? scale : null, types.map(chip)), crumbs, pictures];
 }
 
 function choicesSection() {
