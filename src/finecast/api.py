@@ -10,7 +10,6 @@ For example::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,10 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions, workload_of
-from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.engines import ENGINES
-from finecast.engines.base import KernelTime
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
@@ -39,15 +36,15 @@ from finecast.native.opening import (
 )
 from finecast.native.profiling import ProfileReport, Rounds
 from finecast.native.profiling import profile as profiled
-from finecast.native.subject import Subject
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports.content import Sources, content_of
 from finecast.reports.frontier import write_frontier
-from finecast.reports.report import Report, report_path
+from finecast.reports.plan_report import PlanReport, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
+from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
@@ -73,6 +70,7 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
+_OF_JUDGING: Final = (*_OF_METRICS, "verify", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
 
@@ -80,6 +78,7 @@ __all__ = [
     "DataOptions",
     "apply",
     "convert",
+    "diff",
     "emulate",
     "explain",
     "graph_for",
@@ -119,7 +118,7 @@ def _opened(model: Model, how: ReadOptions, output: str | Path | None = None) ->
     return found if how.from_type is None else found.to_fp32(how.from_type)
 
 
-@checked(Destination, RunOptions, DataOptions, ReadOptions, without=_OF_METRICS)
+@checked(Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "partial"))
 def convert(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -176,7 +175,11 @@ def apply(
 ) -> Result:
     """Write the model that a plan gives; without ``output`` it is only the result's ``model``.
 
-    ``options`` are as for ``convert``.
+    The model may be another version of the one that the plan was made for: retrained, changed
+    or exported anew. Ops that the plan does not know stay fp32, which a warning says.
+
+    ``options`` are as for ``convert``, and ``partial``: apply the plan to a model that has
+    few of its ops.
 
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
@@ -227,9 +230,9 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
-            ``frontier`` (a picture of all plans), ``report`` (a page of what was found and
-            why). And ``user_rules``,
-            ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
+            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
+            (a page of what was found and why). And ``user_rules``, ``from_type``,
+            ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -280,7 +283,9 @@ def tuned(
     Raises:
         FinecastError: As ``tune``.
     """
-    given, files = _declared(model, how, output, request.data, study=request.study)
+    given, files = _declared(
+        model, how, output, request.data, plan=request.start, study=request.study
+    )
     files.write("the plan", request.plan_out)
     files.write("the frontier", request.frontier)
     files.write("the report", request.report)
@@ -312,6 +317,7 @@ def _searched(
 ) -> Result:
     """The outcome of a search, its model written if it is better."""
     subject = model.subject(options.engine, options.device)
+    subject.keeps_prices = options.price_book
     workload = model.workload(options.data.loaded(), subject.reference)
     criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
     outcome = search(
@@ -321,6 +327,7 @@ def _searched(
         options.policy,
         user_rules=tuple(options.user_rules.items()),
         study=study,
+        start=_plan(options.start),
         progress=options.progress,
     )
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
@@ -332,25 +339,13 @@ def _searched(
         write_text(options.plan_out, outcome.plan.to_json())
     if study is not None or options.report is not None:
         phases("kernels", 0, 1)
-        outcome = replace(outcome, kernels=_kernels(subject, workload, outcome))
+        outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
     outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     run = outcome.run_notes if outcome.output is None else ()
     warnings = (*outcome.warnings, *workload.warnings, *said, *run)
     return replace(outcome, metric=options.data.label or "metric", warnings=warnings)
-
-
-def _kernels(
-    subject: Subject, workload: Workload, outcome: Result
-) -> dict[str, Sequence[KernelTime]]:
-    """The kernels of fp32 and of the tuned model as the engine ran them, if it tells them."""
-    models = {"fp32": None} | ({} if outcome.built is None else {"tuned": outcome.built})
-    found: dict[str, Sequence[KernelTime]] = {}
-    for name, built in models.items():
-        with suppress(EngineError):  # some models run without profiling only
-            found[name] = subject.kernels(built, workload)
-    return found
 
 
 def _declared(
@@ -409,7 +404,7 @@ def inspect(
     return given.census(replace(run, own=given is not model), low)
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+@checked(RunOptions, DataOptions, ReadOptions, without=_OF_JUDGING)
 def judge(
     model: Model,
     policy: Policy | str,
@@ -432,7 +427,7 @@ def judge(
     return _opened(model, group_of(ReadOptions, options)).judge(asked, run)
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+@checked(RunOptions, DataOptions, ReadOptions, without=_OF_JUDGING)
 def explain(
     model: Model,
     node: str | None = None,
@@ -578,7 +573,12 @@ def ladder(
             rungs=rungs,
             progress=report,
         )
-        found = replace(walk.walk(), warnings=tuple(workload.warnings))
+        found = replace(
+            walk.walk(),
+            warnings=tuple(workload.warnings),
+            target=rungs[0].emulation.target.name,
+            metric_name=stated.label,
+        )
         if not per_op:
             return found
         plan, why = search_per_op(walk, found, formats)
@@ -589,9 +589,9 @@ def ladder(
     return replace(found, plan=plan, why=why, output=written.path)
 
 
-@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, *_OF_READING))
+@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, "from_type"))
 def profile(
-    models: str | Path | Sequence[str | Path],
+    models: Model | Sequence[Model],
     *,
     data: DataOptions | Data | None = None,
     engine: str | None = None,
@@ -602,23 +602,66 @@ def profile(
     """Latency, throughput and peak memory of models, compared with those of the first.
 
     Args:
-        models: Paths of models, which run in turns.
+        models: A model, or several, which run in turns: paths or objects of their libraries.
         data: The feeds, as for ``convert``; random ones without data.
         engine: ``NAME[:DEVICE]``; by default the first that runs all of them.
         rounds: How long they are timed.
         progress: As for ``convert``.
         options: Options of ``Rounds`` and ``DataOptions`` by name, such as ``ops``,
-            ``seconds``, ``batch``, ``dims``; and ``trust``.
+            ``seconds``, ``batch``, ``dims``; and of ``ReadOptions``: ``trust``, and
+            ``example_inputs`` of PyTorch modules.
 
     Raises:
         FinecastError: If a model cannot be read or run.
     """
-    paths = [Path(models)] if isinstance(models, str | Path) else [Path(m) for m in models]
+    several = models if isinstance(models, list | tuple) else [models]
     stated = group_of(DataOptions, options, data=data)
     how = group_of(Rounds, options, runs=rounds)
-    trust = group_of(ReadOptions, options).trust
+    read = group_of(ReadOptions, options)
     with reporting(progress, "profiling") as report:
-        return profiled(paths, engine, stated, how, trust=trust, report=report)
+        return profiled(several, engine, stated, how, read=read, report=report)
+
+
+@checked(ReadOptions, without=_OF_READING)
+def diff(before: Plan | Model, after: Plan | Model, **options: Any) -> Difference:
+    """What differs between two plans, two models, or a plan and a new version of its model.
+
+    Ops are matched by name, else by structure: models may be exports of one net by other
+    tools or of other formats. Of a plan and a model the result says what ``apply`` would do.
+
+    Args:
+        before: A plan or its path, or a model or its path.
+        after: The same.
+        options: ``trust``, for models in files that bring code.
+
+    Raises:
+        FinecastError: If a plan or a model cannot be read.
+    """
+    how = group_of(ReadOptions, options)
+    first, second = _plan_or_model(before, how), _plan_or_model(after, how)
+    if isinstance(first, Plan) and not isinstance(second, Plan):
+        placement = second.placement(first)
+        sides = Side.of_plan(first, _named(before)), Side.of_plan(placement.plan, second.name)
+        return replace(difference(*sides), placement=placement)
+    return difference(_side(first, _named(before)), _side(second, _named(after)))
+
+
+def _plan_or_model(given: Plan | Model, how: ReadOptions) -> Plan | OpenedModel:
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, str | Path) and Path(given).suffix.lower() == ".json":
+        return Plan.load(Path(given))
+    return opened(given, how)
+
+
+def _named(given: Plan | Model) -> str:
+    """What a plan or a model is called: its path, if one was given."""
+    return str(given) if isinstance(given, str | Path) else type(given).__name__
+
+
+def _side(given: Plan | OpenedModel, name: str) -> Side:
+    plan = isinstance(given, Plan)
+    return Side.of_plan(given, name) if plan else Side.of_graph(given.read_graph(), name)
 
 
 @checked()
@@ -629,7 +672,7 @@ def report(
     model: Model | None = None,
     study: str | Path | None = None,
     force: bool = False,
-) -> Report:
+) -> PlanReport:
     """What is known of a plan, and why each op has its format, for people to look at.
 
     Nothing is searched or measured: ``tune`` keeps what a report needs in its study.
@@ -656,7 +699,7 @@ def report(
     if isinstance(found, Plan):
         graph = None if model is None else graph_for(model, found)
         name = "model" if model is None else opened(model).path.name
-        found = Report(content=content_of(Sources(model=name, plan=found, graph=graph)))
+        found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
     elif model is not None:
         _check_same_model(model, found)
     with files.locked():
@@ -665,7 +708,7 @@ def report(
     return found
 
 
-def _check_same_model(model: Model, found: Report) -> None:
+def _check_same_model(model: Model, found: PlanReport) -> None:
     """Raise UsageError unless a report is of this model."""
     given, stated = opened(model), found.content["model"]
     if given.digest != stated["digest"]:

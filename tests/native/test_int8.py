@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -248,6 +249,19 @@ def test_the_tuner_predicts_what_int8_does(net: Path, openvino: OpenVinoEngine) 
     assert coded(found.plan)
     # Of one sample that was probed, and of those that were timed.
     assert 0.25 < found.predicted_error / found.measured_error < 4
+    # Squared errors of weights alone and of activations alone about add up.
+    parts = found.predicted_parts
+    assert {*parts} == {"weights", "activations"}
+    assert all(0 < one <= found.predicted_error for one in parts.values())
+    assert math.hypot(*parts.values()) == pytest.approx(found.predicted_error, rel=0.3)
+
+    # The types are told as the kernels ran them, too.
+    rows = {row.node: row for row in found.ops}
+    in_codes = [rows[name] for name in coded(found.plan)]
+    assert {row.ran for row in in_codes} <= {"int8", "uint8"}
+    assert all(row.ms for row in in_codes)
+    told = found.to_dict()["ran"]
+    assert told == {name: row.ran for name, row in rows.items() if row.ran is not None}
 
 
 # ------------------------------------------------------- plans against kernels that ran

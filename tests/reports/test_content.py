@@ -10,7 +10,7 @@ import pytest
 
 from finecast.errors import UsageError
 from finecast.reports.content import Sources, content_of
-from finecast.reports.report import Report, report_path
+from finecast.reports.plan_report import PlanReport, report_path
 from finecast.reports.schema import _KEYWORDS, check_content, schema
 from tests.reports import made
 
@@ -66,18 +66,18 @@ def broken(change: dict[str, Any]) -> dict[str, Any]:
 def test_other_content_is_refused(change: dict[str, Any], words: str) -> None:
     text = json.dumps(broken(change))
     with pytest.raises(UsageError, match=words):
-        Report.from_json(text, where="r.json")
+        PlanReport.from_json(text, where="r.json")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, "{", '"text"'])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"r\.json"):
-        Report.from_json(text, where="r.json")
+        PlanReport.from_json(text, where="r.json")
 
 
 def test_a_report_round_trips() -> None:
     report = made.result().report()
-    again = Report.from_json(report.to_json(), where="here")
+    again = PlanReport.from_json(report.to_json(), where="here")
     assert again.content == report.content
     assert repr(again) == repr(report)
 

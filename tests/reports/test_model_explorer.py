@@ -10,7 +10,7 @@ import pytest
 from finecast.errors import UsageError
 from finecast.reports.content import Sources, content_of
 from finecast.reports.model_explorer import explorer_files
-from finecast.reports.report import Report
+from finecast.reports.plan_report import PlanReport
 from tests.reports import made
 
 
@@ -52,7 +52,7 @@ def test_files_are_written_once(tmp_path: Path) -> None:
 
 
 def test_a_plan_alone_has_no_graph(tmp_path: Path) -> None:
-    report = Report(content=content_of(Sources(model="m", plan=made.result().plan)))
+    report = PlanReport(content=content_of(Sources(model="m", plan=made.result().plan)))
     with pytest.raises(UsageError, match="give the plan's model"):
         report.model_explorer(tmp_path / "me")
     assert not (tmp_path / "me").exists()

@@ -68,7 +68,7 @@ def run(
     if as_json:
         write_json(found.to_dict())
         return
-    for line in found.sentences:
+    for line in found.lines:
         write_line(line)
     for path in (*([output] if output else []), *written):
         write_line(Verbatim(f"wrote {path}"))

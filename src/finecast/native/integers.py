@@ -94,20 +94,31 @@ def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds)
 def unfused(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> dict[str, str]:
     """Ops that ``plan`` puts in a scaled format, and the format that they ran in, by name.
 
-    Profiles leave out some kernels that take less than a microsecond, in some runs: these are
-    judged by what the engine tells of its kernels without times.
-
     Raises:
         EngineError: If the engine cannot run the model.
     """
     planned = {name: fmt for name, fmt in plan.formats.items() if fuses(engine.name, fmt)}
     if not planned:
         return {}
-    session = load_model(engine, applied.model, profiling=True)
-    timed = session.profile(feeds, repeats=1)
+    return not_as_planned(kernels_of(engine, applied.model, feeds, repeats=1), planned)
+
+
+def kernels_of(
+    engine: Engine, model: Loadable, feeds: Feeds, *, repeats: int = 5
+) -> list[KernelTime]:
+    """The kernels of a model, by ``repeats`` runs of it with ``feeds``, the slowest first.
+
+    Profiles leave out some kernels that take less than a microsecond, in some runs: these are
+    added by what the engine tells of its kernels without times, with a time of 0.
+
+    Raises:
+        EngineError: If the engine cannot run the model.
+    """
+    session = load_model(engine, model, profiling=True)
+    timed = session.profile(feeds, repeats=repeats)
     known = {op for kernel in timed for op in kernel.ops}
     untimed = [k for k in session.kernel_formats() if known.isdisjoint(k.ops)]
-    return not_as_planned([*timed, *map(_without_time, untimed)], planned)
+    return [*timed, *map(_without_time, untimed)]
 
 
 def _without_time(kernel: KernelFormats) -> KernelTime:

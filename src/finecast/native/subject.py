@@ -22,6 +22,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
+from finecast.planning.sensitivity import SensitivityStore
 from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
@@ -161,12 +162,19 @@ class Subject(ABC):
         reference: The fp32 model, loaded.
         truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
         told: Notes for the user on how the model was read and run, whatever tuning finds.
+        study: Where sensitivities are kept, and found if they were measured before.
+        reused: Labels of the formats whose sensitivities were found there.
+        keeps_prices: Whether measured times of kernels are taken from the user's price book
+            and kept there, where kernels are timed at all.
     """
 
     model: SourceModel
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()
+    study: SensitivityStore | None = field(default=None, init=False)
+    reused: tuple[str, ...] = field(default=(), init=False)
+    keeps_prices: bool = False
 
     @property
     @abstractmethod
@@ -240,12 +248,9 @@ class Subject(ABC):
         """
 
     def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
-        """The kernels of a plan's model, or of the fp32 model, with their times and types.
+        """The kernels in which a plan's model runs, or the fp32 model for None.
 
-        None if what runs the model does not tell its kernels.
-
-        Raises:
-            EngineError: If the model does not run with profiling.
+        Empty where the engine does not tell.
         """
         del built, workload
         return ()

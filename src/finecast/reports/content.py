@@ -257,8 +257,9 @@ class _Content:
         known only where they have one op.
         """
         analysis, graph = self.sources.analysis, self.sources.graph
-        known = analysis is not None and graph is not None
-        of = {graph.nodes[n].name: u for n, u in analysis.units.of.items()} if known else {}
+        of: dict[str, int] = {}
+        if analysis is not None and graph is not None:
+            of = {graph.nodes[n].name: u for n, u in analysis.units.of.items()}
         found: dict[tuple[int, int], list[str]] = {}
         for number, decision in enumerate(self.sources.plan.decisions):
             for reason in decision.reasons:

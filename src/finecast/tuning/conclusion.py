@@ -25,7 +25,7 @@ from finecast.native.subject import Built, SourceModel, Subject
 from finecast.planning.choices import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
 from finecast.tuning.findings import Findings
 from finecast.tuning.goal import MIN_SPEEDUP, takes
@@ -88,6 +88,7 @@ class Conclusion:
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
         exact = self.measuring.exact()
         errors = exact.errors(self.measuring.session(built))
+        kernels = self.subject.kernels(built, self.workload)
         outcome = self._outcome(
             "; ".join((f"{found.name} {keeps}", *self.left_out)),
             measurements,
@@ -101,6 +102,8 @@ class Conclusion:
         speed = measurements.times.speed(name)
         return replace(
             outcome,
+            kernels=tuple(kernels),
+            predicted_parts={} if gains else self._parts(found.plan),
             output_errors=errors,
             left_out=exact.left_out,
             gains=gains,
@@ -109,6 +112,17 @@ class Conclusion:
             gain=gain.median,
             gain_spread=gain.high - gain.low,
         )
+
+    def _parts(self, plan: Plan) -> Mapping[str, float]:
+        """Predicted output errors of codes of weights alone, and of activations alone."""
+        if self.analysis is None:
+            return {}
+        ids = {node.name: node.id for node in self.planner.graph.nodes}
+        formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
+        parts = predicted_parts(self.analysis, formats)
+        if parts is None:
+            return {}
+        return dict(zip(("weights", "activations"), map(math.sqrt, parts), strict=True))
 
     def none_better(self, candidates: Sequence[Candidate], fp32: float) -> str:
         """Why none of the ``candidates`` gains enough; ``fp32`` is the fp32 model's cost."""
@@ -231,6 +245,7 @@ class Conclusion:
             evaluations=self.trials.evaluations,
             seconds=self.trials.budget.seconds,
             probes=0 if self.analysis is None else self.analysis.probes,
+            reused_sensitivities=subject.reused,
             predicted_error=predicted_error,
             target=subject.target,
             reference=subject.model.reference_name(self.planner.graph),

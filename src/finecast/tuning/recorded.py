@@ -7,7 +7,7 @@ from typing import Final
 
 from finecast.errors import UsageError
 from finecast.planning.plan import Plan
-from finecast.reports.report import Report
+from finecast.reports.plan_report import PlanReport
 from finecast.tuning.study import Study
 
 # The first bytes of an SQLite file; plans and reports are JSON.
@@ -18,7 +18,7 @@ _STUDY: Final = ".study.db"
 _REPORT: Final = '{"kind":"finecast.report"'
 
 
-def recorded(source: Plan | str | Path, study: Path | None) -> Report | Plan:
+def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan:
     """The report of the run behind ``source``, or its plan where no run with it is known.
 
     Args:
@@ -41,7 +41,7 @@ def recorded(source: Plan | str | Path, study: Path | None) -> Report | Plan:
             )
         if head.startswith(_SQLITE):
             return _of_study(path, None)
-        return Report.from_json(path.read_text(encoding="utf-8"), where=str(path))
+        return PlanReport.from_json(path.read_text(encoding="utf-8"), where=str(path))
     return _of_plan(Plan.load(path), study, beside=_beside(path))
 
 
@@ -64,16 +64,16 @@ def _beside(plan: Path) -> tuple[Path, ...]:
     return tuple(plan.parent / f"{one}{_STUDY}" for one in names)
 
 
-def _of_plan(plan: Plan, study: Path | None, *, beside: tuple[Path, ...]) -> Report | Plan:
+def _of_plan(plan: Plan, study: Path | None, *, beside: tuple[Path, ...]) -> PlanReport | Plan:
     if study is not None:
         return _of_study(study, plan)
     for path in beside:
         if path.is_file() and (found := Study(path).record(plan.digest)) is not None:
-            return Report.from_json(found, where=str(path))
+            return PlanReport.from_json(found, where=str(path))
     return plan
 
 
-def _of_study(path: Path, plan: Plan | None) -> Report:
+def _of_study(path: Path, plan: Plan | None) -> PlanReport:
     """The report of the last run in a study, or of its last run that ended with ``plan``."""
     if not path.is_file():
         raise UsageError("there is no such study", where=str(path), fix="give tune's --study")
@@ -85,4 +85,4 @@ def _of_study(path: Path, plan: Plan | None) -> Report:
             where=str(path),
             fix="run tune again with --resume, or give the plan alone",
         )
-    return Report.from_json(found, where=str(path))
+    return PlanReport.from_json(found, where=str(path))

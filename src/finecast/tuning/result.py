@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +19,10 @@ from finecast.native.gains import Gain
 from finecast.native.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
+from finecast.reports.base import Report, TextTable
 from finecast.reports.content import Sources, content_of
 from finecast.reports.frontier import picture
-from finecast.reports.report import Report
-from finecast.terminal import finite, one_line
+from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
@@ -34,8 +33,6 @@ TF32_TIMES: Final = (
     " arithmetic that gives the model their numbers is not counted"
 )
 _NOT_RUN: Final = Verified(engine=None)
-_MOST_ROWS: Final = 100
-"""Ops in the table of a notebook."""
 
 
 class Verdict(Enum):
@@ -76,10 +73,13 @@ class OpRow:
         op: What it computes.
         type: The label of its format.
         reason: Why it has that.
-        ms: Time of its kernel in that format, which it may share with other ops; None where
-            that is not known.
+        ms: Time of its kernel, which it may share with other ops: in the tuned model where the
+            engine tells that, else in that format; None where that is not known.
         error: Relative error of the worst output if its kernel alone had that format; None
             where that is not known.
+        ran: The format that its kernel in the tuned model computes in, which may be another
+            one: an op in fp32 may be part of a kernel on codes. None where the engine does not
+            tell, or removed the op.
     """
 
     node: str
@@ -88,10 +88,11 @@ class OpRow:
     reason: str
     ms: float | None = None
     error: float | None = None
+    ran: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Result:
+class Result(Report):
     """What ``convert``, ``apply`` or ``tune`` gives; printed it is a few lines.
 
     Attributes:
@@ -121,11 +122,15 @@ class Result:
         phases: The seconds of each phase of ``tune``, the longest first; they add up to
             ``seconds``.
         probes: Runs of the model for sensitivities.
+        reused_sensitivities: Formats whose sensitivities an earlier run measured.
         speedup: How many times as fast as fp32 a call of the tuned model is.
         speedup_spread: The width of the interval in which that lies.
         gain: How many times as good as fp32 the tuned model is by the objective.
         gain_spread: The width of the interval in which that lies.
         predicted_error: Relative error of the worst output against fp32, by the sensitivities.
+        predicted_parts: The same of codes of ``weights`` alone and of ``activations`` alone;
+            empty where the plan has not both.
+        kernels: The kernels of the tuned model, if the engine tells.
         output_errors: The same by output, measured on the timing feeds, the worst first.
         left_out: Outputs that no error is told of, as they copy an input or others are named.
         target: The device that was emulated, with modelled times; empty if all was measured.
@@ -135,8 +140,7 @@ class Result:
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
         source: The name of the model given.
-        kernels: The engine's kernels with their times, of the models ``fp32`` and ``tuned``;
-            measured for a study or a report only.
+        fp32_kernels: Those of the fp32 model; profiled for a study or a report only.
         writer: Writes the model of the plan to a destination.
     """
 
@@ -162,11 +166,14 @@ class Result:
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: int = 0
+    reused_sensitivities: tuple[str, ...] = ()
     speedup: float = 1.0
     speedup_spread: float = 0.0
     gain: float = 1.0
     gain_spread: float = 0.0
     predicted_error: float = 0.0
+    predicted_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    kernels: tuple[KernelTime, ...] = ()
     output_errors: Mapping[str, float] = field(default_factory=dict[str, float])
     left_out: tuple[str, ...] = ()
     target: str = ""
@@ -176,9 +183,7 @@ class Result:
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
     source: str = "model"
-    kernels: Mapping[str, Sequence[KernelTime]] = field(
-        default_factory=dict[str, Sequence[KernelTime]]
-    )
+    fp32_kernels: tuple[KernelTime, ...] = ()
     writer: Callable[[Destination], object] | None = None
 
     @classmethod
@@ -194,11 +199,9 @@ class Result:
         every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
         return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
-        return "\n  ".join(one_line(line) for line in self._lines())
-
-    def _lines(self) -> list[str]:
         ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())
         casts = number_of(self.casts, "cast")
         before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
@@ -221,25 +224,20 @@ class Result:
             lines.append(f"{told}; {evaluated} on all data in {self.seconds:.1f} s")
         return lines + [f"warning: {text}" for text in self.warnings]
 
-    def _repr_html_(self) -> str:
-        """The same in a notebook, with a table of the ops."""
-        heads = ("node", "op", "type", "reason", "ms", "error")
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """What became of each op."""
         rows = [
-            (r.node, r.op, r.type, r.reason, _figure(r.ms), _figure(r.error))
-            for r in self.ops[:_MOST_ROWS]
+            (r.node, r.op, r.type, r.ran or "", r.reason, _figure(r.ms), _figure(r.error))
+            for r in self.ops
         ]
-        more = len(self.plan.counted) - len(rows)
-        table = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in (heads, *rows)
-        )
-        note = f"<p>and {more} more in <code>.ops</code></p>" if more > 0 else ""
-        text = escape("\n".join(self._lines()))
+        left = ("node", "op", "type", "ran", "reason")
+        return [TextTable(title="ops", left=left, right=("ms", "error"), rows=rows)]
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook, with the picture of a search."""
         drawn = "" if self.verdict is Verdict.CONVERTED else picture(self.to_dict(), "plans")
-        return (
-            f"<pre>{text}</pre>{drawn}<details><summary>ops</summary><table>{table}</table>{note}"
-            "</details>"
-        )
+        return drawn + Report._repr_html_(self)
 
     @property
     def improved(self) -> bool:
@@ -269,18 +267,36 @@ class Result:
         return tuple(sorted(found.values(), key=lambda one: one.predicted_cost))
 
     @property
+    def ran(self) -> dict[str, str]:
+        """The format that the kernel of each op computes in, by the name of the op's node.
+
+        Ops that the engine removed are in none.
+        """
+        found: dict[str, set[str]] = {}
+        for kernel in self.kernels:
+            for node in kernel.ops:
+                found.setdefault(node, set()).add(kernel.format)
+        return {
+            one.node: " and ".join(sorted(found[one.node]))
+            for one in self.plan.counted
+            if one.node in found
+        }
+
+    @property
     def ops(self) -> tuple[OpRow, ...]:
         """What became of each op, and why."""
         found = self.findings
         units = {(n, one.format): one for one in found.sensitivities for n in one.nodes}
         kept = {n: one.fp32_cost for one in found.sensitivities for n in one.nodes}
-        timed = found.priced is Priced.TIME
+        timed, ran = found.priced is Priced.TIME, self.ran
+        took = {node: k.time_s * 1e3 for k in self.kernels if k.time_s for node in k.ops}
 
         def row(one: Decision) -> OpRow:
             unit = units.get((one.node, one.format))
             cost = kept.get(one.node) if unit is None else unit.low_cost
             stated = [r.evidence.get(f"{one.format.label} us") for r in one.deciding]
-            times = [us / 1e3 for us in stated if isinstance(us, float)]
+            times = [took[one.node]] if one.node in took else []
+            times += [us / 1e3 for us in stated if isinstance(us, float)]
             times += [cost * 1e3] if timed and cost is not None else []
             return OpRow(
                 node=one.node,
@@ -289,6 +305,7 @@ class Result:
                 reason="; ".join(r.text for r in one.deciding),
                 ms=times[0] if times else None,
                 error=None if unit is None else unit.error,
+                ran=ran.get(one.node),
             )
 
         return tuple(row(one) for one in self.plan.counted)
@@ -324,7 +341,7 @@ class Result:
             )
         self.writer(Destination(path=Path(output), force=force))
 
-    def report(self, path: str | Path | None = None, *, force: bool = False) -> Report:
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> PlanReport:
         """What people look at; written to ``path``: a page (``.html``) or data (``.json``).
 
         Raises:
@@ -338,19 +355,14 @@ class Result:
             facts=found.facts,
             analysis=found.analysis,
             found=None if self.verdict is Verdict.CONVERTED else self.to_dict(),
-            kernels=self.kernels,
+            kernels={"fp32": self.fp32_kernels, "tuned": self.kernels},
             machine=environment().as_json(),
             how_to_run=self.run_notes,
         )
-        made = Report(content=content_of(sources))
+        made = PlanReport(content=content_of(sources))
         if path is not None:
             made.save(path, force=force)
         return made
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it but the model, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(self._content())
-        return found
 
     def _content(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -363,6 +375,7 @@ class Result:
             "reference": self.reference,
             "seconds": self.seconds,
             "formats": labels(self.plan),
+            "ran": self.ran,
             "adjustments": [gain.to_dict() for gain in self.gains],
             "warnings": list(self.warnings),
         }
@@ -393,9 +406,11 @@ class Result:
             "evaluations": self.evaluations,
             "reused_trials": self.reused,
             "probes": self.probes,
+            "reused_sensitivities": list(self.reused_sensitivities),
             "phases_s": dict(self.phases),
             "relative_error": {
                 "predicted": self.predicted_error,
+                "predicted_parts": dict(self.predicted_parts),
                 "measured": self.measured_error,
                 "outputs": self.output_errors,
                 "left_out": list(self.left_out),

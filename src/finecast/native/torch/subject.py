@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from finecast.data.workload import Workload
-from finecast.engines.base import Feeds, KernelTime, Session
+from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine, deployed
 from finecast.engines.torch.integers import Prepare, compiled_frozen
@@ -167,11 +167,6 @@ class TorchSubject(EngineSubject):
                 RunnableModule(module=built.model, program=program)
             )
         return built.loaded
-
-    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
-        """None: PyTorch's compiler does not tell which ops its kernels have."""
-        del built, workload
-        return ()
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Time all modules, each prepared as it is deployed."""

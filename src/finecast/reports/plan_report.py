@@ -1,26 +1,26 @@
-"""A report: its content, as a page, as data, and as files for Model Explorer."""
+"""The report of a plan: its content, as a page, as data, and as files for Model Explorer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import UsageError
 from finecast.files import check_writable, write_text
+from finecast.reports.base import Report
 from finecast.reports.model_explorer import write_model_explorer
 from finecast.reports.page import page_of
 from finecast.reports.schema import check_content
-from finecast.terminal import one_line
 
 _LARGEST_BYTES: Final = 1 << 28
 """A report of 100,000 ops takes half of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Report:
+class PlanReport(Report):
     """What is known of a plan; printed it is a few sentences.
 
     Attributes:
@@ -30,7 +30,7 @@ class Report:
     content: Mapping[str, Any]
 
     @classmethod
-    def from_json(cls, text: str, *, where: str) -> Report:
+    def from_json(cls, text: str, *, where: str) -> PlanReport:
         """Read the data of a report, which may come from anybody.
 
         Raises:
@@ -47,33 +47,28 @@ class Report:
         check_content(content, where=where)
         return cls(content=content)
 
-    def __repr__(self) -> str:
-        """The verdict, what limits precision, and the next faster plan."""
-        return "\n  ".join(one_line(line) for line in self.sentences)
-
     @property
-    def sentences(self) -> list[str]:
-        """The report in a few sentences."""
+    def lines(self) -> Sequence[str]:
+        """The verdict, what limits precision, and the next faster plan, in sentences."""
         said = self.content["summary"]
         limits = [one["text"] for one in said["limits"]]
-        lines = [said["verdict"], said["heading"], *limits, said["next_faster"]]
-        return [line for line in lines if line]
+        found = [said["verdict"], said["heading"], *limits, said["next_faster"]]
+        return [line for line in found if line]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content, as ``report --json`` prints it: strict JSON."""
+    def _content(self) -> dict[str, Any]:
         return dict(self.content)
 
     def to_json(self) -> str:
         """The content as text that ``from_json`` reads."""
         return json.dumps(self.content, separators=(",", ":"), allow_nan=False)
 
-    def save(self, path: str | Path, *, force: bool = False) -> None:
+    def save(self, output: str | Path, *, force: bool = False) -> None:
         """Write a page (``.html``) that opens without network, or the data (``.json``).
 
         Raises:
             UsageError: If the suffix is another one, or the file exists without ``force``.
         """
-        file = report_path(path)
+        file = report_path(output)
         assert file is not None
         check_writable(file, force=force)
         is_page = file.suffix.lower() == ".html"
