@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ladder,
         load,
         profile,
+        report,
         tune,
     )
     from finecast.data.criterion import Criterion, CriterionKind
@@ -47,6 +48,7 @@ _MODULES = {
     "ladder": "finecast.api",
     "load": "finecast.api",
     "profile": "finecast.api",
+    "report": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
@@ -98,6 +100,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
 ]
 

@@ -18,6 +18,7 @@ from finecast.naming import Option, convert_options, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
+from finecast.reports.plan_report import report_path
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 
@@ -190,6 +191,7 @@ class TuneRequest:
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
+        report: Where the report is written, as a page (.html) or its data (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         progress: Told of each step.
@@ -223,6 +225,13 @@ class TuneRequest:
         kind=Path,
         convert=path_of,
     ).field(None)
+    report: Path | None = Option(
+        help="Write a page of what was found and why, op by op: FILE.html, or FILE.json for"
+        " its data.",
+        metavar="FILE.html|.json",
+        kind=Path,
+        convert=report_path,
+    ).field(None)
     start: Path | Plan | None = Option(
         help="A plan of this model or of an earlier version of it. It is tried first; if it"
         " keeps the criterion, only faster ones are tried.",
@@ -242,7 +251,8 @@ class TuneRequest:
         """Read paths that were given as text.
 
         Raises:
-            UsageError: If the frontier's file is neither a picture nor figures.
+            UsageError: If the frontier's file is neither a picture nor figures, or that of the
+                report neither a page nor data.
         """
         convert_options(self)
         suffix = ".svg" if self.frontier is None else self.frontier.suffix.lower()
