@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from finecast.api import (
         DataOptions,
         apply,
+        blame,
         convert,
         emulate,
         explain,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "apply": "finecast.api",
+    "blame": "finecast.api",
     "convert": "finecast.api",
     "emulate": "finecast.api",
     "explain": "finecast.api",
@@ -86,6 +88,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "apply",
+    "blame",
     "convert",
     "default_engine",
     "emulate",

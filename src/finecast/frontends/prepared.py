@@ -25,10 +25,12 @@ class PreparedModel(ABC):
         graph: The model's graph.
         adjusts: Whether operands can be adjusted: ``with_mean_errors`` and ``adjusted`` are
             for models on whose operands there are codes.
+        widens: Whether ``pair`` can state what is low in fp32.
     """
 
     graph: Graph
     adjusts: bool = False
+    widens: bool = False
 
     @property
     @abstractmethod
@@ -77,6 +79,21 @@ class PreparedModel(ABC):
     @abstractmethod
     def with_outputs(self, names: Sequence[str]) -> Any:
         """A native copy whose outputs are just the values called ``names``."""
+
+    def pair(
+        self, low: PreparedModel, *, widened: bool = False
+    ) -> tuple[NativeModel, NativeModel]:
+        """Copies of this model and of ``low``, of the same library, to be joined.
+
+        Args:
+            low: The other model.
+            widened: Whether what ``low`` stores in a low type is stored in fp32, under the
+                same ids, for an engine that has no kernels of that type.
+
+        Raises:
+            ModelError: If they cannot be stated in one model.
+        """
+        raise NotImplementedError(self.library)
 
     @abstractmethod
     def with_switches(self, switches: Sequence[Switch]) -> Any:
@@ -173,6 +190,14 @@ class PreparedAsIs(PreparedModel):
     def with_switches(self, switches: Sequence[Switch]) -> Any:
         """A copy whose extra input switches each of ``switches`` on or off."""
         return with_switches(self.roundable(), switches)
+
+    def pair(
+        self, low: PreparedModel, *, widened: bool = False
+    ) -> tuple[NativeModel, NativeModel]:
+        """Copies of both; the library's own engine has kernels of all its types."""
+        assert isinstance(low, PreparedAsIs)
+        assert not widened
+        return self.roundable(), low.roundable()
 
     @abstractmethod
     def roundable(self) -> NativeModel:

@@ -19,6 +19,7 @@ from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census
 from finecast.pipeline.device import Program
 from finecast.pipeline.goal import Goal
+from finecast.pipeline.low_model import LowModel
 from finecast.pipeline.result import Result
 from finecast.pipeline.sources import DataOptions, workload_of
 from finecast.pipeline.subject import Built, SourceModel, Subject
@@ -206,6 +207,19 @@ class OpenedModel(SourceModel):
         Raises:
             ModelError: If it cannot be emulated.
         """
+
+    def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
+        """``low``, a low version of this model, of which any ops can be returned to fp32.
+
+        Args:
+            low: The low model.
+            engine: ``NAME[:DEVICE]``; None for one that computes in the types as stated.
+
+        Raises:
+            UsageError: If the two cannot be compared op by op.
+        """
+        del low, engine
+        raise UsageError("models of this kind cannot be compared op by op", where=self.name)
 
     @abstractmethod
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:

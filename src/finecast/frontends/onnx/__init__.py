@@ -49,7 +49,7 @@ from finecast.frontends.onnx.types import (
 )
 from finecast.frontends.onnx.undo import PLAN_KEY, undo
 from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
-from finecast.frontends.onnx.writer import adjust, apply_edits
+from finecast.frontends.onnx.writer import EditedModel, adjust, apply_edits
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import PHI, Graph, Node
@@ -109,6 +109,7 @@ class Prepared(PreparedModel):
     shaped: tuple[ir.Value, ...] = ()
     """Values whose shape was inferred, not stated: a converted model does not state it."""
     adjusts = True
+    widens = True
 
     @property
     def library(self) -> str:
@@ -169,6 +170,21 @@ class Prepared(PreparedModel):
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""
         return with_outputs(self.model, names)
+
+    def pair(
+        self, low: PreparedModel, *, widened: bool = False
+    ) -> tuple[EditedModel, EditedModel]:
+        """Copies of both at the later of their operation sets, without local functions."""
+        assert isinstance(low, Prepared)
+        opset = max(opset_of(self.model), opset_of(low.model))
+
+        def copied(one: Prepared, *, wide: bool) -> EditedModel:
+            model = raise_opset(inline_functions(one.model.clone()), opset)
+            name_nodes(model)
+            infer(model, shapes=True)
+            return EditedModel(*read(widen(model) if wide else model), emulates=widened)
+
+        return copied(self, wide=False), copied(low, wide=widened)
 
     def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
         """A copy in fp32 whose extra input switches each of ``switches`` on or off."""

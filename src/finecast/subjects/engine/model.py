@@ -23,8 +23,9 @@ from finecast.numbers.formats import Format
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.census import Census, risks
 from finecast.pipeline.device import Program
+from finecast.pipeline.low_model import LowModel
 from finecast.pipeline.measuring import drop_slow_formats
-from finecast.pipeline.model import RunOptions
+from finecast.pipeline.model import OpenedModel, RunOptions
 from finecast.pipeline.result import Result
 from finecast.pipeline.sources import (
     OPEN_SIZES,
@@ -50,6 +51,7 @@ from finecast.subjects.engine.native import (
 )
 from finecast.subjects.engine.observing import observe
 from finecast.subjects.engine.planning import Judging, make_planner
+from finecast.subjects.engine.returning import BesideLow
 from finecast.subjects.engine.subject import EngineSubject
 
 # OpenVINO 2026.4 compiles 200 MB of weights in 0.6 s of a CPU, and 6,000 nodes in 10 s.
@@ -70,6 +72,17 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
         return NativeProgram(source=self, emulation=emulation)
+
+    def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
+        """Both in one session, if they are of one library."""
+        if not isinstance(low, type(self)):
+            raise UsageError(
+                f"{self.name} is a model of {self.library}, and {low.name} is none",
+                where="LOW",
+                fix="give both as models of one library",
+            )
+        self.runners(engine)
+        return BesideLow(source=self, other=low, engine=engine)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The model in the engine given, else in the first that loads it; or on ``device``."""
