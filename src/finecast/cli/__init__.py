@@ -43,6 +43,7 @@ VERBS = {
     "tune": "Find the fastest mixed precision that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
+    "blame": "Which ops of a low model cost its accuracy, and what shows it.",
     "emulate": "What a device you do not have would do to your numbers.",
     "ladder": "A compiler's ladder of options, each rung emulated.",
     "targets": "The devices that emulate and ladder know.",

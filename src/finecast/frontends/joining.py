@@ -42,91 +42,104 @@ class Shown:
     low: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Copies of an fp32 model and of a low version of it, to be joined.
+
+    Attributes:
+        exact: The fp32 model.
+        low: The low one.
+        stored: Low formats of the low model's values, by id.
+        rounds: Whether ``low`` was stated in fp32, and its values are to be rounded to these
+            formats; else it has low types.
+    """
+
+    exact: NativeModel
+    low: NativeModel
+    stored: Mapping[int, Format]
+    rounds: bool = False
+
+    @classmethod
+    def of(cls, exact: NativeModel, low: NativeModel) -> Pair:
+        """Of a low model that has low types."""
+        values = ((v.id, v.format or Format.FP32) for v in low.graph.values)
+        stored = {i: fmt for i, fmt in values if fmt is not Format.FP32}
+        return cls(exact=exact, low=low, stored=stored)
+
+
 def join(
-    exact: NativeModel,
-    low: NativeModel,
-    choices: Sequence[Choice],
-    *,
-    elements: int,
-    shown: Sequence[Shown] = (),
-    rounded: Mapping[int, Format] | None = None,
+    pair: Pair, choices: Sequence[Choice], *, elements: int, shown: Sequence[Shown] = ()
 ) -> Any:
-    """The joined model, with the input ``SWITCH``, a bool vector.
+    """The joined model, with the input ``SWITCH``, a bool vector; ``pair`` is used up.
 
     Args:
-        exact: A copy of the fp32 model, which is changed.
-        low: A copy of the low model, which is changed.
+        pair: Both models.
         choices: The values that both compute, and the inputs.
         elements: The number of elements of the switch.
         shown: What the model gives in place of its outputs; empty for these. Each value has a
             choice with an element.
-        rounded: Formats, by value id, to which ``low`` rounds what it stores, if it was
-            widened; None if it stores low types.
+
+    Raises:
+        ModelError: If the models cannot be stated in one.
     """
-    exact.join(low)
-    return _Joiner(exact, low, {one.value: one for one in shown}, rounded).join(
-        choices, elements
-    )
+    pair.exact.join(pair.low)
+    return _Joiner(pair, {one.value: one for one in shown}).join(choices, elements)
 
 
 @dataclass(slots=True)
 class _Joiner:
-    exact: NativeModel
-    low: NativeModel
+    pair: Pair
     shown: Mapping[int, Shown]
-    rounded: Mapping[int, Format] | None
     outputs: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def join(self, choices: Sequence[Choice], elements: int) -> Any:
+        pair = self.pair
         for choice in choices:
             self._choose(choice)
         partners = {choice.partner for choice in choices}
-        for value, to in (self.rounded or {}).items():
-            if value not in partners and self.low.graph.values[value].constant is None:
-                self._give(value, self._rounded(self.low.tensor(value), to))
-        return self.exact.finish(elements, self.outputs or None)
+        for value, to in pair.stored.items() if pair.rounds else ():
+            if value not in partners and pair.low.graph.values[value].constant is None:
+                self._give(value, self._rounded(pair.low.tensor(value), to))
+        return pair.exact.finish(elements, self.outputs or None)
 
     def _choose(self, choice: Choice) -> None:
-        exact, graph = self.exact, self.exact.graph
-        stored = (
-            self.low.graph.values[choice.partner].format
-            if self.rounded is None
-            else self.rounded.get(choice.partner)
-        ) or Format.FP32
+        exact, graph = self.pair.exact, self.pair.exact.graph
+        stored = self.pair.stored.get(choice.partner, Format.FP32)
         tensor = exact.tensor(choice.value)
         if choice.element is not None:
-            other = self._widened(self.low.tensor(choice.partner), stored)
+            other = self._in_fp32(self.pair.low.tensor(choice.partner), stored)
             if (names := self.shown.get(choice.value)) is not None:
                 self.outputs |= {names.exact: tensor, names.low: other}
             tensor = exact.switched(choice.element, tensor, other)
             exact.give(choice.value, uses_of(graph, choice.value), tensor)
         elif stored is Format.FP32:
             return  # both read the same input
-        self._give(choice.partner, self._narrowed(tensor, stored))
+        self._give(choice.partner, self._as_stored(tensor, stored))
 
     def _give(self, partner: int, tensor: Any) -> None:
         """Have all ops of the low model that read a value read ``tensor``."""
-        uses = (use for use in uses_of(self.low.graph, partner) if use.node is not None)
-        self.low.give(partner, uses, tensor)
+        low = self.pair.low
+        uses = (use for use in uses_of(low.graph, partner) if use.node is not None)
+        low.give(partner, uses, tensor)
 
-    def _widened(self, tensor: Any, stored: Format) -> Any:
+    def _in_fp32(self, tensor: Any, stored: Format) -> Any:
         """What a low op gives, as readers in fp32 see it."""
         if stored is Format.FP32:
             return tensor
-        if self.rounded is not None:
+        if self.pair.rounds:
             return self._rounded(tensor, stored)
-        return self.exact.retyped(tensor, stored, Format.FP32)
+        return self.pair.exact.retyped(tensor, stored, Format.FP32)
 
-    def _narrowed(self, tensor: Any, stored: Format) -> Any:
-        """A value in fp32 as low ops read it."""
+    def _as_stored(self, tensor: Any, stored: Format) -> Any:
+        """A value in fp32, as low ops read it."""
         if stored is Format.FP32:
             return tensor
-        if self.rounded is not None:
+        if self.pair.rounds:
             return self._rounded(tensor, stored)
-        return self.exact.retyped(tensor, Format.FP32, stored)
+        return self.pair.exact.retyped(tensor, Format.FP32, stored)
 
     def _rounded(self, tensor: Any, to: Format) -> Any:
-        return self.exact.rounded(tensor, Rounder(format=to))
+        return self.pair.exact.rounded(tensor, Rounder(format=to))
 
 
 def is_choice(value: Value) -> bool:

@@ -200,9 +200,13 @@ class NativeModel(ABC):
 
 
 def last_line_of(trace: str) -> str:
-    """``FILE:LINE`` of the innermost call of a Python stack trace; empty if it has none."""
+    """``FILE:LINE`` of the innermost call of a Python stack trace; empty if it has none.
+
+    Calls in installed packages count only if there are no others.
+    """
     places = _PLACE.findall(trace)
-    return ":".join(places[-1]) if places else ""
+    own = [place for place in places if "site-packages" not in place[0]]
+    return ":".join((own or places)[-1]) if places else ""
 
 
 def uses_of(graph: Graph, value: int) -> Iterator[Use]:

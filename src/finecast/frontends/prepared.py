@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from finecast.frontends.joining import Pair
 from finecast.frontends.native_model import NativeModel, with_switches
 from finecast.frontends.replaying import Restated, resolve_io
 from finecast.graph import Graph
@@ -25,12 +26,10 @@ class PreparedModel(ABC):
         graph: The model's graph.
         adjusts: Whether operands can be adjusted: ``with_mean_errors`` and ``adjusted`` are
             for models on whose operands there are codes.
-        widens: Whether ``pair`` can state what is low in fp32.
     """
 
     graph: Graph
     adjusts: bool = False
-    widens: bool = False
 
     @property
     @abstractmethod
@@ -80,15 +79,13 @@ class PreparedModel(ABC):
     def with_outputs(self, names: Sequence[str]) -> Any:
         """A native copy whose outputs are just the values called ``names``."""
 
-    def pair(
-        self, low: PreparedModel, *, widened: bool = False
-    ) -> tuple[NativeModel, NativeModel]:
+    def pair(self, low: PreparedModel, *, by_types: bool) -> Pair:
         """Copies of this model and of ``low``, of the same library, to be joined.
 
         Args:
             low: The other model.
-            widened: Whether what ``low`` stores in a low type is stored in fp32, under the
-                same ids, for an engine that has no kernels of that type.
+            by_types: Whether values of ``low`` may be rounded in fp32 in place of low ops.
+                An engine may have no kernels of a low type, or compute fp16 in fp32.
 
         Raises:
             ModelError: If they cannot be stated in one model.
@@ -191,13 +188,11 @@ class PreparedAsIs(PreparedModel):
         """A copy whose extra input switches each of ``switches`` on or off."""
         return with_switches(self.roundable(), switches)
 
-    def pair(
-        self, low: PreparedModel, *, widened: bool = False
-    ) -> tuple[NativeModel, NativeModel]:
-        """Copies of both; the library's own engine has kernels of all its types."""
+    def pair(self, low: PreparedModel, *, by_types: bool) -> Pair:
+        """Copies of both; the library's own engine computes in all its types."""
         assert isinstance(low, PreparedAsIs)
-        assert not widened
-        return self.roundable(), low.roundable()
+        del by_types
+        return Pair.of(self.roundable(), low.roundable())
 
     @abstractmethod
     def roundable(self) -> NativeModel:

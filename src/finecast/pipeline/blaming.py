@@ -42,7 +42,7 @@ _SUSPICIOUS: Final = 0.25
 """Ops are harmful only together if their single errors add up to less than this share of the
 error of all: the errors of independent roundings add up (``planning/sensitivity.py``)."""
 
-_TESTS_BEYOND: Final = 4
+_TESTS_BEYOND: Final = 2
 """Tests of sets of ops, as a multiple of those of the usual case, before a set is left as it
 is."""
 
@@ -274,7 +274,7 @@ class _Search:
             evaluations=self.evaluations,
             probes=self.probes,
             seconds=time.perf_counter() - start,
-            warnings=tuple(low.notes),
+            warnings=(*low.notes, *low.unexplained(self.exact)),
         )
 
     def _searched(self, failed: Blame) -> Blame:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from finecast.pipeline.low_model import Check, LowModel
 from finecast.pipeline.sources import DataOptions, file_of
 from finecast.pipeline.workload import MOST_PROBED_ROWS, Workload, probed
 from finecast.usercode import guarded
+
+_PEAK: Final = 4.0
+"""How many times as large as its usual numbers the largest number of a value is. Codes have
+steps that are a share of the largest one, and so round the usual ones by as much more."""
 
 
 class Judge(ABC):
@@ -253,4 +257,5 @@ def explained_error(
     """
     bounds = expected(graph, formats)
     errors = [bounds.relative.get(v.id, 0.0) for v in graph.outputs if v.name in names]
-    return max(errors, default=0.0)
+    coded = any(fmt.has_scales for fmt in formats.values())
+    return max(errors, default=0.0) * (_PEAK if coded else 1.0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session
+from finecast.engines.exact import Exact
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.pipeline.device import Program
@@ -77,6 +78,11 @@ class LowModel(ABC):
         """
         del feeds, check
         return {}
+
+    def unexplained(self, exact: Exact) -> Sequence[str]:
+        """Notes on an error of the low model that no group of ops explains."""
+        del exact
+        return ()
 
     @abstractmethod
     def facts(self, feeds: Sequence[Feeds]) -> Mapping[int, ValueFacts]:

@@ -1,9 +1,9 @@
 """Which values of a model are which of another version of it: fp32 and low, say.
 
-Law: no value has two partners, and partners are results of the same op. Values are matched by
-their names, then by the names of the ops that compute them, which tools keep; what is left by
-structure, if one op alone reads the same values. Casts and codes, which the other version may
-have more of, are read through.
+Law: no value has two partners. Values are matched by their names, which tools keep even where
+they fuse ops, then by the names of ops of the same kind; what is left by structure, if one op
+alone of that kind reads the same values. Casts and codes, which the other version may have
+more of, are read through.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def matched_values(graph: Graph, other: Graph) -> dict[int, int]:
             taken.add(partner.id)
 
     for value in _results(graph):
-        partner = by_name.get(value.name)
-        if partner is not None and _same_op(graph, value, other, partner):
-            add(value, partner)
+        add(value, by_name.get(value.name))
     places = {_place(other, v): v for v in _results(other)}
     for value in _results(graph):
         partner = places.get(_place(graph, value))

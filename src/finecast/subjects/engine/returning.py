@@ -11,19 +11,29 @@ import numpy as np
 
 from finecast.data.deviation import LIMIT, deviation
 from finecast.engines import get_engine
-from finecast.engines.base import Array, Feeds, Session, each_call, outputs_of_calls
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    each_call,
+    joined_outputs,
+    outputs_of_calls,
+    outputs_on,
+)
+from finecast.engines.exact import Exact
 from finecast.engines.loading import exact_session, load_model
 from finecast.engines.ports import feeds_for
-from finecast.errors import EngineError, ModelError
-from finecast.frontends.joining import Choice, Shown, is_choice, join
+from finecast.errors import ModelError
+from finecast.frontends.joining import Choice, Pair, Shown, is_choice, join
 from finecast.frontends.native_model import NativeModel
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph, Node
+from finecast.graph import Graph
 from finecast.naming import number_of
 from finecast.numbers.formats import Format
 from finecast.pipeline.low_model import Check, Group, LowModel, Seen, grouped
 from finecast.planning.matching import matched_values
 from finecast.planning.points import SWITCH
+from finecast.planning.sensitivity import squared_error
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.subjects.engine.native import AS_IT_IS, Source
 from finecast.subjects.engine.observing import SHOWN_BYTES, observe, packed
@@ -52,10 +62,8 @@ class BesideLow(LowModel):
     groups: Sequence[Group] = field(init=False)
     notes: Sequence[str] = field(init=False)
     _models: tuple[PreparedModel, PreparedModel] = field(init=False)
-    _formats: Mapping[int, Format] = field(init=False)
     _matched: dict[int, int] = field(init=False)
     _native: NativeModel = field(init=False)
-    _widened: bool = field(default=False, init=False)
     _session: Session | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -66,26 +74,27 @@ class BesideLow(LowModel):
         """
         self.name = self.other.name
         self._models = self.source.prepare(AS_IT_IS), self.other.prepare(AS_IT_IS)
-        self._native, low = self._pair()
-        self.graph = self._native.graph
-        self._matched = matched_values(self.graph, low.graph)
-        self._formats = {v.id: v.format for v in low.graph.values if v.format is not None}
-        self.groups = grouped(self.graph, self._low_formats(low.graph))
+        pair = self._pair()
+        self._native, self.graph = pair.exact, pair.exact.graph
+        self._matched = matched_values(self.graph, pair.low.graph)
+        self.groups = grouped(self.graph, self._low_formats(pair))
         self.notes = self._notes()
 
-    def _pair(self) -> tuple[NativeModel, NativeModel]:
+    def _pair(self) -> Pair:
         """Fresh copies of both models."""
         exact, low = self._models
-        return exact.pair(low, widened=self._widened)
+        return exact.pair(low, by_types=self.engine is None)
 
-    def _low_formats(self, low: Graph) -> dict[int, Format]:
+    def _low_formats(self, pair: Pair) -> dict[int, Format]:
         """The low formats of the fp32 model's nodes that have partners, by id."""
         found: dict[int, Format] = {}
         for value, partner in self._matched.items():
-            node, other = self.graph.maker(value), low.maker(partner)
+            node, other = self.graph.maker(value), pair.low.graph.maker(partner)
             if node is None or other is None or not is_choice(self.graph.values[value]):
                 continue
-            found[node.id] = _format_of(low, other)
+            makers = (pair.low.graph.maker(i) for i in other.inputs if i is not None)
+            coded = any(m is not None and m.op in _CODES for m in makers)
+            found[node.id] = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
         return dict(sorted(found.items()))
 
     def _notes(self) -> list[str]:
@@ -118,30 +127,15 @@ class BesideLow(LowModel):
         return _Switched(self._session, switch)
 
     def _loaded(self, shown: Sequence[Shown]) -> Session:
-        """A session of the joined model; of one that rounds where there are no low kernels."""
-        if self.engine is not None:
-            return load_model(get_engine(self.engine), self._joined(shown))
-        try:
-            return exact_session(self._joined(shown))
-        except EngineError:
-            if self._widened or not self._models[1].widens:
-                raise
-        self._widened = True
-        return exact_session(self._joined(shown))
+        """A session of the joined model."""
+        model = self._joined(shown)
+        if self.engine is None:
+            return exact_session(model)
+        return load_model(get_engine(self.engine), model)
 
     def _joined(self, shown: Sequence[Shown]) -> Any:
-        exact, low = self._pair()
-        rounded: dict[int, Format] | None = None
-        if self._widened:
-            rounded = {i: f for i, f in self._formats.items() if f is not Format.FP32}
-        return join(
-            exact,
-            low,
-            [*self._choices()],
-            elements=len(self.groups),
-            shown=shown,
-            rounded=rounded,
-        )
+        choices = [*self._choices()]
+        return join(self._pair(), choices, elements=len(self.groups), shown=shown)
 
     def _choices(self) -> Iterator[Choice]:
         numbers = {n: k for k, group in enumerate(self.groups) for n in group.nodes}
@@ -149,6 +143,24 @@ class BesideLow(LowModel):
             maker = self.graph.values[value].producer
             element = None if maker is None else numbers.get(maker)
             yield Choice(value=value, partner=partner, element=element)
+
+    def unexplained(self, exact: Exact) -> Sequence[str]:
+        """A note if the low model by itself errs by far more than what was joined of it."""
+        alone = self.other.reference()
+        names = {spec.name: own for spec, own in zip(alone.outputs, exact.names, strict=True)}
+        calls = [
+            {names[n]: a for n, a in alone.run(feeds_for(alone, feeds)).items()}
+            for feeds in exact.calls
+        ]
+        found = joined_outputs([[one[name] for name in exact.names] for one in calls])
+        error, joined = (
+            math.sqrt(squared_error(outputs, exact.outputs, exact.counted))
+            for outputs in (found, outputs_on(self.session(frozenset()), exact.calls))
+        )
+        if error <= _UNEXPLAINED * joined or error < LIMIT * _RIGHT:
+            return ()
+        text = f"{self.name} by itself has a relative error of {error:.2g}, and {joined:.2g}"
+        return [f"{text} op by op: what has no partner in fp32 makes the difference"]
 
     # What values are like.
 
@@ -208,8 +220,7 @@ class BesideLow(LowModel):
         for value in values:
             del self._matched[value]
         self._session = None
-        _, low = self._pair()
-        self.groups = grouped(self.graph, self._low_formats(low.graph))
+        self.groups = grouped(self.graph, self._low_formats(self._pair()))
         self.notes = self._notes()
 
     def _size(self, value: int) -> int:
@@ -223,18 +234,12 @@ class BesideLow(LowModel):
 
 _GUESSED_BYTES: Final = 1 << 20
 """The assumed size of a value of unknown shape."""
+_UNEXPLAINED: Final = 4.0
+"""Errors that differ by less are those of an engine's fusions."""
 _HUGE: Final = 1000.0
 """Numbers so many times as large as the median one are judged apart from the others."""
 _RIGHT: Final = 0.1
 """A value with a smaller relative error is right as far as the order of ops is concerned."""
-
-
-def _format_of(low: Graph, node: Node) -> Format:
-    """The format that a low node computes in: that of codes if it reads what was decoded."""
-    makers = (low.maker(i) for i in node.inputs if i is not None)
-    if any(m is not None and m.op in _CODES for m in makers):
-        return Format.INT8
-    return node.format or Format.FP32
 
 
 def _compared(name: str, right: Array, own: Array, low: Array, check: Check | None) -> Seen:
