@@ -8,7 +8,7 @@ more of, are read through.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
@@ -20,35 +20,45 @@ _PASSED: Final = frozenset({"cast", "quantize", "dequantize"})
 def matched_values(graph: Graph, other: Graph) -> dict[int, int]:
     """Ids of values of ``other`` by those of ``graph``: float values outside of bodies.
 
-    Inputs are matched by name, and by their order where no name is known.
+    Inputs and outputs are matched by name, and by their order where no name is known.
     """
-    found = _matched_inputs(graph, other)
-    by_name = {v.name: v for v in _results(other)}
+    inputs = _by_name(graph.inputs, other.inputs)
+    found = {v.id: partner.id for v, partner in inputs if v.format is not None}
     taken = set(found.values())
-
-    def add(value: Value, partner: Value | None) -> None:
-        if partner is not None and value.id not in found and partner.id not in taken:
+    for value, partner in _named(graph, other):
+        if value.id not in found and partner.id not in taken:
             found[value.id] = partner.id
             taken.add(partner.id)
+    readers = _by_what_they_read(other)
+    for value in _results(graph):  # in order: what a node reads has been matched before
+        node = graph.maker(value)
+        if value.id in found or node is None:
+            continue
+        read = tuple(found.get(i) for i in _read(graph, node))
+        alike = readers.get((node.op, node.outputs.index(value.id), read), [])
+        free = [partner for partner in alike if partner.id not in taken]
+        if any(i is not None for i in read) and len(free) == 1:
+            found[value.id] = free[0].id
+            taken.add(free[0].id)
+    return found
 
+
+def _named(graph: Graph, other: Graph) -> Iterator[tuple[Value, Value]]:
+    """Pairs of results by the names of outputs, of values, and of ops, in this order."""
+    theirs = {v.id: v for v in _results(other)}
+    for value, end in _by_name(graph.outputs, other.outputs):
+        partner = theirs.get(origin(other, end.id))
+        if value.format is not None and partner is not None:
+            yield value, partner
+    names = {v.name: v for v in theirs.values()}
+    places = {_place(other, v): v for v in theirs.values()}
     for value in _results(graph):
-        add(value, by_name.get(value.name))
-    places = {_place(other, v): v for v in _results(other)}
+        if value.name in names:
+            yield value, names[value.name]
     for value in _results(graph):
         partner = places.get(_place(graph, value))
         if partner is not None and _same_op(graph, value, other, partner):
-            add(value, partner)
-    readers = _by_what_they_read(other)
-    for value in _results(graph):
-        if value.id not in found:
-            node = graph.maker(value)
-            assert node is not None
-            read = tuple(found.get(i) for i in _read(graph, node))
-            partners = readers.get((node.op, node.outputs.index(value.id), read), [])
-            free = [p for p in partners if p.id not in taken]
-            if any(i is not None for i in read) and len(free) == 1:
-                add(value, free[0])
-    return found
+            yield value, partner
 
 
 def origin(graph: Graph, value: int) -> int:
@@ -60,10 +70,11 @@ def origin(graph: Graph, value: int) -> int:
     return value
 
 
-def _matched_inputs(graph: Graph, other: Graph) -> dict[int, int]:
-    theirs = {v.name: v.id for v in other.inputs}
-    pairs = zip(graph.inputs, other.inputs, strict=False)
-    return {v.id: theirs.get(v.name, beside.id) for v, beside in pairs if v.format is not None}
+def _by_name(ports: Sequence[Value], others: Sequence[Value]) -> Iterator[tuple[Value, Value]]:
+    """Each port with the other model's of its name, or else in its place."""
+    names = {v.name: v for v in others}
+    for value, beside in zip(ports, others, strict=False):
+        yield value, names.get(value.name, beside)
 
 
 def _results(graph: Graph) -> Iterator[Value]:
