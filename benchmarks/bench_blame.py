@@ -35,11 +35,11 @@ from benchmarks.common import SHARED_MODELS, print_environment
 from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.deviation import LIMIT, expected
+from finecast.data.sources import DataOptions
 from finecast.engines.exact import CachedSession
 from finecast.graph import Node
-from finecast.pipeline.judging import BlameOptions, judge_of
-from finecast.pipeline.low_model import LowModel
-from finecast.pipeline.sources import DataOptions
+from finecast.native.low_model import LowModel
+from finecast.tuning.judging import BlameOptions, judge_of
 
 _NETS: Final[Mapping[str, Callable[[], Net]]] = {
     "transformer": transformer,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         apply,
         blame,
         convert,
+        diff,
         emulate,
         explain,
         inspect,
@@ -32,15 +33,16 @@ if TYPE_CHECKING:
         UsageError,
     )
     from finecast.numbers.formats import Format
-    from finecast.pipeline.goal import Goal, Objective
-    from finecast.pipeline.result import Result, Verdict
     from finecast.planning.plan import Decision, Plan
     from finecast.rules.policy import Policy, Scope
+    from finecast.tuning.goal import Goal, Objective
+    from finecast.tuning.result import Result, Verdict
 
 _MODULES = {
     "apply": "finecast.api",
     "blame": "finecast.api",
     "convert": "finecast.api",
+    "diff": "finecast.api",
     "emulate": "finecast.api",
     "explain": "finecast.api",
     "inspect": "finecast.api",
@@ -59,10 +61,10 @@ _MODULES = {
     "Format": "finecast.numbers.formats",
     "Criterion": "finecast.data.criterion",
     "CriterionKind": "finecast.data.criterion",
-    "Goal": "finecast.pipeline.goal",
-    "Objective": "finecast.pipeline.goal",
-    "Result": "finecast.pipeline.result",
-    "Verdict": "finecast.pipeline.result",
+    "Goal": "finecast.tuning.goal",
+    "Objective": "finecast.tuning.goal",
+    "Result": "finecast.tuning.result",
+    "Verdict": "finecast.tuning.result",
     "Decision": "finecast.planning.plan",
     "Plan": "finecast.planning.plan",
     "Policy": "finecast.rules.policy",
@@ -91,6 +93,7 @@ __all__ = [
     "blame",
     "convert",
     "default_engine",
+    "diff",
     "emulate",
     "explain",
     "get_engine",

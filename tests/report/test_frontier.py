@@ -11,7 +11,6 @@ import pytest
 
 import finecast
 from finecast.errors import UsageError
-from finecast.pipeline.model import TuneRequest
 from finecast.report.frontier import (
     anchors_of,
     picture,
@@ -19,6 +18,7 @@ from finecast.report.frontier import (
     predicted_of,
     write_frontier,
 )
+from finecast.tuning.goal import TuneRequest
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -20,11 +20,11 @@ from finecast.cli.output import (
 )
 from finecast.cli.policy_options import CompilerCasting, Device, Target
 from finecast.errors import ExitCode, UsageError
-from finecast.pipeline.judging import BlameOptions
 from finecast.progress import shown
+from finecast.tuning.judging import BlameOptions
 
 if TYPE_CHECKING:
-    from finecast.pipeline.blaming import Blame
+    from finecast.tuning.blaming import Blame
 
 _MOST_OPS = 10
 

@@ -314,13 +314,34 @@ def predicted_error(analysis: Analysis, formats: Mapping[int, Format]) -> float:
 
     A unit of which any op is low counts as low, so roundings are never left out.
     """
-    found = 0.0
-    for fmt, rounded in analysis.rounded.items():
-        low = {u for node, u in analysis.units.of.items() if formats.get(node) is fmt}
-        found += sum(float(rounded.units[u]) for u in low)
-        found += sum(
-            float(error)
-            for units, error in zip(rounded.lists, rounded.errors, strict=True)
-            if not low.isdisjoint(units)
-        )
-    return analysis.saturation.together(found)
+    parts = (_parts(analysis, fmt, formats) for fmt in analysis.rounded)
+    return analysis.saturation.together(sum(sum(part) for part in parts))
+
+
+def predicted_parts(
+    analysis: Analysis, formats: Mapping[int, Format]
+) -> tuple[float, float] | None:
+    """Squared relative output errors of codes of constants alone, and of values alone.
+
+    Node i has ``formats[i]``; the errors are those of formats with scales. None if the plan
+    has not both, so that there is nothing to tell apart.
+    """
+    coded = [_parts(analysis, fmt, formats) for fmt in analysis.rounded if fmt.has_scales]
+    constants, values = (sum(part) for part in zip(*coded, strict=True)) if coded else (0, 0)
+    if not constants or not values:
+        return None
+    return analysis.saturation.together(constants), analysis.saturation.together(values)
+
+
+def _parts(
+    analysis: Analysis, fmt: Format, formats: Mapping[int, Format]
+) -> tuple[float, float]:
+    """The summed squared errors of constants and of values that are rounded to ``fmt``."""
+    rounded = analysis.rounded[fmt]
+    low = {u for node, u in analysis.units.of.items() if formats.get(node) is fmt}
+    values = (
+        float(error)
+        for units, error in zip(rounded.lists, rounded.errors, strict=True)
+        if not low.isdisjoint(units)
+    )
+    return sum(float(rounded.units[u]) for u in low), sum(values)

@@ -9,9 +9,8 @@ from finecast.errors import EngineError
 if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
-from finecast.pipeline.result import Result
-from finecast.subjects.torch.files import export, load, save
-from finecast.subjects.torch.subject import TuneOptions
+from finecast.native.torch.files import export, load, save
+from finecast.native.torch.subject import TuneOptions
 from finecast.torch.modules import convert, tune
 from finecast.torch.profiling import (
     Profile,
@@ -22,6 +21,7 @@ from finecast.torch.profiling import (
     saved_bytes,
 )
 from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.compile
+from finecast.tuning.result import Result
 
 __all__ = [
     "Backend",

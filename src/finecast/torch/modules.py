@@ -16,14 +16,14 @@ from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.errors import UsageError
 from finecast.frontends.torch.converted import ConvertedModule
-from finecast.pipeline.conversion import NOTHING_CONVERTED
-from finecast.pipeline.result import Result
+from finecast.native.conversion_notes import NOTHING_CONVERTED
+from finecast.native.torch.conversion import slow_formats
+from finecast.native.torch.model import of_module
+from finecast.native.torch.subject import TuneOptions
+from finecast.native.torch.workload import Evaluate
 from finecast.rules.guests import rule_set_of
 from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.subjects.torch.conversion import slow_formats
-from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.subject import TuneOptions
-from finecast.subjects.torch.workload import Evaluate
+from finecast.tuning.result import Result
 
 _LEAST_STEPS: Final = 2
 

@@ -17,8 +17,8 @@ from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
-from finecast.pipeline.goal import Goal, Objective
 from finecast.rules.policy import Adjust, low_format
+from finecast.tuning.goal import Goal, Objective
 
 T = TypeVar("T")
 

@@ -342,13 +342,17 @@ class EditedModel(NativeModel):
     def join(self, other: EditedModel) -> None:
         """Take the nodes and constants of ``other``, under new names."""
         exact, inputs = other.binding.model, {v.name: v for v in self._main.inputs}
+        given, taken = (
+            [v for v in model.graph.inputs if not v.is_initializer()]
+            for model in (self.binding.model, exact)
+        )
         own = self.binding.model
         own.ir_version = max(own.ir_version or 0, exact.ir_version or 0)
         for domain, version in exact.graph.opset_imports.items():
             self._main.opset_imports.setdefault(domain, version)
-        for value in list(exact.graph.inputs):
-            if value.name in inputs and not value.is_initializer():
-                value.replace_all_uses_with(inputs[value.name], replace_graph_outputs=True)
+        for value, beside in zip(taken, given, strict=False):
+            own = inputs.get(value.name, beside)
+            value.replace_all_uses_with(own, replace_graph_outputs=True)
         for value in every_value(exact):
             value.name = f"{_JOINED}{value.name}"
         for node in exact.graph.all_nodes():

@@ -1,0 +1,1 @@
+"""Models of TensorFlow and Keras opened, and run in TensorFlow."""
