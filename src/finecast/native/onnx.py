@@ -93,7 +93,7 @@ def _can_be_taken_out(graph: Graph, node: Node) -> bool:
 _EMULATED_BYTES: Final = 1 << 30
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class OnnxModel(EngineModel[OnnxFile, Prepared]):
     """An ONNX model, opened; ``as_ir`` if it was given as an onnx_ir.Model."""
 
