@@ -133,6 +133,7 @@ class Goal:
         help="What to minimise: latency, throughput (time of a request, with as many in"
         " flight as the engine serves best), size (bytes of the written model), or memory"
         " (of the running one, estimated).",
+        metavar="NAME",
         python=((str, Enum), "the name of an objective"),
         convert=Objective.of,
     ).field(Objective.LATENCY)
