@@ -12,7 +12,8 @@ from typer.core import TyperCommand
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Options": (
         *("path", "plan", "data", "metric", "evaluate", "calib", "tolerance", "keep"),
-        *("auto_cast_type", "engine", "target", "force", "resume", "ops", "values", "as_json"),
+        *("auto_cast_type", "engine", "target", "force", "resume", "ops", "every", "values"),
+        *("as_json",),
     ),
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
@@ -22,10 +23,10 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
-    "Search": ("objective", "min_speedup", "max_trials", "timeout_s"),
+    "Search": ("objective", "min_speedup", "max_trials", "timeout_s", "start"),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
-        *("from_type", "trust", "external_data", "clean", "verify"),
+        *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
         *("plan_out", "study", "frontier", "compile_with"),
     ),
     "The compiler of a device": (

@@ -186,6 +186,9 @@ def write_report(
     lines += _ran(outcome)
     lines += _kept(outcome)
     lines += _faster(outcome, metric)
+    if outcome.reused_sensitivities:
+        formats = ", ".join(outcome.reused_sensitivities)
+        lines.append(f"sensitivities of {formats} are those of an earlier run, of the study")
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(

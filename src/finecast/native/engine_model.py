@@ -46,6 +46,7 @@ from finecast.native.source import (
 )
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
+from finecast.planning.placing import Placement, place, policy_of
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
@@ -53,6 +54,8 @@ from finecast.rules.policy import Policy
 # OpenVINO 2026.4 compiles 200 MB of weights in 0.6 s of a CPU, and 6,000 nodes in 10 s.
 _MOST_NODES_COMPILED: Final = 4000
 _MOST_BYTES_COMPILED: Final = 1 << 30
+
+_NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -120,13 +123,41 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         return replace(done, warnings=(*crashes, *done.warnings))
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Converted:
-        """Write the model of a plan, verified as a converted one is."""
+        """Write the model of a plan, verified as a converted one is.
+
+        A plan of another version of the model is placed on this one.
+        """
+        plan, told = self.placed(plan, partial=options.partial)
         source = self.source_for(plan)
         assert isinstance(source, EngineModel)
         crashes: list[str] = []
         engines, batches = self._verifiers(options, crashes), batches_of(source, options)
         done = source.converter(output, engines, batches, options).replay(plan)
-        return replace(done, warnings=(*crashes, *done.warnings))
+        return replace(done, warnings=(*told, *crashes, *done.warnings))
+
+    def placed(self, plan: Plan, *, partial: bool) -> tuple[Plan, tuple[str, ...]]:
+        """``plan``, placed on this model if it was made for another version; and notes.
+
+        Raises:
+            ModelError: If few of its ops are here, unless ``partial``.
+        """
+        if plan.model == self.digest:
+            return plan, ()
+        found = self.placement(plan)
+        found.check(where=self.name, partial=partial)
+        note = f"the plan is of another version of the model: {found.text}; {_NOT_EVALUATED}"
+        return found.plan, (note,)
+
+    def read_graph(self) -> Graph:
+        """The graph of the model as it was read."""
+        return self.prepare(AS_IT_IS).graph
+
+    def placement(self, plan: Plan) -> Placement:
+        """What becomes of a plan here, on the model taken to fp32 where the plan's was."""
+        model = self.to_fp32(plan.from_type) if plan.from_type else self
+        assert isinstance(model, EngineModel)
+        prepared = model.prepare(policy_of(plan))
+        return place(plan, prepared.graph, prepared.minimal_opset)
 
     def write(
         self, built: Built, output: Destination, subject: Subject, workload: Workload

@@ -44,7 +44,7 @@ def groups(plan: Plan) -> list[Group]:
     """The decisions of a plan, grouped by format and by what decided; large groups first."""
     found: dict[tuple[str, str], list[Decision]] = {}
     for decision in plan.counted:
-        key = decision.format.label, _decided_by(decision)
+        key = decision.format.label, decider_of(decision)
         found.setdefault(key, []).append(decision)
     made: list[Group] = []
     for (fmt, decided_by), decisions in sorted(found.items(), key=lambda f: -len(f[1])):
@@ -55,13 +55,13 @@ def groups(plan: Plan) -> list[Group]:
                 decided_by=decided_by,
                 nodes=[d.node for d in decisions],
                 example=example.node,
-                why=_why(example),
+                why=why_of(example),
             )
         )
     return made
 
 
-def _decided_by(decision: Decision) -> str:
+def decider_of(decision: Decision) -> str:
     """What decided, in a word or two: ``casts``, ``rule kernel``, ``rules kernel, names``."""
     rules = dict.fromkeys(r.rule for r in decision.deciding if r.rule != DECISION)
     chosen = dict.fromkeys(
@@ -73,7 +73,8 @@ def _decided_by(decision: Decision) -> str:
     return ", ".join((*named, *chosen)) or "not stated"
 
 
-def _why(decision: Decision) -> str:
+def why_of(decision: Decision) -> str:
+    """What decided the format of an op, in a sentence."""
     return "; ".join(r.text for r in decision.deciding) or "the plan states no reason"
 
 
@@ -117,7 +118,7 @@ class Explanation(Report):
     def why(self) -> str:
         """What decided the node's format."""
         decision = self.decision
-        return "the node keeps its type" if decision is None else _why(decision)
+        return "the node keeps its type" if decision is None else why_of(decision)
 
     @property
     def is_timed(self) -> bool:
@@ -186,7 +187,7 @@ class Explanation(Report):
             "op": node.op,
             "native": node.native,
             "format": decision.format.label if decision else None,
-            "decided_by": _decided_by(decision) if decision else None,
+            "decided_by": decider_of(decision) if decision else None,
             "why": self.why if decision else None,
             "verdicts": [
                 {"rule": rule, "permits": permits, "text": text, "evidence": evidence}

@@ -121,6 +121,7 @@ class Result(Report):
         phases: The seconds of each phase of ``tune``, the longest first; they add up to
             ``seconds``.
         probes: Runs of the model for sensitivities.
+        reused_sensitivities: Formats whose sensitivities an earlier run measured.
         speedup: How many times as fast as fp32 a call of the tuned model is.
         speedup_spread: The width of the interval in which that lies.
         gain: How many times as good as fp32 the tuned model is by the objective.
@@ -162,6 +163,7 @@ class Result(Report):
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: int = 0
+    reused_sensitivities: tuple[str, ...] = ()
     speedup: float = 1.0
     speedup_spread: float = 0.0
     gain: float = 1.0
@@ -377,6 +379,7 @@ class Result(Report):
             "evaluations": self.evaluations,
             "reused_trials": self.reused,
             "probes": self.probes,
+            "reused_sensitivities": list(self.reused_sensitivities),
             "phases_s": dict(self.phases),
             "relative_error": {
                 "predicted": self.predicted_error,
