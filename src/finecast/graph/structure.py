@@ -29,7 +29,7 @@ class OpStructure:
     Attributes:
         name: Its name in the model.
         op: finecast's name of what it computes; the native name where it is unknown.
-        shape: Digest of the types and shapes of its results.
+        shape: Digest of the shapes of its results.
         attributes: Digest of its native name and its attributes.
         weights: For each constant that it reads a digest of the number of elements and the
             largest magnitude, which transposing and reshaping leave as they are.
@@ -132,4 +132,4 @@ def _mark(constant: ConstantStats) -> str:
 
 def _shape(graph: Graph, node: Node) -> str:
     values = (graph.values[i] for i in node.outputs if i is not None)
-    return digest(*((v.dtype, v.shape) for v in values))
+    return digest(*(v.shape for v in values))

@@ -128,10 +128,11 @@ class OpDifference:
     @property
     def text(self) -> str:
         """The op by its name, and why it has its type where a plan says that."""
-        before, after = self.before, self.after
-        renamed = before and after and before.node != after.node
-        name = f"{after.node} (was {before.node})" if renamed else self.shown.node
-        return f"{name}: {self.shown.why}" if self.shown.why else name
+        before, after, name = self.before, self.after, self.shown.node
+        if before and after and before.node != after.node:
+            name = f"{after.node} (was {before.node})"
+        told = {Change.TYPE, Change.LOST, Change.REASON, Change.NEW} & {*self.changes}
+        return f"{name}: {self.shown.why}" if told and self.shown.why else name
 
     def to_dict(self) -> dict[str, Any]:
         """The difference in JSON's types."""
@@ -338,6 +339,8 @@ def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifferen
         (Change.ATTRIBUTES, a.attributes, b.attributes),
     ):
         changes += [change] if one and two and one != two else []
+    if mine.type != theirs.type and Change.WEIGHTS in changes:
+        changes.remove(Change.WEIGHTS)  # they are rounded, at least
     if mine.type == theirs.type:
         changes += [Change.TIME] if _differ(mine.us, theirs.us) else []
         changes += [Change.ERROR] if _differ(mine.error, theirs.error) else []
