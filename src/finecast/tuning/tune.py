@@ -343,11 +343,11 @@ class _Tuning:
             race=race,
             error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
         )
-        predicted = self.predicting
-        for measured in races if predicted else ():
-            self._time(measured)
         gain = measurements.costs.speed(best.plan.digest).median
-        if gain < self._goal.min_speedup and (predicted or self.waiting):
+        goes_on = gain < self._goal.min_speedup and (self.predicting or self.waiting)
+        for measured in races if self.predicting or goes_on else ():
+            self._time(measured)
+        if goes_on:
             return None
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
