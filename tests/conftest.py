@@ -52,6 +52,13 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(processor, "_THREADS", tmp_path / "no-threads")
 
 
+@pytest.fixture(autouse=True)
+def own_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is kept between runs on this machine changes no test, and no test changes it."""
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache-folder"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-goldens", action="store_true", help="write the golden files anew"

@@ -305,6 +305,7 @@ def _searched(
 ) -> Result:
     """The outcome of a search, its model written if it is better."""
     subject = model.subject(options.engine, options.device)
+    subject.keeps_prices = options.price_book
     workload = model.workload(options.data.loaded(), subject.reference)
     criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
     outcome = search(

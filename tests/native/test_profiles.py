@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.graph.text import from_text
+from finecast.measure.prices import PriceBook
+from finecast.measure.processor import Demand
 from finecast.native.profiles import (
     CastRate,
     Profiles,
@@ -18,6 +21,12 @@ from finecast.native.profiles import (
 from finecast.numbers.formats import Format
 
 WEIGHTS = Format.INT8_WEIGHTS
+
+TWO = """input %0 x fp32
+node a relu onnx::Relu fp32 (%0) -> (%1 v1 fp32)
+node b relu onnx::Relu fp32 (%1) -> (%2 v2 fp32)
+output %2
+"""
 
 
 def profile(high_s: float, low_s: Mapping[Format, float]) -> Profiles:
@@ -88,7 +97,7 @@ class Drifting(Session):
 def test_profiles_in_turns_feel_the_same_machine() -> None:
     machine = [1e-2]
     sessions = [Drifting(share, machine) for share in (1.0, 0.5, 0.25)]
-    found = profiled_in_turns(sessions, {})
+    found = profiled_in_turns(sessions, {}, from_text(TWO))
     high, *low = ({k.kernel: k.time_s for k in kernels} for kernels in found)
     for times, share in zip(low, (0.5, 0.25), strict=True):
         # One after the other, each would be measured on a machine slower by 1.01 ** 4.
@@ -97,11 +106,85 @@ def test_profiles_in_turns_feel_the_same_machine() -> None:
     assert all(sum(s.repeats[1:]) >= 15 for s in sessions)
 
 
-TWO = """input %0 x fp32
-node a relu onnx::Relu fp32 (%0) -> (%1 v1 fp32)
-node b relu onnx::Relu fp32 (%1) -> (%2 v2 fp32)
-output %2
-"""
+@dataclass
+class Steady(Session):
+    """A session whose kernels, one for each op, take these times; it counts its profiles."""
+
+    times_s: Mapping[str, float]
+    signature: str = "jit ([1,2]) -> ([1,2])"
+    inputs: Sequence[TensorSpec] = ()
+    outputs: Sequence[TensorSpec] = ()
+    profiles: int = 0
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        return {}
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        self.profiles += 1
+        return [
+            KernelTime(
+                kernel=n, kind="", ops=(n,), format="fp32", time_s=t, signature=self.signature
+            )
+            for n, t in self.times_s.items()
+        ]
+
+
+def times_of(book: PriceBook | None, *sessions: Steady) -> list[dict[str, float]]:
+    found = profiled_in_turns(sessions, {}, from_text(TWO), book)
+    return [{k.kernel: k.time_s for k in kernels} for kernels in found]
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> PriceBook:
+    made = PriceBook.here("openvino", "CPU", tmp_path / "prices.db")
+    assert made is not None
+    return made
+
+
+def test_what_was_profiled_once_needs_no_profile(book: PriceBook) -> None:
+    """Ops of one kind and kernels of one signature have one price, whatever their names."""
+    high, low = {"a": 2e-3, "b": 2e-3}, {"a": 1e-3, "b": 1e-3}
+    first = times_of(book, Steady(high), Steady(low, "brgemm"))
+    again = Steady({n: 1.1 * t for n, t in high.items()}), Steady(low, "brgemm")
+    assert times_of(book, *again) == first == [high, low]
+    assert [s.profiles for s in again] == [1, 1]
+
+
+def test_what_the_book_lacks_is_profiled(book: PriceBook) -> None:
+    high, low = {"a": 2e-3, "b": 2e-3}, {"a": 1e-3, "b": 1e-3}
+    times_of(book, Steady(high), Steady(low, "brgemm"))
+    other = Steady(high), Steady(low, "another")
+    assert times_of(book, *other) == [high, low]
+    assert other[0].profiles > 1
+    assert times_of(book, Steady(high, ""), Steady(low, "")) == [high, low]
+
+
+def test_few_runs_time_the_kernels_that_the_book_lacks(book: PriceBook) -> None:
+    times_of(book, Steady({"a": 2e-3, "b": 2e-3}))
+    mixed = Steady({"a": 3e-3, "b": 3e-3, "more": 3e-4})  # a machine slower by half
+    assert times_of(book, mixed)[0] == pytest.approx({"a": 2e-3, "b": 2e-3, "more": 2e-4})
+    assert mixed.profiles == 1
+
+
+def test_a_quiet_machine_that_contradicts_the_book_is_profiled(
+    book: PriceBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy one is not: the book has the times of a quiet one."""
+    times_of(book, Steady({"a": 2e-3}), Steady({"a": 1e-3}, "brgemm"))
+    with monkeypatch.context() as busy:
+        busy.setattr(Demand, "is_busy", True)
+        told = times_of(book, Steady({"a": 9e-3}), Steady({"a": 3e-3}, "brgemm"))
+        assert told == [{"a": 2e-3}, {"a": 1e-3}]
+    told = times_of(book, Steady({"a": 2e-3}), Steady({"a": 2e-3}, "brgemm"))
+    assert told == [{"a": 2e-3}, {"a": 2e-3}]
+
+
+def test_times_of_a_busy_machine_are_not_kept(
+    book: PriceBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Demand, "is_busy", True)
+    times_of(book, Steady({"a": 2e-3}))
+    assert not book.path.exists()
 
 
 def test_all_time_of_a_kernel_is_that_of_the_ops_of_the_graph_in_it() -> None:

@@ -49,6 +49,7 @@ VERBS = {
     "targets": "The devices that emulate and ladder know.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Latency, throughput, memory and per-op times of models, compared.",
+    "prices": "Times of kernels that tune kept on this machine; clear them.",
     "mcp": "Serve the verbs as tools of the Model Context Protocol.",
 }
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""

@@ -47,9 +47,6 @@ _HOPELESS = 3.0
 # Less processor time of the anchor tells nothing: another device computes, or a call is short.
 _LEAST_USED_S = 0.01
 _CLEAR = 1.05
-# A machine is busy if this process was denied more than this share of the processor time that
-# it wanted: an idle one denies less than .01, one with a single other busy process .3.
-_BUSY = 0.1
 # Only calls whose threads computed, or wanted to, nearly all the time are known by the
 # processor time that they used: those that wait for another device are not.
 _COMPUTING = 0.9
@@ -278,7 +275,7 @@ class Race:
         they used. Where it is more, ratios are those of the processor times.
         """
         computing = self._wanted.total_s >= _COMPUTING * self._lasted_s
-        return self._wanted.denied if computing and self._wanted.denied > _BUSY else 0.0
+        return self._wanted.denied if computing and self._wanted.is_busy else 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from finecast.engines.probe import Speed, probe_one, speed_of
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import environment
+from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
 from finecast.native.adjusting import Adjuster
 from finecast.native.baseline import differing
@@ -64,6 +65,12 @@ class EngineSubject(Subject):
 
     model: Source  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
     engine: Engine
+
+    @property
+    def book(self) -> PriceBook | None:
+        """The times of kernels that earlier runs kept; None if none are to be used."""
+        engine = self.engine
+        return PriceBook.here(engine.name, engine.device) if self.keeps_prices else None
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -339,6 +346,7 @@ class EngineExamined(Examined):
             self.workload.timing()[0],
             output_error=lambda session: exact.error(session) ** 2,
             progress=self.progress,
+            book=subject.book,
         )
         if of_time:
             profiles, slow = profiles.without_slow_formats()

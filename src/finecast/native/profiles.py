@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -14,6 +15,8 @@ from finecast.engines.integers import reads_codes
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
+from finecast.measure.prices import PriceBook
+from finecast.measure.processor import Demand
 from finecast.native.source import Source
 from finecast.numbers.formats import Format
 from finecast.planning.cost import (
@@ -32,6 +35,14 @@ _PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
 # Models are profiled in turns, as a machine's speed drifts by a fifth.
 _TURNS: Final = 3
+# Runs from which the kernels of a model are known, where their times may be in the book.
+_FEW_REPEATS: Final = 3
+# The book has to know kernels of this share of a model's time: those that it does not know are
+# timed by few runs, and off by a tenth.
+_LEAST_KNOWN: Final = 0.9
+# The book is not believed where one model took so many times as long as its times say,
+# compared with another one: few runs on a quiet machine are off by a tenth for each.
+_MOST_APART: Final = 1.25
 # Share of the model's time that a format for constants alone has to gain: less may be noise.
 _LEAST_GAIN: Final = 0.01
 
@@ -87,6 +98,7 @@ def profile_ends(
     feeds: Feeds,
     output_error: Callable[[Session], float] | None = None,
     progress: Progress = silent,
+    book: PriceBook | None = None,
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each.
 
@@ -97,6 +109,7 @@ def profile_ends(
         feeds: The inputs of all runs.
         output_error: Gives the squared output error of a low session; None if it is not asked.
         progress: Told of each model that is compiled and profiled.
+        book: Times of kernels of earlier runs, which then need no profile.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
@@ -120,37 +133,103 @@ def profile_ends(
         raise failed
     progress("compile", len(formats), len(formats) + 1)
     ends = (profiled(planner.highest()), *sessions.values())
-    high, *low = profiled_in_turns(ends, feeds, progress)
+    high, *low = profiled_in_turns(ends, feeds, planner.graph, book, progress)
     progress("sensitivity", 0, 1)
     errors = {f: output_error(s) for f, s in sessions.items()} if output_error else {}
     return Profiles(high=high, low=dict(zip(sessions, low, strict=True)), errors=errors)
 
 
 def profiled_in_turns(
-    sessions: Sequence[Session], feeds: Feeds, progress: Progress = silent
+    sessions: Sequence[Session],
+    feeds: Feeds,
+    graph: Graph,
+    book: PriceBook | None = None,
+    progress: Progress = silent,
 ) -> list[Sequence[KernelTime]]:
-    """The kernels of each session, with the median times of ``_TURNS`` profiles in turns."""
-    count = (_TURNS + 1) * len(sessions)
+    """The kernels of each session, with the median times of ``_TURNS`` profiles in turns.
 
-    def repeats(session: Session) -> int:
-        once_s = sum(k.time_s for k in session.profile(feeds, repeats=1))
-        wanted = _PROFILE_S / once_s if once_s else _MOST_REPEATS
-        return -(-min(max(int(wanted), 15), _MOST_REPEATS) // _TURNS)
-
-    def step(done: int) -> None:
-        progress("profile", done, count)
-
-    often: list[int] = []
-    for session in sessions:
-        step(len(often))
-        often.append(repeats(session))
+    If ``book`` has the times of nearly all of them, they are taken from there, and the others
+    from a few runs. That is not done where these runs contradict the book: something that no
+    signature has is another one then. Runs on a busy machine contradict nothing.
+    """
+    before = Demand.now()
+    few: list[Sequence[KernelTime]] = []
+    for number, session in enumerate(sessions):
+        progress("profile", number, (_TURNS + 1) * len(sessions))
+        few.append(session.profile(feeds, repeats=1 if book is None else _FEW_REPEATS))
+    booked, apart = ([], 0.0) if book is None else _booked(few, graph, book)
+    if booked and (apart <= _MOST_APART or Demand.now().since(before).is_busy):
+        return booked
+    before = Demand.now()
     turns: list[list[Sequence[KernelTime]]] = []
     for turn in range(_TURNS):
         turns.append([])
-        for number, (session, times) in enumerate(zip(sessions, often, strict=True)):
-            step((turn + 1) * len(sessions) + number)
-            turns[-1].append(session.profile(feeds, repeats=times))
-    return [_typical(of) for of in zip(*turns, strict=True)]
+        for number, (session, kernels) in enumerate(zip(sessions, few, strict=True)):
+            done = (turn + 1) * len(sessions) + number
+            progress("profile", done, (_TURNS + 1) * len(sessions))
+            turns[-1].append(session.profile(feeds, repeats=_repeats(kernels)))
+    found: list[Sequence[KernelTime]] = [_typical(of) for of in zip(*turns, strict=True)]
+    if book is not None and not Demand.now().since(before).is_busy:
+        book.add(_prices(found, graph))
+    return found
+
+
+def _repeats(kernels: Sequence[KernelTime]) -> int:
+    """Runs of a turn, for a model with these times of kernels."""
+    once_s = _total_s(kernels)
+    wanted = _PROFILE_S / once_s if once_s else _MOST_REPEATS
+    return -(-min(max(int(wanted), 15), _MOST_REPEATS) // _TURNS)
+
+
+def _booked(
+    few: Sequence[Sequence[KernelTime]], graph: Graph, book: PriceBook
+) -> tuple[list[Sequence[KernelTime]], float]:
+    """The kernels of each session with the times of ``book``; none if it does not tell them.
+
+    And how many times as long as the book says one session took in ``few`` runs, compared with
+    another one.
+    """
+    kinds = _Kinds(graph)
+    known = book.prices({kinds.key(k) for kernels in few for k in kernels if k.signature})
+    found: list[Sequence[KernelTime]] = []
+    ratios: list[float] = []
+    for kernels in few:
+        old = [k for k in kernels if kinds.key(k) in known]
+        old_s = sum(known[kinds.key(k)] for k in old)
+        if not old or _total_s(old) < _LEAST_KNOWN * _total_s(kernels):
+            return [], 0.0
+        ratios.append(_total_s(old) / old_s)
+        found.append(
+            [
+                replace(k, time_s=known.get(kinds.key(k), k.time_s / ratios[-1]))
+                for k in kernels
+            ]
+        )
+    return found, max(ratios) / min(ratios)
+
+
+def _prices(profiles: Sequence[Sequence[KernelTime]], graph: Graph) -> dict[str, float]:
+    """The median time of each kernel in ``profiles`` that has a signature, by its key."""
+    kinds, times = _Kinds(graph), dict[str, list[float]]()
+    for kernel in (k for kernels in profiles for k in kernels if k.signature):
+        times.setdefault(kinds.key(kernel), []).append(kernel.time_s)
+    return {key: median(of) for key, of in times.items()}
+
+
+class _Kinds:
+    """What a kernel's time depends on, by the ops of a graph that run in it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._ops = {
+            n.name: f"{n.native} {sorted((k, str(v)) for k, v in n.attributes.items())}"
+            for n in graph.nodes
+        }
+
+    def key(self, kernel: KernelTime) -> str:
+        """Equal for kernels of one signature that run ops of the same kinds and attributes."""
+        ops = sorted(self._ops.get(name, "") for name in kernel.ops)
+        text = "\n".join((kernel.kind, kernel.format, kernel.signature, *ops))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _typical(turns: Sequence[Sequence[KernelTime]]) -> list[KernelTime]:

@@ -160,6 +160,8 @@ class Subject(ABC):
         told: Notes for the user on how the model was read and run, whatever tuning finds.
         study: Where sensitivities are kept, and found if they were measured before.
         reused: Labels of the formats whose sensitivities were found there.
+        keeps_prices: Whether measured times of kernels are taken from the user's price book
+            and kept there, where kernels are timed at all.
     """
 
     model: SourceModel
@@ -168,6 +170,7 @@ class Subject(ABC):
     told: Sequence[str] = ()
     study: SensitivityStore | None = field(default=None, init=False)
     reused: tuple[str, ...] = field(default=(), init=False)
+    keeps_prices: bool = False
 
     @property
     @abstractmethod

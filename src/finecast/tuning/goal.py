@@ -209,6 +209,7 @@ class TuneRequest:
         plan_out: Where the plan is written if the model improved; None for nowhere.
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
+        price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         progress: Told of each step.
     """
 
@@ -248,6 +249,11 @@ class TuneRequest:
         python=((str, Path, Plan), "a plan or its path"),
         convert=lambda given: given if isinstance(given, Plan) else path_of(given),
     ).field(None)
+    price_book: bool = Option(
+        help="Profile every kernel anew, and keep no times of them for later runs.",
+        flags=("--no-price-book",),
+        kind=bool,
+    ).field(True)
     progress: Progress = silent
 
     def __post_init__(self) -> None:
