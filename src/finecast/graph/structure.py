@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from finecast.graph import ConstantStats, Graph, Node
+from finecast.graph import ConstantStats, Graph, Node, Value
 
 MODEL_INPUT: Final = -1
 """Stands for the producer of the model's inputs in ``OpStructure.inputs``."""
@@ -29,8 +29,8 @@ class OpStructure:
     Attributes:
         name: Its name in the model.
         op: finecast's name of what it computes; the native name where it is unknown.
-        shape: Digest of the shapes of its results.
-        attributes: Digest of its native name and its attributes.
+        shape: Digest of the shapes of its results; free sizes have no names.
+        attributes: Its library, and a digest of its native name and its attributes there.
         weights: For each constant that it reads a digest of the number of elements and the
             largest magnitude, which transposing and reshaping leave as they are.
         inputs: For each other value that it reads the number of the op that computes it, past
@@ -114,7 +114,7 @@ def _structure_of(graph: Graph) -> Structure:
             name=node.name,
             op=node.native if node.op == "unknown" else node.op,
             shape=_shape(graph, node),
-            attributes=digest(node.native, sorted(node.attributes.items())),
+            attributes=_attributes(node),
             weights=tuple(marks[i] for i in node.inputs if i in marks),
             inputs=tuple(sources[i] for i in node.inputs if i is not None and i not in marks),
             decided=node.format is not None,
@@ -132,4 +132,15 @@ def _mark(constant: ConstantStats) -> str:
 
 def _shape(graph: Graph, node: Node) -> str:
     values = (graph.values[i] for i in node.outputs if i is not None)
-    return digest(*(v.shape for v in values))
+    return digest(*map(_sizes, values))
+
+
+def _sizes(value: Value) -> list[int | None] | None:
+    if value.shape is None:
+        return None
+    return [size if isinstance(size, int) else None for size in value.shape]
+
+
+def _attributes(node: Node) -> str:
+    library = node.native.partition("::")[0]
+    return f"{library}:{digest(node.native, sorted(node.attributes.items()))}"

@@ -333,18 +333,20 @@ def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifferen
         lost = mine.deciding - theirs.rules - {DECISION}
         changes.append(Change.LOST if lost else Change.REASON)
     a, b = before.structure[number], after.structure[other]
-    for change, one, two in (
-        (Change.WEIGHTS, a.weights, b.weights),
-        (Change.SHAPE, a.shape, b.shape),
-        (Change.ATTRIBUTES, a.attributes, b.attributes),
-    ):
-        changes += [change] if one and two and one != two else []
-    if mine.type != theirs.type and Change.WEIGHTS in changes:
-        changes.remove(Change.WEIGHTS)  # they are rounded, at least
+    if mine.type == theirs.type:  # else weights are rounded, at least
+        changes += [Change.WEIGHTS] if _others({*a.weights}, {*b.weights}) else []
+    changes += [Change.SHAPE] if a.shape and b.shape and a.shape != b.shape else []
+    if a.attributes.partition(":")[0] == b.attributes.partition(":")[0]:  # of one library
+        changes += [Change.ATTRIBUTES] if a.attributes != b.attributes else []
     if mine.type == theirs.type:
         changes += [Change.TIME] if _differ(mine.us, theirs.us) else []
         changes += [Change.ERROR] if _differ(mine.error, theirs.error) else []
     return OpDifference(before=mine, after=theirs, changes=tuple(changes))
+
+
+def _others(one: set[str], two: set[str]) -> bool:
+    """Whether each has weights that the other lacks: a bias may be an op of its own."""
+    return bool(one - two and two - one)
 
 
 def _differ(one: float | None, two: float | None) -> bool:
