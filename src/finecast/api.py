@@ -558,7 +558,12 @@ def ladder(
             rungs=rungs,
             progress=report,
         )
-        found = replace(walk.walk(), warnings=tuple(workload.warnings))
+        found = replace(
+            walk.walk(),
+            warnings=tuple(workload.warnings),
+            target=rungs[0].emulation.target.name,
+            metric_name=stated.label,
+        )
         if not per_op:
             return found
         plan, why = search_per_op(walk, found, formats)
@@ -569,9 +574,9 @@ def ladder(
     return replace(found, plan=plan, why=why, output=written.path)
 
 
-@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, *_OF_READING))
+@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, "from_type"))
 def profile(
-    models: str | Path | Sequence[str | Path],
+    models: Model | Sequence[Model],
     *,
     data: DataOptions | Data | None = None,
     engine: str | None = None,
@@ -582,23 +587,24 @@ def profile(
     """Latency, throughput and peak memory of models, compared with those of the first.
 
     Args:
-        models: Paths of models, which run in turns.
+        models: A model, or several, which run in turns: paths or objects of their libraries.
         data: The feeds, as for ``convert``; random ones without data.
         engine: ``NAME[:DEVICE]``; by default the first that runs all of them.
         rounds: How long they are timed.
         progress: As for ``convert``.
         options: Options of ``Rounds`` and ``DataOptions`` by name, such as ``ops``,
-            ``seconds``, ``batch``, ``dims``; and ``trust``.
+            ``seconds``, ``batch``, ``dims``; and of ``ReadOptions``: ``trust``, and
+            ``example_inputs`` of PyTorch modules.
 
     Raises:
         FinecastError: If a model cannot be read or run.
     """
-    paths = [Path(models)] if isinstance(models, str | Path) else [Path(m) for m in models]
+    several = models if isinstance(models, list | tuple) else [models]
     stated = group_of(DataOptions, options, data=data)
     how = group_of(Rounds, options, runs=rounds)
-    trust = group_of(ReadOptions, options).trust
+    read = group_of(ReadOptions, options)
     with reporting(progress, "profiling") as report:
-        return profiled(paths, engine, stated, how, trust=trust, report=report)
+        return profiled(several, engine, stated, how, read=read, report=report)
 
 
 @checked(ReadOptions, without=_OF_READING)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from finecast.graph import ConstantStats
+from finecast.graph import ConstantStats, Graph
 from finecast.graph.structure import OpStructure, read_structure, structure_of
 from tests.graph.test_text import graphs
 from tests.planning.nets import drawn, prepared
@@ -67,7 +68,7 @@ def test_a_transposed_weight_is_the_same_one_and_another_is_not() -> None:
     (weights,) = drawn(0, w=(4, 3)).values()
     graph = prepared(NET, {"w": weights}).graph
 
-    def marks(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tuple[str, ...]:
+    def marks(array: NDArray[np.float32]) -> tuple[str, ...]:
         constant = ConstantStats(size=array.size, read=lambda: array)
         values = tuple(replace(v, constant=v.constant and constant) for v in graph.values)
         return structure_of(replace(graph, values=values))[0].weights

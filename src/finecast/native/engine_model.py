@@ -8,13 +8,8 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from finecast.data.feeds import free_dims, synthetic_feeds
-from finecast.data.sources import (
-    OPEN_SIZES,
-    FeedMaker,
-    calibration_batches,
-    guessed_dims,
-    input_specs,
-)
+from finecast.data.sizes import guessed_dims, input_specs, size_guesses
+from finecast.data.sources import FeedMaker, calibration_batches
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
@@ -58,7 +53,7 @@ _MOST_BYTES_COMPILED: Final = 1 << 30
 _NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class EngineModel(NativeSource[FileT, PreparedT]):
     """An opened model of any library, whose own parts are those of ``NativeSource``.
 
@@ -317,7 +312,7 @@ def counted(
         found = replace(found, notes=found.notes | {"sizes": told})
     if options.data is None:
         return found
-    return replace(found, warnings=risks(prepared.graph, facts, low))
+    return replace(found, warnings=risks(prepared.graph, facts, low), low=low)
 
 
 def _drawn_shapes(
@@ -334,13 +329,9 @@ def _drawn_shapes(
     inputs = input_specs(prepared.graph)
     failed: EngineError | UsageError | None = None
     found: tuple[dict[int, tuple[int, ...]], str] | None = None
-    for size in OPEN_SIZES:  # and until no value is empty
-        guessed = {
-            d: n for d, n in guessed_dims(inputs, size).items() if d not in options.dims
-        }
-        told = ", ".join(f"{d}={n}" for d, n in guessed.items())
+    for dims in size_guesses(prepared.graph, options.dims):  # and until no value is empty
+        told = ", ".join(f"{d}={n}" for d, n in dims.items() if d not in options.dims)
         try:
-            dims = {**guessed, **options.dims}
             feeds = synthetic_feeds(inputs, batch=options.batch, dims=dims)
             here = shapes_for(prepared, inputs, feeds), told and f"{told}, which --dim changes"
             found = found or here
@@ -348,8 +339,6 @@ def _drawn_shapes(
                 return here
         except (EngineError, UsageError) as error:
             failed = failed or error
-        if not guessed:
-            break
     if found is not None:  # some values are empty whatever the sizes
         return found
     if options.dims and failed is not None:

@@ -24,7 +24,7 @@ from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
 from finecast.native.adjusting import Adjuster
-from finecast.native.baseline import differing
+from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
     check_on_integers,
@@ -152,7 +152,8 @@ class EngineSubject(Subject):
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        differs = differing(self.model, self.engine, prepared.graph, feeds, got)
+        second = SecondOpinion(source=self.model, engine=self.engine)
+        differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs)))
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:

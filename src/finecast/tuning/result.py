@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +18,8 @@ from finecast.native.gains import Gain
 from finecast.native.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
+from finecast.report.base import Report, TextTable
 from finecast.report.frontier import picture
-from finecast.terminal import finite, one_line
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
@@ -31,8 +30,6 @@ TF32_TIMES: Final = (
     " arithmetic that gives the model their numbers is not counted"
 )
 _NOT_RUN: Final = Verified(engine=None)
-_MOST_ROWS: Final = 100
-"""Ops in the table of a notebook."""
 
 
 class Verdict(Enum):
@@ -92,7 +89,7 @@ class OpRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Result:
+class Result(Report):
     """What ``convert``, ``apply`` or ``tune`` gives; printed it is a few lines.
 
     Attributes:
@@ -195,11 +192,9 @@ class Result:
         every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
         return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
-        return "\n  ".join(one_line(line) for line in self._lines())
-
-    def _lines(self) -> list[str]:
         ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())
         casts = number_of(self.casts, "cast")
         before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
@@ -222,25 +217,20 @@ class Result:
             lines.append(f"{told}; {evaluated} on all data in {self.seconds:.1f} s")
         return lines + [f"warning: {text}" for text in self.warnings]
 
-    def _repr_html_(self) -> str:
-        """The same in a notebook, with a table of the ops."""
-        heads = ("node", "op", "type", "ran", "reason", "ms", "error")
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """What became of each op."""
         rows = [
             (r.node, r.op, r.type, r.ran or "", r.reason, _figure(r.ms), _figure(r.error))
-            for r in self.ops[:_MOST_ROWS]
+            for r in self.ops
         ]
-        more = len(self.plan.counted) - len(rows)
-        table = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in (heads, *rows)
-        )
-        note = f"<p>and {more} more in <code>.ops</code></p>" if more > 0 else ""
-        text = escape("\n".join(self._lines()))
+        left = ("node", "op", "type", "ran", "reason")
+        return [TextTable(title="ops", left=left, right=("ms", "error"), rows=rows)]
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook, with the picture of a search."""
         drawn = "" if self.verdict is Verdict.CONVERTED else picture(self.to_dict(), "plans")
-        return (
-            f"<pre>{text}</pre>{drawn}<details><summary>ops</summary><table>{table}</table>{note}"
-            "</details>"
-        )
+        return drawn + Report._repr_html_(self)
 
     @property
     def improved(self) -> bool:
@@ -343,11 +333,6 @@ class Result:
                 fix="use that",
             )
         self.writer(Destination(path=Path(output), force=force))
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it but the model, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(self._content())
-        return found
 
     def _content(self) -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -72,7 +72,7 @@ _HOPELESS: Final = 1.5
 # What a search takes after the rules have judged: this many evaluations of all data, this many
 # times as long as it took to load the model and to observe its values (plans are compiled and
 # roundings are probed), and the rounds of its races. It is told where all of it takes long.
-_EVALUATIONS: Final = 2
+_EVALUATIONS: Final = 3
 _MODELS: Final = 3
 _RACES_S: Final = 10.0
 _LONG_S: Final = 30.0
