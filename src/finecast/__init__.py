@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         DataOptions,
         apply,
         convert,
+        diff,
         emulate,
         explain,
         inspect,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "apply": "finecast.api",
     "convert": "finecast.api",
+    "diff": "finecast.api",
     "emulate": "finecast.api",
     "explain": "finecast.api",
     "inspect": "finecast.api",
@@ -88,6 +90,7 @@ __all__ = [
     "apply",
     "convert",
     "default_engine",
+    "diff",
     "emulate",
     "explain",
     "get_engine",

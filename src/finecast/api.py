@@ -42,6 +42,7 @@ from finecast.progress import Phases, Progress, reporting
 from finecast.report.frontier import write_frontier
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
+from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
@@ -66,6 +67,7 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
+_OF_JUDGING: Final = (*_OF_METRICS, "verify", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
 
@@ -73,6 +75,7 @@ __all__ = [
     "DataOptions",
     "apply",
     "convert",
+    "diff",
     "emulate",
     "explain",
     "graph_for",
@@ -111,7 +114,7 @@ def _opened(model: Model, how: ReadOptions, output: str | Path | None = None) ->
     return found if how.from_type is None else found.to_fp32(how.from_type)
 
 
-@checked(Destination, RunOptions, DataOptions, ReadOptions, without=_OF_METRICS)
+@checked(Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "partial"))
 def convert(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -168,7 +171,11 @@ def apply(
 ) -> Result:
     """Write the model that a plan gives; without ``output`` it is only the result's ``model``.
 
-    ``options`` are as for ``convert``.
+    The model may be another version of the one that the plan was made for: retrained, changed
+    or exported anew. Ops that the plan does not know stay fp32, which a warning says.
+
+    ``options`` are as for ``convert``, and ``partial``: apply the plan to a model that has
+    few of its ops.
 
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
@@ -219,8 +226,8 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
-            ``frontier`` (a picture of all plans). And ``user_rules``,
-            ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
+            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans). And
+            ``user_rules``, ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -271,7 +278,9 @@ def tuned(
     Raises:
         FinecastError: As ``tune``.
     """
-    given, files = _declared(model, how, output, request.data, study=request.study)
+    given, files = _declared(
+        model, how, output, request.data, plan=request.start, study=request.study
+    )
     files.write("the plan", request.plan_out)
     files.write("the frontier", request.frontier)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
@@ -306,6 +315,7 @@ def _searched(
         options.policy,
         user_rules=tuple(options.user_rules.items()),
         study=study,
+        start=_plan(options.start),
         progress=options.progress,
     )
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
@@ -379,7 +389,7 @@ def inspect(
     return given.census(replace(run, own=given is not model), low)
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+@checked(RunOptions, DataOptions, ReadOptions, without=_OF_JUDGING)
 def judge(
     model: Model,
     policy: Policy | str,
@@ -402,7 +412,7 @@ def judge(
     return _opened(model, group_of(ReadOptions, options)).judge(asked, run)
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "verify"))
+@checked(RunOptions, DataOptions, ReadOptions, without=_OF_JUDGING)
 def explain(
     model: Model,
     node: str | None = None,
@@ -548,7 +558,12 @@ def ladder(
             rungs=rungs,
             progress=report,
         )
-        found = replace(walk.walk(), warnings=tuple(workload.warnings))
+        found = replace(
+            walk.walk(),
+            warnings=tuple(workload.warnings),
+            target=rungs[0].emulation.target.name,
+            metric_name=stated.label,
+        )
         if not per_op:
             return found
         plan, why = search_per_op(walk, found, formats)
@@ -559,9 +574,9 @@ def ladder(
     return replace(found, plan=plan, why=why, output=written.path)
 
 
-@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, *_OF_READING))
+@checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, "from_type"))
 def profile(
-    models: str | Path | Sequence[str | Path],
+    models: Model | Sequence[Model],
     *,
     data: DataOptions | Data | None = None,
     engine: str | None = None,
@@ -572,23 +587,66 @@ def profile(
     """Latency, throughput and peak memory of models, compared with those of the first.
 
     Args:
-        models: Paths of models, which run in turns.
+        models: A model, or several, which run in turns: paths or objects of their libraries.
         data: The feeds, as for ``convert``; random ones without data.
         engine: ``NAME[:DEVICE]``; by default the first that runs all of them.
         rounds: How long they are timed.
         progress: As for ``convert``.
         options: Options of ``Rounds`` and ``DataOptions`` by name, such as ``ops``,
-            ``seconds``, ``batch``, ``dims``; and ``trust``.
+            ``seconds``, ``batch``, ``dims``; and of ``ReadOptions``: ``trust``, and
+            ``example_inputs`` of PyTorch modules.
 
     Raises:
         FinecastError: If a model cannot be read or run.
     """
-    paths = [Path(models)] if isinstance(models, str | Path) else [Path(m) for m in models]
+    several = models if isinstance(models, list | tuple) else [models]
     stated = group_of(DataOptions, options, data=data)
     how = group_of(Rounds, options, runs=rounds)
-    trust = group_of(ReadOptions, options).trust
+    read = group_of(ReadOptions, options)
     with reporting(progress, "profiling") as report:
-        return profiled(paths, engine, stated, how, trust=trust, report=report)
+        return profiled(several, engine, stated, how, read=read, report=report)
+
+
+@checked(ReadOptions, without=_OF_READING)
+def diff(before: Plan | Model, after: Plan | Model, **options: Any) -> Difference:
+    """What differs between two plans, two models, or a plan and a new version of its model.
+
+    Ops are matched by name, else by structure: models may be exports of one net by other
+    tools or of other formats. Of a plan and a model the result says what ``apply`` would do.
+
+    Args:
+        before: A plan or its path, or a model or its path.
+        after: The same.
+        options: ``trust``, for models in files that bring code.
+
+    Raises:
+        FinecastError: If a plan or a model cannot be read.
+    """
+    how = group_of(ReadOptions, options)
+    first, second = _plan_or_model(before, how), _plan_or_model(after, how)
+    if isinstance(first, Plan) and not isinstance(second, Plan):
+        placement = second.placement(first)
+        sides = Side.of_plan(first, _named(before)), Side.of_plan(placement.plan, second.name)
+        return replace(difference(*sides), placement=placement)
+    return difference(_side(first, _named(before)), _side(second, _named(after)))
+
+
+def _plan_or_model(given: Plan | Model, how: ReadOptions) -> Plan | OpenedModel:
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, str | Path) and Path(given).suffix.lower() == ".json":
+        return Plan.load(Path(given))
+    return opened(given, how)
+
+
+def _named(given: Plan | Model) -> str:
+    """What a plan or a model is called: its path, if one was given."""
+    return str(given) if isinstance(given, str | Path) else type(given).__name__
+
+
+def _side(given: Plan | OpenedModel, name: str) -> Side:
+    plan = isinstance(given, Plan)
+    return Side.of_plan(given, name) if plan else Side.of_graph(given.read_graph(), name)
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

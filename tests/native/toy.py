@@ -26,6 +26,7 @@ from finecast.native.census import Census
 from finecast.native.device import Program
 from finecast.native.model import OpenedModel, RunOptions
 from finecast.numbers.formats import Format
+from finecast.planning.placing import Placement, place
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from tests.native.toy_chain import Chain, ToySession, graph_of, verify
@@ -128,6 +129,12 @@ class ToyModel(OpenedModel):
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         rules = [*options.user_rules.items()]
         return self.graph, planner_of(self.graph, policy, rules, measured=False).lowest()
+
+    def read_graph(self) -> Graph:
+        return self.graph
+
+    def placement(self, plan: Plan) -> Placement:
+        return place(plan, self.graph, lambda _: 0)
 
     def graph_for(self, plan: Plan) -> Graph:
         plan.check(self.graph, where=self.name)

@@ -461,8 +461,8 @@ def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
 
     outcome = bench.tune(evaluate=score, max_trials=1)
     assert outcome.verdict is Verdict.UNCHANGED
-    assert "is not faster" in outcome.why
-    assert "takes 1.14 of what fp32 takes" in outcome.why  # 7 / 0.9 ms and two casts of 0.1
+    # Plans that were predicted to be slower race, too, before that is said.
+    assert "no plan is faster here: the fastest takes 1.08 of what fp32 takes" in outcome.why
     assert outcome.speedup == 1.0
 
 

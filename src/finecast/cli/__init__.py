@@ -42,6 +42,7 @@ VERBS = {
     "convert": "Cast a model by a policy, verify and save it.",
     "tune": "Find the fastest mixed precision that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
+    "diff": "What differs between two plans, two models, or a plan and a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
     "emulate": "What a device you do not have would do to your numbers.",
     "ladder": "A compiler's ladder of options, each rung emulated.",

@@ -36,6 +36,7 @@ Cleaned = Annotated[Destination, Only(required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify")]
+Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
 Engine = Annotated[RunOptions, Only("engine")]
 Samples = Annotated[DataOptions, Only("data", "labels", "calib", "sample_axes", "batch")]
 SizedSamples = Annotated[

@@ -18,6 +18,8 @@ from finecast.terminal import finite, one_line, printing, safe, write
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from finecast.report.base import Report, TextTable
+
 
 _COLUMNS = 80
 """The usual width of a terminal, for output that is read on none known: files and CI logs."""
@@ -27,8 +29,6 @@ _LEAST_NAME = 11
 """And columns that are kept on one line where the width suffices, such as names of rows."""
 _BETWEEN = 3
 """Characters between two columns."""
-_LISTED = 4
-"""Outputs that are named in one line; JSON has all."""
 
 
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -62,6 +62,29 @@ def write_table(table: Table, *notes: str) -> None:
     write(sys.stdout, "\n".join(filled))
     for note in notes:
         write_note(note)
+
+
+def write_report(report: Report, *tables: TextTable, as_json: bool = False) -> None:
+    """Write what a verb gives to stdout: its first line and its tables, or its JSON.
+
+    Args:
+        report: What the verb gives.
+        tables: The tables to show in place of the report's own.
+        as_json: Whether JSON was asked for.
+    """
+    if as_json:
+        write_json(report.to_dict())
+        return
+    write_note(report.lines[0])
+    for shown in tables or report.tables:
+        if not shown.rows:
+            for note in shown.notes:
+                write_note(note)
+            continue
+        table = new_table(shown.title, shown.left, shown.right, fold=tuple(shown.fold))
+        for row in shown.rows:
+            add_row(table, *row)
+        write_table(table, *shown.notes)
 
 
 def write_note(note: str) -> None:
@@ -166,33 +189,3 @@ def add_row(table: Table, *cells: str) -> None:
     from rich.text import Text
 
     table.add_row(*(Text(safe(cell)) for cell in cells))
-
-
-def output_lines(
-    errors: Mapping[str, float], left_out: Sequence[str], scores: Mapping[str, float]
-) -> list[str]:
-    """Lines that name the outputs which errors and metric are of; none if a model has one.
-
-    Args:
-        errors: Relative errors by output, the worst first.
-        left_out: Outputs that no error is of.
-        scores: The metric by output, the worst first.
-    """
-    if len(errors) + len(left_out) < 2:
-        return []
-    lines = [f"error by output, worst first: {_listed(errors)}"]
-    if len(scores) > 1 or scores.keys() != errors.keys():
-        lines += [f"metric by output, worst first: {_listed(scores)}"] if scores else []
-    if left_out:
-        few = ", ".join(left_out[:_LISTED]) + _more(len(left_out))
-        lines.append(f"not counted, as they copy an input or --of names others: {few}")
-    return lines
-
-
-def _listed(figures: Mapping[str, float]) -> str:
-    found = [f"{name} {value:.4g}" for name, value in figures.items()]
-    return ", ".join(found[:_LISTED]) + _more(len(found))
-
-
-def _more(count: int) -> str:
-    return f" and {count - _LISTED} more" if count > _LISTED else ""

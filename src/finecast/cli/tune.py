@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from finecast.native.model import OpenedModel
     from finecast.tuning.result import Result
 
-Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "frontier")]
+Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "start", "frontier")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
 
@@ -96,6 +96,7 @@ def run(
     plan, study = request.plan_out or plan_beside(output), request.study or _study_of(output)
     written = _replacing(source, how, written, plan, study, resume=request.resume)
     files = files_of(source, data, rule_files(rules), force=written.force)
+    files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
     files.write("--frontier", request.frontier)
     model = open_model(files, source, written, how, engine=running.engine)

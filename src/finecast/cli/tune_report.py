@@ -12,13 +12,13 @@ from finecast.cli.output import (
     Verbatim,
     add_row,
     new_table,
-    output_lines,
     write_json,
     write_line,
     write_table,
 )
 from finecast.naming import number_of
 from finecast.numbers.formats import Format
+from finecast.report.outputs import output_lines
 from finecast.tuning.explanation import groups
 from finecast.tuning.goal import Objective
 from finecast.tuning.result import TF32_TIMES
@@ -186,6 +186,9 @@ def write_report(
     lines += _ran(outcome)
     lines += _kept(outcome)
     lines += _faster(outcome, metric)
+    if outcome.reused_sensitivities:
+        formats = ", ".join(outcome.reused_sensitivities)
+        lines.append(f"sensitivities of {formats} are those of an earlier run, of the study")
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.naming import number_of
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, bytes_moved, flops
+from finecast.report.base import Report, TextTable
 from finecast.rules.constants import constant_problem
 from finecast.rules.facts import Facts, ValueFacts, first_nonfinite
 from finecast.rules.observed import divided_by, range_limit
@@ -65,9 +67,21 @@ class Risk:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Census:
-    """What ``inspect`` reports."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Census(Report):
+    """What a model is made of.
+
+    Attributes:
+        name: The model's name.
+        opset: Its operation set; 0 where its library has none.
+        nodes: The number of its nodes.
+        parameters: The number of its parameters.
+        size_bytes: Its bytes on disk.
+        classes: Its nodes by class, the classes with most FLOPs first.
+        notes: What is said beside that, by its heading.
+        warnings: Values that ``low`` cannot hold.
+        low: The format that values were looked at for; None without data.
+    """
 
     name: str
     opset: int
@@ -77,9 +91,65 @@ class Census:
     classes: tuple[ClassCount, ...]
     notes: dict[str, str] = field(default_factory=dict[str, str])
     warnings: tuple[Risk, ...] = ()
+    low: Format | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it."""
+    @property
+    def lines(self) -> list[str]:
+        """The model's size, its classes of ops, notes, and how many values are at risk."""
+        opset = f"opset {self.opset}, " if self.opset else ""
+        size = f"{self.parameters:,} parameters, {self.size_bytes / 1e6:.2f} MB"
+        found = [f"{self.name}: {opset}{number_of(self.nodes, 'node')}, {size}"]
+        for row in self.classes:
+            work = _number(row.flops, row.uncounted)
+            found.append(
+                f"{row.kind}: {_counts(row.ops)}" + (f"; {work} MFLOP" if work else "")
+            )
+        found += self._notes
+        if self.warnings:
+            found.append(
+                f"{number_of(len(self.warnings), 'value')} that {self._low} cannot hold"
+            )
+        return found
+
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The classes, and the values at risk."""
+        rows = [
+            (
+                row.kind,
+                _counts(row.ops),
+                _counts(row.types),
+                str(row.nodes),
+                _number(row.flops, row.uncounted),
+                _number(row.bytes, row.unknown),
+                f"{row.parameters:,}" if row.parameters else "",
+            )
+            for row in self.classes
+        ]
+        classes = TextTable(
+            left=("class", "ops", "types"),
+            right=("nodes", "MFLOP", "MB\nmoved", "params"),
+            rows=rows,
+            fold=("ops", "types"),
+            notes=self._notes,
+        )
+        risky = TextTable(
+            title=f"values that {self._low} cannot hold",
+            left=("value", "of", "what"),
+            rows=[(one.value, one.node, one.text) for one in self.warnings],
+            fold=("value",),
+        )
+        return [classes, risky] if self.warnings else [classes]
+
+    @property
+    def _low(self) -> str:
+        return "the low format" if self.low is None else self.low.label
+
+    @property
+    def _notes(self) -> list[str]:
+        return [f"{key}: {text}" for key, text in self.notes.items()]
+
+    def _content(self) -> dict[str, Any]:
         return {
             "model": self.name,
             "opset": self.opset,
@@ -128,6 +198,17 @@ class Census:
             classes=classes,
             notes=notes(graph, facts or {}),
         )
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in found.items())
+
+
+def _number(value: float, unknown: int) -> str:
+    """Millions; a lower bound if ``unknown`` nodes are left out, or counted only once."""
+    if not value:
+        return "unknown" if unknown else ""
+    return f"{'>= ' if unknown else ''}{value / 1e6:,.2f}"
 
 
 def count_classes(graph: Graph, shapes: Mapping[int, Shape]) -> tuple[ClassCount, ...]:

@@ -8,13 +8,8 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from finecast.data.feeds import free_dims, synthetic_feeds
-from finecast.data.sources import (
-    OPEN_SIZES,
-    FeedMaker,
-    calibration_batches,
-    guessed_dims,
-    input_specs,
-)
+from finecast.data.sizes import guessed_dims, input_specs, size_guesses
+from finecast.data.sources import FeedMaker, calibration_batches
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
@@ -46,6 +41,7 @@ from finecast.native.source import (
 )
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
+from finecast.planning.placing import Placement, place, policy_of
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
@@ -54,8 +50,10 @@ from finecast.rules.policy import Policy
 _MOST_NODES_COMPILED: Final = 4000
 _MOST_BYTES_COMPILED: Final = 1 << 30
 
+_NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True, repr=False)
 class EngineModel(NativeSource[FileT, PreparedT]):
     """An opened model of any library, whose own parts are those of ``NativeSource``.
 
@@ -120,13 +118,41 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         return replace(done, warnings=(*crashes, *done.warnings))
 
     def apply(self, output: Destination, plan: Plan, options: RunOptions) -> Converted:
-        """Write the model of a plan, verified as a converted one is."""
+        """Write the model of a plan, verified as a converted one is.
+
+        A plan of another version of the model is placed on this one.
+        """
+        plan, told = self.placed(plan, partial=options.partial)
         source = self.source_for(plan)
         assert isinstance(source, EngineModel)
         crashes: list[str] = []
         engines, batches = self._verifiers(options, crashes), batches_of(source, options)
         done = source.converter(output, engines, batches, options).replay(plan)
-        return replace(done, warnings=(*crashes, *done.warnings))
+        return replace(done, warnings=(*told, *crashes, *done.warnings))
+
+    def placed(self, plan: Plan, *, partial: bool) -> tuple[Plan, tuple[str, ...]]:
+        """``plan``, placed on this model if it was made for another version; and notes.
+
+        Raises:
+            ModelError: If few of its ops are here, unless ``partial``.
+        """
+        if plan.model == self.digest:
+            return plan, ()
+        found = self.placement(plan)
+        found.check(where=self.name, partial=partial)
+        note = f"the plan is of another version of the model: {found.text}; {_NOT_EVALUATED}"
+        return found.plan, (note,)
+
+    def read_graph(self) -> Graph:
+        """The graph of the model as it was read."""
+        return self.prepare(AS_IT_IS).graph
+
+    def placement(self, plan: Plan) -> Placement:
+        """What becomes of a plan here, on the model taken to fp32 where the plan's was."""
+        model = self.to_fp32(plan.from_type) if plan.from_type else self
+        assert isinstance(model, EngineModel)
+        prepared = model.prepare(policy_of(plan))
+        return place(plan, prepared.graph, prepared.minimal_opset)
 
     def write(
         self, built: Built, output: Destination, subject: Subject, workload: Workload
@@ -286,7 +312,7 @@ def counted(
         found = replace(found, notes=found.notes | {"sizes": told})
     if options.data is None:
         return found
-    return replace(found, warnings=risks(prepared.graph, facts, low))
+    return replace(found, warnings=risks(prepared.graph, facts, low), low=low)
 
 
 def _drawn_shapes(
@@ -303,13 +329,9 @@ def _drawn_shapes(
     inputs = input_specs(prepared.graph)
     failed: EngineError | UsageError | None = None
     found: tuple[dict[int, tuple[int, ...]], str] | None = None
-    for size in OPEN_SIZES:  # and until no value is empty
-        guessed = {
-            d: n for d, n in guessed_dims(inputs, size).items() if d not in options.dims
-        }
-        told = ", ".join(f"{d}={n}" for d, n in guessed.items())
+    for dims in size_guesses(prepared.graph, options.dims):  # and until no value is empty
+        told = ", ".join(f"{d}={n}" for d, n in dims.items() if d not in options.dims)
         try:
-            dims = {**guessed, **options.dims}
             feeds = synthetic_feeds(inputs, batch=options.batch, dims=dims)
             here = shapes_for(prepared, inputs, feeds), told and f"{told}, which --dim changes"
             found = found or here
@@ -317,8 +339,6 @@ def _drawn_shapes(
                 return here
         except (EngineError, UsageError) as error:
             failed = failed or error
-        if not guessed:
-            break
     if found is not None:  # some values are empty whatever the sizes
         return found
     if options.dims and failed is not None:

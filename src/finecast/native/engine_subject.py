@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,16 +13,17 @@ from typing import Any, Final
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
-from finecast.engines.exact import Exact
+from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, probe_one, speed_of
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
+from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
 from finecast.native.adjusting import Adjuster
-from finecast.native.baseline import differing
+from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
     check_on_integers,
@@ -43,7 +45,7 @@ from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.points import Switch
+from finecast.planning.points import Switch, switches
 from finecast.planning.problem import Analysis
 from finecast.planning.sensitivity import Probe, Sensitivity
 from finecast.progress import Progress
@@ -149,7 +151,8 @@ class EngineSubject(Subject):
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        differs = differing(self.model, self.engine, prepared.graph, feeds, got)
+        second = SecondOpinion(source=self.model, engine=self.engine)
+        differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs)))
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
@@ -283,7 +286,35 @@ class EngineExamined(Examined):
         calls = self.calls()
         exact = Exact.of(self.subject.reference, calls, self.workload.of)
         times = self.times(exact, of_time=of_time)
-        return times.analysis(self.prepared, self.planner, self.errors(times, exact))
+        return times.analysis(self.prepared, self.planner, self._known_errors(times, exact))
+
+    def _known_errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """The errors, of the study where it has them; what is measured is kept there."""
+        study = self.subject.study
+        if study is None:
+            return self.errors(times, exact)
+        keys = {fmt: self._key(fmt, times, exact) for fmt in times.points}
+        known = {fmt: study.sensitivity(key) for fmt, key in keys.items()}
+        found = {
+            fmt: one
+            for fmt, one in known.items()
+            if one is not None and one.fits(times.points[fmt])
+        }
+        missing = {fmt: at for fmt, at in times.points.items() if fmt not in found}
+        measured = self.errors(replace(times, points=missing), exact) if missing else {}
+        for fmt, one in measured.items():
+            study.keep_sensitivity(keys[fmt], one)
+        self.subject.reused = tuple(fmt.label for fmt in found)
+        return {fmt: (found | dict(measured))[fmt] for fmt in times.points}
+
+    def _key(self, fmt: Format, times: Times, exact: Exact) -> str:
+        """A digest of all that the errors of a format depend on."""
+        rounded = switches(times.points[fmt], self.planner.permissions, fmt)
+        calls = self.probed(exact.calls, len(rounded))
+        data = *map(feeds_digest, calls), sorted(exact.counted)
+        model = self.planner.graph.digest, self.planner.from_type
+        parts = model, data, fmt.label, rounded, environment()
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
         """Errors by probing each rounding alone."""
@@ -298,7 +329,6 @@ class EngineExamined(Examined):
             prober,
             counted=exact.counted,
             progress=self.progress,
-            totals=times.errors,
         )
 
     def calls(self) -> Sequence[Feeds]:

@@ -20,6 +20,7 @@ from finecast.native.census import Census
 from finecast.native.device import Program
 from finecast.native.subject import Built, SourceModel, Subject
 from finecast.numbers.formats import Format
+from finecast.planning.placing import Placement
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
@@ -86,6 +87,7 @@ class RunOptions:
         batch: Samples of random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
+        partial: Whether a plan is applied although the model has few of its ops.
         own: Whether the model may be changed in place, as nobody else holds it.
         progress: Told of each step that takes long.
     """
@@ -101,6 +103,9 @@ class RunOptions:
         flags=("--no-verify",),
         kind=bool,
     ).field(True)
+    partial: bool = Option(
+        help="Apply the plan even if the model has less than half of its ops.", kind=bool
+    ).field(False)
     own: bool = False
     progress: Progress = silent
 
@@ -182,6 +187,18 @@ class OpenedModel(SourceModel):
     @abstractmethod
     def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
         """The graph, and the lowest plan that the rules permit on it; nothing is measured."""
+
+    @abstractmethod
+    def read_graph(self) -> Graph:
+        """The model's graph, with the types that it states."""
+
+    @abstractmethod
+    def placement(self, plan: Plan) -> Placement:
+        """What becomes of the plan of another version of this model.
+
+        Raises:
+            UsageError: If models of this kind cannot be prepared for the plan's policy.
+        """
 
     @abstractmethod
     def graph_for(self, plan: Plan) -> Graph:

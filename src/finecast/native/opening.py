@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -18,9 +19,11 @@ from typing import Any, Final
 
 from finecast.errors import EngineError, UsageError
 from finecast.files import DATA_SUFFIX, check_spelling
+from finecast.files.staging import staging
 from finecast.native.artefact import Destination
-from finecast.native.model import OpenedModel, ReadOptions
+from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy, Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +236,28 @@ def check_written(module: str, output: Path) -> None:
         fix=f"name it {named}, or give finecast.convert or tune the model's path, or the"
         " object of its library, with this output",
     )
+
+
+@contextmanager
+def file_of(model: Any, how: ReadOptions) -> Generator[tuple[str, Path]]:
+    """A model's name, and its file or folder: of one in memory a temporary one.
+
+    Raises:
+        FinecastError: As ``opened``; or if a model in memory cannot be written.
+    """
+    if isinstance(model, str | Path):
+        yield str(model), Path(model)
+        return
+    given = opened(model, how)
+    if given.path.exists():
+        yield given.name, given.path
+        return
+    entry = next(e for e in FRONTENDS if e.module == type(given).__module__)
+    with staging() as folder:
+        path = folder / f"model{'' if entry.writes_folder else entry.suffixes[0]}"
+        nothing = Policy(scope=Scope.NONE)
+        given.convert(Destination(path=path), nothing, RunOptions(verify=False))
+        yield given.name, path
 
 
 def check_options(

@@ -51,7 +51,7 @@ def take(model: Any) -> OvModel:
     return OvModel(file=frontend.from_model(model))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class OvModel(EngineModel[OvFile, OvPrepared]):
     """An OpenVINO model, opened."""
 

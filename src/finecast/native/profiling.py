@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from finecast.data.datasets import load_npz
 from finecast.data.feeds import synthetic_feeds
@@ -22,11 +22,15 @@ from finecast.measure.memory import MemoryUse, peak_memory
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.measure.timing import Latency
 from finecast.naming import Option
-from finecast.native.model import RunOptions
-from finecast.native.opening import check_engine, check_options, opened, runs_in
+from finecast.native.model import ReadOptions, RunOptions
+from finecast.native.opening import check_engine, check_options, file_of, opened, runs_in
 from finecast.numbers.formats import Format
 from finecast.progress import Progress
-from finecast.terminal import finite, one_line
+from finecast.report.base import Report, TextTable
+
+_MOST_KERNELS: Final = 25
+"""Kernels in a table."""
+_MIB: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ProfileReport:
+class ProfileReport(Report):
     """Figures of models, the first of which the others are compared with.
 
     Attributes:
@@ -91,7 +95,8 @@ class ProfileReport:
     figures: Sequence[Figures]
     warnings: Sequence[str] = ()
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """A line for each model."""
         lines = [f"{self.engine}, batch {self.figures[0].model.batch}"]
         lines += [
@@ -99,59 +104,93 @@ class ProfileReport:
             f" {f.throughput_per_s:.1f} samples/s, x{f.speedup.median:.2f}"
             for f in self.figures
         ]
-        lines += [f"warning: {text}" for text in self.warnings]
-        return "\n  ".join(map(one_line, lines))
+        return lines + [f"warning: {text}" for text in self.warnings]
+
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The models' figures, and the kernels of each."""
+        spread = ("median\nms", "p10 to p90\nms", "spread")
+        models = TextTable(
+            left=("model",),
+            right=(*spread, "samples/s", "peak\nMiB", "speedup"),
+            rows=[_row(f) for f in self.figures],
+            fold=("model",),
+        )
+        return [models, *(self._kernels(f) for f in self.figures if f.kernels)]
+
+    def _kernels(self, f: Figures) -> TextTable:
+        """The kernels of a model that take the most time."""
+        total = sum(k.time_s for k in f.kernels)
+        rest = len(f.kernels) - _MOST_KERNELS
+        more = [f"and {rest} faster ones: --json lists all"] if rest > 0 else []
+        beside = f"beside {self.figures[0].model.label}: "
+        return TextTable(
+            title=f"{f.model.label}: kernels, {total * 1e3:.3f} ms",
+            left=("ops", "kernel kind", "format"),
+            right=("ms", "share"),
+            rows=[
+                (
+                    " ".join(k.ops) or "(added by the engine)",
+                    k.kind,
+                    k.format,
+                    f"{k.time_s * 1e3:.3f}",
+                    f"{k.time_s / total:.1%}",
+                )
+                for k in f.kernels[:_MOST_KERNELS]
+            ],
+            fold=("ops", "kernel kind"),
+            notes=(*more, *(beside + one.text for one in self.apart(f)[:_MOST_KERNELS])),
+        )
 
     def apart(self, other: Figures) -> tuple[FallenApart, ...]:
         """What the first model runs in one kernel and ``other`` in several."""
         kernels = ([k.ops for k in f.kernels] for f in (self.figures[0], other))
         return fallen_apart(*kernels)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(
-            {
-                "engine": self.engine,
-                "models": [
-                    {**_model_json(f), "fallen_apart": [one.parts for one in self.apart(f)]}
-                    for f in self.figures
-                ],
-                "environment": environment().as_json(),
-            }
-        )
-        return found
+    def _content(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "models": [
+                {**_model_json(f), "fallen_apart": [one.parts for one in self.apart(f)]}
+                for f in self.figures
+            ],
+            "environment": environment().as_json(),
+        }
 
 
 def profile(
-    models: Sequence[Path],
+    models: Sequence[Any],
     engine: str | None,
     data: DataOptions,
     rounds: Rounds,
     *,
-    trust: bool,
+    read: ReadOptions,
     report: Progress,
 ) -> ProfileReport:
     """Time models in turns, so that their ratio to the first holds on a noisy machine.
 
     Args:
-        models: The models.
+        models: The models: paths, or objects, which are written to temporary files.
         engine: ``NAME[:DEVICE]``; None for the first that runs all of them.
         data: The feeds.
         rounds: How long they are timed.
-        trust: Whether code in a Keras file is run.
+        read: How models in memory are read, and whether code in a Keras file is run.
         report: Told of each step.
 
     Raises:
         EngineError: If no engine runs them.
         UsageError: If no feeds can be made.
     """
-    engines = _timers(models, engine)
     if data.given and data.dims:
         raise UsageError(
             "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
         )
-    with _loadable(models, trust=trust) as files:
-        return _profiled(models, files, engines, data, rounds, report)
+    with ExitStack() as written:
+        named = [written.enter_context(file_of(model, read)) for model in models]
+        names, files = [Path(name) for name, _ in named], [file for _, file in named]
+        engines = _timers(files, engine)
+        with _loadable(files, trust=read.trust) as loadable:
+            return _profiled(names, loadable, engines, data, rounds, report)
 
 
 def _profiled(
@@ -300,6 +339,19 @@ def _labels(models: Sequence[Path]) -> list[str]:
         label if alike[label] == 1 else f"{label} ({number})"
         for number, label in enumerate(labels, 1)
     ]
+
+
+def _row(f: Figures) -> tuple[str, ...]:
+    time = f.latency
+    return (
+        f.model.label,
+        f"{time.median_s * 1e3:.3f}",
+        f"{time.p10_s * 1e3:.3f} to {time.p90_s * 1e3:.3f}",
+        f"{time.spread:.0%}",
+        f"{f.throughput_per_s:.1f}",
+        "" if f.memory is None else f"{f.memory.peak_bytes / _MIB:.0f}",
+        f"x{f.speedup.median:.2f}",
+    )
 
 
 def _model_json(f: Figures) -> dict[str, Any]:

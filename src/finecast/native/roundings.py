@@ -116,9 +116,11 @@ class Times:
     ) -> Analysis:
         """The costs and errors that plans are chosen by, with the requested types of ports.
 
-        Without sensitivities no rounding makes an error.
+        Sensitivities are scaled to measured errors. Without any no rounding makes an error.
         """
-        found = sensitivity or {f: Sensitivity.zero(at) for f, at in self.points.items()}
+        found = {f: Sensitivity.zero(at) for f, at in self.points.items()}
+        given = sensitivity or {}
+        found |= {f: one.toward(self.errors.get(f)) for f, one in given.items()}
         io = prepared.resolve_io(planner.highest().io)
         saturation, errors = joined(found)
         pinned = pins(io, (Format.FP32, *self.points))
@@ -161,7 +163,6 @@ def probe_sensitivity(
     points: Points,
     prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
-    totals: Mapping[Format, float] | None = None,
     counted: Collection[int] | None = None,
 ) -> dict[Format, Sensitivity]:
     """Errors of the outputs with each point rounded alone, by format.
@@ -173,11 +174,8 @@ def probe_sensitivity(
         points: Where they round.
         prober: Makes a function that runs the model with some of these switches on.
         progress: Told of each run.
-        totals: By format the measured squared error of its lowest plan, which rounds at all
-            points.
         counted: Numbers of the outputs that errors are of; None for all.
     """
-    known = totals or {}
     found: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
         rounded = switches(where, planner.permissions, fmt)
@@ -188,7 +186,6 @@ def probe_sensitivity(
             len(where.points),
             prober(rounded),
             weights=len(where.weights),
-            total=known.get(fmt, math.nan),
             counted=counted,
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )

@@ -34,6 +34,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
+from finecast.terminal import one_line
 
 AS_IT_IS = Policy(scope=Scope.NONE)
 """The policy that changes nothing."""
@@ -104,7 +105,7 @@ class EngineBuilt(Built):
     applied: AppliedModel
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
     """A model of a file; the model prepared for the last policy is cached.
 
@@ -137,6 +138,11 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             self.file.external,
         )
         self.name, self.digest, self.told = self.file.name, self.file.digest, self.file.told
+
+    def __repr__(self) -> str:
+        """The model's name, library and size."""
+        size = f"{self.size_bytes / 1e6:.2f} MB"
+        return one_line(f"<{self.library} model {self.name}, {size}>")
 
     @property
     def size_bytes(self) -> int:
@@ -306,14 +312,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         edits = (built if plan == built.plan else self.build(plan)).applied.edits
         copy = self.roundable(built.plan.policy, built.plan.adjustments)
         return exact_session(with_roundings(copy, edits)).run(feeds)
-
-    def careful_session(self, graph: Graph) -> Session | None:
-        """The fp32 model where sizes that do not fit are refused, to try random feeds there.
-
-        None if the engine itself refuses them.
-        """
-        del graph
-        return None
 
     @abstractmethod
     def _prepare(self, policy: Policy) -> PreparedT: ...

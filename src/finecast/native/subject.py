@@ -22,6 +22,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
+from finecast.planning.sensitivity import SensitivityStore
 from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.policy import Adjust, Policy
@@ -157,6 +158,8 @@ class Subject(ABC):
         reference: The fp32 model, loaded.
         truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
         told: Notes for the user on how the model was read and run, whatever tuning finds.
+        study: Where sensitivities are kept, and found if they were measured before.
+        reused: Labels of the formats whose sensitivities were found there.
         keeps_prices: Whether measured times of kernels are taken from the user's price book
             and kept there, where kernels are timed at all.
     """
@@ -165,6 +168,8 @@ class Subject(ABC):
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()
+    study: SensitivityStore | None = field(default=None, init=False)
+    reused: tuple[str, ...] = field(default=(), init=False)
     keeps_prices: bool = False
 
     @property

@@ -245,6 +245,7 @@ class Conclusion:
             evaluations=self.trials.evaluations,
             seconds=self.trials.budget.seconds,
             probes=0 if self.analysis is None else self.analysis.probes,
+            reused_sensitivities=subject.reused,
             predicted_error=predicted_error,
             target=subject.target,
             reference=subject.model.reference_name(self.planner.graph),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,17 +25,18 @@ from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, flops
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
+from finecast.report.base import Report, TextTable
+from finecast.report.outputs import output_lines
 from finecast.rules.calibration import calibrated_nodes
 from finecast.rules.facts import ValueFacts
-from finecast.terminal import finite, one_line
 
 _SHOWN_OPS: Final = 3
 """Ops that a printed report names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class EmulationReport:
-    """What the emulation of one device showed; printed it is a few lines.
+class EmulationReport(Report):
+    """What the emulation of one device showed.
 
     Attributes:
         baseline: The fp32 model's metric.
@@ -63,15 +64,15 @@ class EmulationReport:
     metric_name: str = ""
     warnings: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """Both metrics, the error, and the ops that cause most of it."""
-        lines = [
+        return [
             f"{self.target} {self.options}".strip(),
             *self.summary,
             *(f"{c.node.name}: {c.share:.1%}" for c in self.contributions[:_SHOWN_OPS]),
             *(f"warning: {text}" for text in self.warnings),
         ]
-        return "\n  ".join(map(one_line, lines))
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -81,34 +82,56 @@ class EmulationReport:
             return (metrics, "nothing is lowered: the numbers are those of fp32")
         return (metrics, f"relative output error {self.error:.3g}; {self.cast_ops} ops cast")
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(
-            {
-                "target": self.target,
-                "options": self.options,
-                "metric": self.metric_name,
-                "fp32": self.baseline,
-                "emulated": self.metric,
-                "output_error": self.error,
-                "output_errors": self.errors,
-                "left_out": list(self.left_out),
-                "outputs": by_output(self.metric),
-                "cast_ops": self.cast_ops,
-                "seconds": self.seconds,
-                "ops": [
-                    {
-                        "node": c.node.name,
-                        "op": c.node.op,
-                        "error": c.error,
-                        "share": c.share,
-                        "reasons": list(c.reasons),
-                    }
-                    for c in self.contributions
-                ],
-            }
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The ops that cause the error."""
+        return [self.by_op(len(self.contributions))]
+
+    def by_op(self, most: int) -> TextTable:
+        """The ``most`` ops that cause the largest errors, and both metrics below them."""
+        note = "; ".join((*self.summary, f"{self.seconds:.1f} s"))
+        scores = by_output(self.metric)
+        return TextTable(
+            left=("op", "node", "why"),
+            right=("output error", "share"),
+            rows=[
+                (
+                    c.node.op,
+                    c.node.name,
+                    "; ".join(c.reasons),
+                    f"{c.error:.2e}",
+                    f"{c.share:.1%}",
+                )
+                for c in self.contributions[:most]
+            ],
+            fold=("why",),
+            notes=(note, *output_lines(self.errors, self.left_out, scores)),
         )
-        return found
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "options": self.options,
+            "metric": self.metric_name,
+            "fp32": self.baseline,
+            "emulated": self.metric,
+            "output_error": self.error,
+            "output_errors": self.errors,
+            "left_out": list(self.left_out),
+            "outputs": by_output(self.metric),
+            "cast_ops": self.cast_ops,
+            "seconds": self.seconds,
+            "ops": [
+                {
+                    "node": c.node.name,
+                    "op": c.node.op,
+                    "error": c.error,
+                    "share": c.share,
+                    "reasons": list(c.reasons),
+                }
+                for c in self.contributions
+            ],
+        }
 
     @property
     def error(self) -> float:

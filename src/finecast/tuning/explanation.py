@@ -10,11 +10,15 @@ from finecast.graph import Graph, Node
 from finecast.naming import number_of
 from finecast.ops import by_name
 from finecast.planning.plan import Decision, Plan
+from finecast.report.base import Report, TextTable
 from finecast.rules import RULES
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
-from finecast.terminal import finite, one_line
 
 _FP32_TIME: Final = "fp32 us"
+_TIMES: Final = (
+    "times are those of an op's kernel and of casts as the plan was made: they add up to no"
+    " latency of the model, which tune measures"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ def groups(plan: Plan) -> list[Group]:
     """The decisions of a plan, grouped by format and by what decided; large groups first."""
     found: dict[tuple[str, str], list[Decision]] = {}
     for decision in plan.counted:
-        key = decision.format.label, _decided_by(decision)
+        key = decision.format.label, decider_of(decision)
         found.setdefault(key, []).append(decision)
     made: list[Group] = []
     for (fmt, decided_by), decisions in sorted(found.items(), key=lambda f: -len(f[1])):
@@ -51,13 +55,13 @@ def groups(plan: Plan) -> list[Group]:
                 decided_by=decided_by,
                 nodes=[d.node for d in decisions],
                 example=example.node,
-                why=_why(example),
+                why=why_of(example),
             )
         )
     return made
 
 
-def _decided_by(decision: Decision) -> str:
+def decider_of(decision: Decision) -> str:
     """What decided, in a word or two: ``casts``, ``rule kernel``, ``rules kernel, names``."""
     rules = dict.fromkeys(r.rule for r in decision.deciding if r.rule != DECISION)
     chosen = dict.fromkeys(
@@ -69,7 +73,8 @@ def _decided_by(decision: Decision) -> str:
     return ", ".join((*named, *chosen)) or "not stated"
 
 
-def _why(decision: Decision) -> str:
+def why_of(decision: Decision) -> str:
+    """What decided the format of an op, in a sentence."""
     return "; ".join(r.text for r in decision.deciding) or "the plan states no reason"
 
 
@@ -80,7 +85,7 @@ def _time_us(decision: Decision) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Explanation:
+class Explanation(Report):
     """Why the ops of a plan have their formats; of one op if there is a ``node``.
 
     Attributes:
@@ -113,7 +118,7 @@ class Explanation:
     def why(self) -> str:
         """What decided the node's format."""
         decision = self.decision
-        return "the node keeps its type" if decision is None else _why(decision)
+        return "the node keeps its type" if decision is None else why_of(decision)
 
     @property
     def is_timed(self) -> bool:
@@ -128,44 +133,69 @@ class Explanation:
         said = {reason.rule for reason in decision.reasons} if decision else set[str]()
         return [rule.name for rule in RULES if rule.name not in said] if decision else []
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """What decided the node's format, or the formats of all nodes."""
+        warnings = [f"warning: {text}" for text in self.warnings]
         if self.node is not None:
-            decision = self.decision
-            fmt = "" if decision is None else f"{decision.format.label}: "
-            return one_line(f"{self.node.name}: {fmt}{self.why}")
-        lines = [number_of(len(self.plan.counted), "op")]
-        lines += [
+            decision, named = self.decision, f"{self.node.name} ({self.node.native})"
+            if decision is None:
+                return [f"{named} keeps its type", *warnings]
+            return [f"{named} is {decision.format.label}: {self.why}", *warnings]
+        counts = ", ".join(f"{count} in {label}" for label, count in self.plan.counts.items())
+        total = number_of(len(self.plan.counted), "op")
+        return [f"{total}: {counts or 'nothing to decide'}"] + [
             f"{number_of(len(g.nodes), 'op')} in {g.format} by {g.decided_by}, as"
             f" {g.example}: {g.why}"
             for g in self.groups
         ]
-        return "\n  ".join(map(one_line, lines))
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The rules' verdicts on the node and what it reads; or the groups of all nodes."""
+        times = [_TIMES] if self.is_timed else []
+        if self.node is None:
+            heads = ("ops", "format", "decided by", "for example")
+            rows = [
+                (str(len(g.nodes)), g.format, g.decided_by, f"{g.example}: {g.why}")
+                for g in self.groups
+            ]
+            return [TextTable(left=heads, rows=rows, fold=heads[2:], notes=times)]
+        unsaid = [f"rules without objection: {', '.join(self.silent)}"] if self.silent else []
+        apart = [f"its fp32 kernel falls apart: {text}" for text in self.apart]
+        heads = ("rule", "permits", "verdict", "evidence")
+        verdicts = TextTable(
+            left=heads, rows=self.verdicts, fold=heads[2:], notes=(*unsaid, *times)
+        )
+        reads = TextTable(
+            title="reads",
+            left=("value", "from", "format", "read as"),
+            rows=[(r["value"], r["from"], r["format"], r["read_as"]) for r in self.inputs],
+            fold=("value",),
+            notes=apart,
+        )
+        return [verdicts, reads]
+
+    def _content(self) -> dict[str, Any]:
         node, decision, plan = self.node, self.decision, self.plan
         if node is None:
             kinds = [{**asdict(one), "nodes": list(one.nodes)} for one in self.groups]
             return {"policy": plan.policy, "formats": plan.counts, "groups": kinds}
         rows = (*self.verdicts, *((rule, "any", "no objection", "") for rule in self.silent))
-        found: dict[str, Any] = finite(
-            {
-                "node": node.name,
-                "op": node.op,
-                "native": node.native,
-                "format": decision.format.label if decision else None,
-                "decided_by": _decided_by(decision) if decision else None,
-                "why": self.why if decision else None,
-                "verdicts": [
-                    {"rule": rule, "permits": permits, "text": text, "evidence": evidence}
-                    for rule, permits, text, evidence in rows
-                ],
-                "inputs": self.inputs,
-                "fallen_apart": list(self.apart),
-            }
-        )
-        return found
+        return {
+            "node": node.name,
+            "op": node.op,
+            "native": node.native,
+            "format": decision.format.label if decision else None,
+            "decided_by": decider_of(decision) if decision else None,
+            "why": self.why if decision else None,
+            "verdicts": [
+                {"rule": rule, "permits": permits, "text": text, "evidence": evidence}
+                for rule, permits, text, evidence in rows
+            ],
+            "inputs": self.inputs,
+            "fallen_apart": list(self.apart),
+        }
 
     @property
     def verdicts(self) -> list[tuple[str, str, str, str]]:

@@ -15,6 +15,7 @@ from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.naming import Option, convert_options, look_up, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
+from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
@@ -207,6 +208,7 @@ class TuneRequest:
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
+        start: A plan of this model, or of an earlier version of it, that is tried first.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         progress: Told of each step.
     """
@@ -238,6 +240,14 @@ class TuneRequest:
         metavar="FILE.svg|.json",
         kind=Path,
         convert=path_of,
+    ).field(None)
+    start: Path | Plan | None = Option(
+        help="A plan of this model or of an earlier version of it. It is tried first; if it"
+        " keeps the criterion, only faster ones are tried.",
+        metavar="PLAN.json",
+        kind=Path,
+        python=((str, Path, Plan), "a plan or its path"),
+        convert=lambda given: given if isinstance(given, Plan) else path_of(given),
     ).field(None)
     price_book: bool = Option(
         help="Profile every kernel anew, and keep no times of them for later runs.",

@@ -29,9 +29,9 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import lowest, propose
 from finecast.progress import Progress, silent
+from finecast.report.base import Report, TextTable
 from finecast.rules.facts import first_nonfinite
 from finecast.rules.policy import Policy, Scope
-from finecast.terminal import finite, one_line
 from finecast.tuning.search import Candidate, chain, fastest_passing
 from finecast.tuning.trials import nan_baseline
 
@@ -93,8 +93,8 @@ class PlanResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class LadderOutcome:
-    """All rungs, most accurate first, and a plan by op; printed it is a line for each.
+class LadderOutcome(Report):
+    """All rungs, most accurate first, and a plan by op.
 
     Attributes:
         baseline: The fp32 model's metric.
@@ -105,6 +105,8 @@ class LadderOutcome:
         why: The reason of that.
         output: Where the plan's model was written.
         warnings: Why the metric says little on the data.
+        target: The device's name.
+        metric_name: The name of the metric.
     """
 
     baseline: float
@@ -115,61 +117,78 @@ class LadderOutcome:
     why: str = "not asked for"
     output: Path | None = None
     warnings: tuple[str, ...] = ()
+    target: str = ""
+    metric_name: str = "metric"
 
     @property
     def fastest_s(self) -> float:
         """Modelled time of the fastest rung."""
         return min(r.time_s for r in self.rungs)
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The rungs with their verdicts, and what became of the plan by op."""
-        lines = [f"fp32: metric {self.baseline:.6g}"]
+        named = f"{self.target}: fp32 {self.metric_name} {self.baseline:.6g}"
+        lines = [f"{named}; modelled time against the fastest"]
         for one in self.rungs:
             verdict = "recommended" if one is self.best else "pass" if one.passed else "fail"
             time = f"x{one.time_s / self.fastest_s:.2f} of the fastest"
             lines.append(f"{one.rung.name}: {verdict}, metric {one.metric:.6g}, {time}")
-        lines += [f"plan by op: {self.why}", *(f"warning: {w}" for w in self.warnings)]
-        return "\n  ".join(map(one_line, lines))
+        return [*lines, f"plan by op: {self.why}", *(f"warning: {w}" for w in self.warnings)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The rungs; the recommended one has a star."""
+        rows = [
+            (
+                one.rung.name,
+                ("pass" if one.passed else "fail") + (" *" if self.best is one else ""),
+                f"{one.metric:.6g}",
+                f"{one.error:.3g}",
+                f"x{one.time_s / self.fastest_s:.2f}",
+            )
+            for one in self.rungs
+        ]
+        right = (self.metric_name, "output error", "time")
+        return [
+            TextTable(left=("options", "verdict"), right=right, rows=rows, fold=("options",))
+        ]
+
+    def _content(self) -> dict[str, Any]:
         best, plan, fastest = self.best, self.plan, self.fastest_s
-        found: dict[str, Any] = finite(
-            {
-                "fp32": self.baseline,
-                "left_out": list(self.left_out),
-                "rungs": [
-                    {
-                        "options": r.rung.name,
-                        "metric": r.metric,
-                        "output_error": r.error,
-                        "output_errors": r.errors,
-                        "outputs": by_output(r.metric),
-                        "modelled_time_us": r.time_s * 1e6,
-                        "relative_time": r.time_s / fastest,
-                        "passed": r.passed,
-                    }
-                    for r in self.rungs
-                ],
-                "recommended": None
-                if best is None
-                else {
-                    "options": best.rung.name,
-                    "command": best.rung.command(),
-                    "snippet": best.rung.snippet,
-                },
-                "per_op": {
-                    "why": self.why,
-                    "metric": plan.metric if plan else None,
-                    "output_error": plan.error if plan else None,
-                    "output_errors": plan.errors if plan else None,
-                    "relative_time": plan.time_s / fastest if plan else None,
-                    "ops": plan.plan.counts if plan else None,
-                    "written": None if self.output is None else str(self.output),
-                },
-            }
-        )
-        return found
+        return {
+            "fp32": self.baseline,
+            "left_out": list(self.left_out),
+            "rungs": [
+                {
+                    "options": r.rung.name,
+                    "metric": r.metric,
+                    "output_error": r.error,
+                    "output_errors": r.errors,
+                    "outputs": by_output(r.metric),
+                    "modelled_time_us": r.time_s * 1e6,
+                    "relative_time": r.time_s / fastest,
+                    "passed": r.passed,
+                }
+                for r in self.rungs
+            ],
+            "recommended": None
+            if best is None
+            else {
+                "options": best.rung.name,
+                "command": best.rung.command(),
+                "snippet": best.rung.snippet,
+            },
+            "per_op": {
+                "why": self.why,
+                "metric": plan.metric if plan else None,
+                "output_error": plan.error if plan else None,
+                "output_errors": plan.errors if plan else None,
+                "relative_time": plan.time_s / fastest if plan else None,
+                "ops": plan.plan.counts if plan else None,
+                "written": None if self.output is None else str(self.output),
+            },
+        }
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +18,8 @@ from finecast.native.gains import Gain
 from finecast.native.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
+from finecast.report.base import Report, TextTable
 from finecast.report.frontier import picture
-from finecast.terminal import finite, one_line
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
@@ -31,8 +30,6 @@ TF32_TIMES: Final = (
     " arithmetic that gives the model their numbers is not counted"
 )
 _NOT_RUN: Final = Verified(engine=None)
-_MOST_ROWS: Final = 100
-"""Ops in the table of a notebook."""
 
 
 class Verdict(Enum):
@@ -92,7 +89,7 @@ class OpRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Result:
+class Result(Report):
     """What ``convert``, ``apply`` or ``tune`` gives; printed it is a few lines.
 
     Attributes:
@@ -122,6 +119,7 @@ class Result:
         phases: The seconds of each phase of ``tune``, the longest first; they add up to
             ``seconds``.
         probes: Runs of the model for sensitivities.
+        reused_sensitivities: Formats whose sensitivities an earlier run measured.
         speedup: How many times as fast as fp32 a call of the tuned model is.
         speedup_spread: The width of the interval in which that lies.
         gain: How many times as good as fp32 the tuned model is by the objective.
@@ -163,6 +161,7 @@ class Result:
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: int = 0
+    reused_sensitivities: tuple[str, ...] = ()
     speedup: float = 1.0
     speedup_spread: float = 0.0
     gain: float = 1.0
@@ -193,11 +192,9 @@ class Result:
         every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
         return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
-        return "\n  ".join(one_line(line) for line in self._lines())
-
-    def _lines(self) -> list[str]:
         ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())
         casts = number_of(self.casts, "cast")
         before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
@@ -220,25 +217,20 @@ class Result:
             lines.append(f"{told}; {evaluated} on all data in {self.seconds:.1f} s")
         return lines + [f"warning: {text}" for text in self.warnings]
 
-    def _repr_html_(self) -> str:
-        """The same in a notebook, with a table of the ops."""
-        heads = ("node", "op", "type", "ran", "reason", "ms", "error")
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """What became of each op."""
         rows = [
             (r.node, r.op, r.type, r.ran or "", r.reason, _figure(r.ms), _figure(r.error))
-            for r in self.ops[:_MOST_ROWS]
+            for r in self.ops
         ]
-        more = len(self.plan.counted) - len(rows)
-        table = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in (heads, *rows)
-        )
-        note = f"<p>and {more} more in <code>.ops</code></p>" if more > 0 else ""
-        text = escape("\n".join(self._lines()))
+        left = ("node", "op", "type", "ran", "reason")
+        return [TextTable(title="ops", left=left, right=("ms", "error"), rows=rows)]
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook, with the picture of a search."""
         drawn = "" if self.verdict is Verdict.CONVERTED else picture(self.to_dict(), "plans")
-        return (
-            f"<pre>{text}</pre>{drawn}<details><summary>ops</summary><table>{table}</table>{note}"
-            "</details>"
-        )
+        return drawn + Report._repr_html_(self)
 
     @property
     def improved(self) -> bool:
@@ -342,11 +334,6 @@ class Result:
             )
         self.writer(Destination(path=Path(output), force=force))
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it but the model, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(self._content())
-        return found
-
     def _content(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "verdict": self.verdict.value,
@@ -388,6 +375,7 @@ class Result:
             "evaluations": self.evaluations,
             "reused_trials": self.reused,
             "probes": self.probes,
+            "reused_sensitivities": list(self.reused_sensitivities),
             "phases_s": dict(self.phases),
             "relative_error": {
                 "predicted": self.predicted_error,

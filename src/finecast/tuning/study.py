@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 import struct
@@ -11,11 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from finecast.errors import UsageError
 from finecast.files.staging import staging
+from finecast.planning.sensitivity import Sensitivity
 
-# Version 2 added SQLite's application id, and keys with the user's code and the baseline.
-_SCHEMA_VERSION: Final = 2
+# Version 2 added SQLite's application id, and keys with the user's code and the baseline;
+# version 3 sensitivities. A study of version 2 is brought to version 3 when it is opened.
+_SCHEMA_VERSION: Final = 3
+_UPGRADED: Final = 2
 _COLUMNS: Final = {
     "model": "TEXT NOT NULL",
     "plan": "TEXT NOT NULL",
@@ -31,6 +37,10 @@ _TABLE: Final = (
     f"CREATE TABLE trials ({', '.join(f'{n} {kind}' for n, kind in _COLUMNS.items())},"
     " PRIMARY KEY (model, plan, engine, data))"
 )
+_SENSITIVITIES: Final = (
+    "CREATE TABLE sensitivities (key TEXT NOT NULL PRIMARY KEY, content TEXT NOT NULL)"
+)
+_TABLES: Final = (_TABLE, _SENSITIVITIES)
 # https://www.sqlite.org/fileformat2.html: user_version at byte 60, application_id at byte 68.
 _HEADER: Final = struct.Struct(">16s44xi4xi28x")
 _MAGIC: Final = b"SQLite format 3\0"
@@ -70,7 +80,9 @@ class Trial:
 
 
 class Study:
-    """Trials in an SQLite file. Law: once ``add`` has returned, its trial is on disk.
+    """Trials and sensitivities in an SQLite file.
+
+    Law: once ``add`` has returned, its trial is on disk.
 
     An existing file is opened only if its first bytes say that finecast made it.
 
@@ -97,7 +109,11 @@ class Study:
             ) from error
         with self._connection() as db:
             found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-            if found.fetchall() != [(_TABLE,)]:
+            tables = tuple(sql for (sql,) in found.fetchall())
+            if tables == _TABLES[:1]:
+                db.execute(_SENSITIVITIES)
+                db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            elif tables != _TABLES:
                 raise _no_study(path, "its tables are others")
 
     @contextmanager
@@ -156,6 +172,40 @@ class Study:
                 ),
             )
 
+    def sensitivity(self, key: str) -> Sensitivity | None:
+        """The sensitivities that are kept under ``key``, none of whose runs is of now.
+
+        Raises:
+            UsageError: If what is stored is no sensitivities.
+        """
+        with self._connection() as db:
+            query = "SELECT content FROM sensitivities WHERE key = ?"
+            row = db.execute(query, (key,)).fetchone()
+        if row is None:
+            return None
+        try:
+            content = json.loads(row[0])
+            values, weights = (
+                np.array(content[name], np.float64) for name in ("values", "weights")
+            )
+            total = float(content["total"])
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
+            raise _no_study(self.path, f"stored sensitivities read {error}") from error
+        if not all(one.ndim == 1 and (one >= 0).all() for one in (values, weights)):
+            raise _no_study(self.path, "stored sensitivities are no errors")
+        return Sensitivity(values=values, weights=weights, total=total)
+
+    def keep_sensitivity(self, key: str, found: Sensitivity) -> None:
+        """Store sensitivities under ``key``."""
+        content = {
+            "values": found.values.tolist(),
+            "weights": found.weights.tolist(),
+            "total": found.total,
+        }
+        with self._connection() as db:
+            row = key, json.dumps(content)
+            db.execute("INSERT OR REPLACE INTO sensitivities VALUES (?, ?)", row)
+
 
 @contextmanager
 def study_at(path: Path | None, *, resume: bool) -> Generator[Study | None]:
@@ -181,7 +231,8 @@ def _create(path: Path) -> None:
     with staging(path.parent) as folder:
         staged = folder / "study.db"
         with closing(sqlite3.connect(staged)) as db, db:
-            db.execute(_TABLE)
+            for table in _TABLES:
+                db.execute(table)
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
             db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         staged.replace(path)
@@ -200,7 +251,7 @@ def _check_header(path: Path) -> None:
         raise _no_study(path, "its header is another one")
     if application == 0 and version != 1:  # version 1 had no application id
         raise _no_study(path, "another program's database")
-    if version != _SCHEMA_VERSION:
+    if version not in (_UPGRADED, _SCHEMA_VERSION):
         raise UsageError(
             f"study version {version} is not {_SCHEMA_VERSION}",
             where=str(path),

@@ -44,6 +44,8 @@ class Trials:
         study: Where trials are kept; None for nowhere.
         progress: Told of each trial.
         budget: The goal, and how many trials there may be.
+        expected: The predicted squared output error that is expected to pass, by a plan of an
+            earlier run; None if there is none.
         tried: The trials by their plan's digest.
         errors: The predicted squared output errors of these plans, by digest.
         reused: Digests of plans whose trial was taken from an earlier run.
@@ -57,6 +59,7 @@ class Trials:
     study: Study | None
     progress: Progress
     budget: Budget
+    expected: float | None = None
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
     errors: dict[str, float] = field(default_factory=dict[str, float])
     reused: set[str] = field(default_factory=set[str])
@@ -90,6 +93,10 @@ class Trials:
         self.reused.clear()
         self._resume = False
         return fastest_passing(chained, self.passes, self.may_try, self._aim, same)
+
+    def first(self, chained: Sequence[Candidate]) -> Candidate | None:
+        """The one to try first: as nothing is known, the fastest; None if there is none."""
+        return chained[self._aim(chained) or 0] if chained else None
 
     def misses(self, candidate: Candidate, measure: Measure) -> bool:
         """Whether the budget allows to evaluate ``candidate``, and it fails."""
@@ -148,6 +155,8 @@ class Trials:
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
         """The index of the fastest candidate whose error is expected to pass."""
         allowed = self.allowed_error()
+        if allowed is None:
+            allowed = self.expected
         if allowed is None:
             return None
         return next((i for i, c in enumerate(chained) if c.error <= allowed), None)

@@ -26,6 +26,7 @@ from finecast.measure.racing import ANCHOR
 from finecast.native.gains import gaining_kinds, share_left
 from finecast.native.subject import Built, Examined, Subject, UserRules
 from finecast.planning.choices import SAME_TIME, Proposal
+from finecast.planning.placing import place
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import (
@@ -36,6 +37,7 @@ from finecast.planning.proposing import (
     predicted_cost,
     propose,
     raised_by_one,
+    stated,
 )
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
@@ -68,7 +70,7 @@ _HOPELESS: Final = 1.5
 # What a search takes after the rules have judged: this many evaluations of all data, this many
 # times as long as it took to load the model and to observe its values (plans are compiled and
 # roundings are probed), and the rounds of its races. It is told where all of it takes long.
-_EVALUATIONS: Final = 2
+_EVALUATIONS: Final = 3
 _MODELS: Final = 3
 _RACES_S: Final = 10.0
 _LONG_S: Final = 30.0
@@ -84,18 +86,24 @@ def tune(
     *,
     user_rules: UserRules = (),
     study: Study | None = None,
+    start: Plan | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Find the fastest plan that keeps ``goal`` on all of the workload's data.
 
+    A plan to ``start`` from, of this model or of another version of it, is tried first. If it
+    keeps the goal, only faster ones are tried.
+
     Raises:
         UsageError: If the policy does not fit the model or the device.
-        ModelError: If the fp32 model gives NaN, or the model cannot be converted.
+        ModelError: If the fp32 model gives NaN, or the model cannot be converted, or the plan
+            to start from is of another model.
         EngineError: If the fp32 model cannot be run.
     """
     budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
+    subject.study = study
     if policy.open_formats:
         formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
         policy = replace(policy, formats=formats, open_formats=False)
@@ -124,6 +132,7 @@ def tune(
         progress=progress,
         measuring=measuring,
         examined=examined,
+        start=start,
         adjustments=Adjustments.of(subject, workload, examined, policy),
         trials=Trials(
             model=subject.model.digest,
@@ -174,6 +183,8 @@ class _Tuning:
 
     Attributes:
         examine: Lets the rules judge the subject's ops under a policy.
+        start: The plan to start from.
+        started: That plan on this model.
         left_out: Formats and rewritings that are not tried, and why.
         built: Models of plans by the plan's digest, as long as they may still be chosen.
         candidates: Every plan that was raced or predicted to be fast.
@@ -197,6 +208,8 @@ class _Tuning:
     trials: Trials
     measuring: Measuring
     progress: Progress
+    start: Plan | None = None
+    started: Proposal | None = None
     built: dict[str, Built] = field(default_factory=dict[str, Built])
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     analysis: Analysis | None = None
@@ -252,17 +265,19 @@ class _Tuning:
         first, self.waiting = self._fastest_first(proposals)
         candidates, fp32 = self._rank(first)
         chained = chain(candidates, fp32, self._min_speedup)
-        missed = bool(chained) and self.trials.misses(chained[0], self._evaluate)
-        if missed or not chained:
-            finer = [p for p in self.waiting if not missed or p.error < chained[0].error]
+        tried = self.trials.first(chained)
+        missed = tried is not None and self.trials.misses(tried, self._evaluate)
+        if missed or tried is None:
+            finer = [p for p in self.waiting if tried is None or p.error < tried.error]
             candidates += self._rank(finer)[0] if finer else []
             chained = chain(candidates, fp32, self._min_speedup)
             self.waiting = ()
-        if not chained:
+        tried = self.trials.first(chained)
+        if tried is None:
             if self.predicting:
                 return None
             return self._unchanged(self._none_better)
-        if missed or self.trials.misses(chained[0], self._evaluate):
+        if missed or self.trials.misses(tried, self._evaluate):
             candidates += self._near()
             candidates += self._adjusted(candidates, None)
             chained = chain(candidates, fp32, self._min_speedup)
@@ -289,13 +304,15 @@ class _Tuning:
         """Proposals that race first, and those that race only if the fastest of these fails.
 
         To build, load and time a model takes far longer than to predict its time. If the
-        fastest plan keeps the criterion, none that is predicted to be much slower is chosen.
+        fastest plan keeps the criterion, none that is predicted to be much slower is chosen;
+        so it is with a plan to start from.
         """
         if self.predicting or self.analysis is None:
             return proposals, ()
         price = partial(predicted_cost, self.examined.planner, self.analysis)
         costs = [p.time_s if math.isfinite(p.time_s) else price(p.plan) for p in proposals]
-        limit = _NEARLY_AS_FAST * min(costs)
+        started = [c for p, c in zip(proposals, costs, strict=True) if p is self.started]
+        limit = _NEARLY_AS_FAST * min(started or costs)
         both = [*zip(proposals, costs, strict=True)]
         return [p for p, c in both if c <= limit], [p for p, c in both if not c <= limit]
 
@@ -326,11 +343,11 @@ class _Tuning:
             race=race,
             error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
         )
-        predicted = self.predicting
-        for measured in races if predicted else ():
-            self._time(measured)
         gain = measurements.costs.speed(best.plan.digest).median
-        if gain < self._goal.min_speedup and (predicted or self.waiting):
+        goes_on = gain < self._goal.min_speedup and (self.predicting or self.waiting)
+        for measured in races if self.predicting or goes_on else ():
+            self._time(measured)
+        if goes_on:
             return None
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
@@ -556,8 +573,29 @@ class _Tuning:
         self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
-        found = (*hinted, *near, *lowest(planner, analysis))
+        found = (*self._started(analysis), *hinted, *near, *lowest(planner, analysis))
         return [p for p in found if p.plan.lowers]
+
+    def _started(self, analysis: Analysis) -> list[Proposal]:
+        """The plan to start from, on this model; its error is then expected to pass.
+
+        Raises:
+            ModelError: If it is the plan of another model.
+        """
+        if self.start is None:
+            return []
+        planner, name = self.examined.planner, self.subject.model.name
+        found = place(self.start, planner.graph, planner.opset)
+        found.check(where=f"--start, {name}", partial=False)
+        if self.start.model != planner.graph.digest:
+            text = f"the plan to start from is of another version of the model: {found.text}"
+            self.subject.tell(text)
+        ids = {node.name: node.id for node in planner.graph.nodes}
+        formats = {ids[name]: fmt for name, fmt in found.plan.formats.items()}
+        made = stated(planner, analysis, formats, "the plan to start from")
+        self.started = made
+        self.trials.expected = made.error if made.plan.lowers else None
+        return [made]
 
     def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
         """Candidates from the cost of every proposal, and the cost of fp32.

@@ -94,7 +94,7 @@ def _of(model: FrozenModel, model_digest: str, path: Path) -> TensorFlowModel:
     return TensorFlowModel(file=capture(model, model_digest, path=path))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
     """A SavedModel or a Keras model, opened."""
 

@@ -144,7 +144,7 @@ class TorchBuilt(EngineBuilt):
         self.run = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     """A module or a program, opened.
 
