@@ -357,4 +357,4 @@ class EngineExamined(Examined):
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
                 subject.tell(f"{fmt.label} gains nothing on this workload: left out")
-        return Times.measured(self.planner, profiles, subject.engine, self.facts)
+        return Times.measured(self.planner, profiles, subject.engine, self.facts, subject.book)
