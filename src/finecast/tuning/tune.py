@@ -326,6 +326,7 @@ class _Tuning:
         races: list[Measurements] = []
 
         def race(racing: Sequence[Candidate]) -> Measurements:
+            self.progress("last race", len(races), len(races) + 1)
             errors = {c.plan.digest: c.error for c in racing}
             races.append(self._conclusion.race({d: self.built[d] for d in errors}, errors))
             return races[-1]
@@ -333,7 +334,6 @@ class _Tuning:
         loaded = [c for c in self.candidates if c.plan.digest in self.built]
         if self.predicting:  # of those predicted to be equally fast one is compiled
             loaded = chain(loaded, self.fp32, self._min_speedup)
-        self.progress("last race", 0, 1)
         best, measurements = last_race(
             found,
             loaded,
