@@ -226,8 +226,9 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
-            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans). And
-            ``user_rules``, ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
+            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans),
+            ``price_book``. And ``user_rules``, ``from_type``, ``example_inputs``, ``trust``;
+            ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
