@@ -231,6 +231,23 @@ def test_improved(bench: Bench) -> None:
     assert outcome.casts == 0  # both are on the model's own input and output
 
 
+def test_what_is_predicted_to_be_slow_races_only_if_the_fastest_misses(bench: Bench) -> None:
+    fast = bench.tune().findings
+    assert len(fast.candidates) < sum(p.plan.lowers for p in fast.frontier)
+    least = min(c.predicted_cost for c in fast.candidates)
+    assert all(c.predicted_cost <= 1.3 * least for c in fast.candidates)
+    evaluated: list[float] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        evaluated.append(0.0)
+        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
+
+    all_raced = bench.tune(evaluate=score)
+    assert all_raced.improved
+    assert max(c.predicted_cost for c in all_raced.findings.candidates) > 1.3 * least
+
+
 def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:
     """Both relative errors, not their squares."""
     outcome = bench.tune()

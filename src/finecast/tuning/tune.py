@@ -18,7 +18,6 @@ from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.data.workload import Workload
-from finecast.engines.exact import Exact
 from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError
 from finecast.graph import Node
@@ -210,7 +209,6 @@ class _Tuning:
             compilation, only plans that keep the criterion are then compiled.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         frontier: The first steps of the frontier, those too slow to be raced among them.
-        exact: The fp32 model's outputs on the timed feeds, once a plan was evaluated.
         errors: Measured relative errors of the plans that were evaluated, by digest.
         waiting: Proposals that race only if those that raced first gain too little.
     """
@@ -233,7 +231,6 @@ class _Tuning:
     predicting: bool = False
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
-    exact: Exact | None = None
     errors: dict[str, float] = field(default_factory=dict[str, float])
     waiting: Sequence[Proposal] = ()
 
@@ -357,6 +354,7 @@ class _Tuning:
         races: list[Measurements] = []
 
         def race(racing: Sequence[Candidate]) -> Measurements:
+            self.progress("last race", len(races), len(races) + 1)
             errors = {c.plan.digest: c.error for c in racing}
             races.append(self._conclusion.race({d: self.built[d] for d in errors}, errors))
             return races[-1]
@@ -364,7 +362,6 @@ class _Tuning:
         loaded = [c for c in self.candidates if c.plan.digest in self.built]
         if self.predicting:  # of those predicted to be equally fast one is compiled
             loaded = chain(loaded, self.fp32, self._min_speedup)
-        self.progress("last race", 0, 1)
         best, measurements = last_race(
             found,
             loaded,
@@ -706,6 +703,5 @@ class _Tuning:
         subject = self.subject
         session = self.measuring.session(self.built[plan.digest])
         metric = self.workload.evaluate(session, subject.truth or subject.reference)
-        self.exact = self.exact or self.measuring.exact()
-        self.errors[plan.digest] = self.exact.error(session)
+        self.errors[plan.digest] = self.measuring.exact().error(session)
         return metric
