@@ -100,7 +100,8 @@ class Adjustments:
         """
         if policy.adjust and not examined.adjusts:
             raise no_adjustments(f"to run in {subject.runner}")
-        kinds = tuple(Adjust) if policy.adjust is None else policy.adjust
+        asked = tuple(Adjust) if policy.adjust is None else policy.adjust
+        kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
         return cls(subject=subject, workload=workload, examined=examined, kinds=kinds)
 
     def measure(self, plan: Plan) -> tuple[Gain, ...]:

@@ -56,8 +56,13 @@ class Scope(Enum):
 
 
 class Adjust(Enum):
-    """Adjustments of operands that reduce errors of ops on codes, in order of application."""
+    """Adjustments of operands, in order of application.
 
+    RANGE brings values into the range of fp16, and is made before the rules judge the ops;
+    the others reduce errors of ops on codes.
+    """
+
+    RANGE = "range"
     EQUALISE = "equalise"
     SMOOTH = "smooth"
     BIAS = "bias"

@@ -45,7 +45,13 @@ from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
-from finecast.subjects.engine.adjusting import Adjuster, adjusted_if_it_gains
+from finecast.subjects.engine.adjusting import (
+    Adjuster,
+    Judged,
+    adjusted_if_it_gains,
+    range_gain,
+    range_scaled,
+)
 from finecast.subjects.engine.integers import check_calibrated, drop_unfused
 from finecast.subjects.engine.native import EngineBuilt, Source
 from finecast.subjects.engine.observing import observe
@@ -159,12 +165,19 @@ class Converter:
             check_calibrated(policy, data)
             guided = data and (policy.scope is not Scope.NONE or policy.op_formats)
             facts = observe(prepared, lambda: data) if guided else {}
-            planner = self._without_unfused(self._planner(prepared, request, facts))
-            plan = self._choose(prepared, planner, facts, target)
+            planner = self._planner(prepared, facts, request=request)
+            own = Judged(prepared=prepared, facts=facts, planner=planner)
+            judge = partial(self._planner, request=request)
+            judged, plan, gain = self._ranged(own, judge, data, target)
+            planner = judged.planner
             adjuster = Adjuster(
-                model=prepared, facts=facts, planner=planner, batches=lambda: data
+                model=judged.prepared,
+                facts=judged.facts,
+                planner=planner,
+                batches=lambda: data,
             )
             plan, gained = adjusted_if_it_gains(plan, adjuster, source, engine, data)
+            gained = (*filter(None, [gain]), *gained)
             graph = prepared.graph
             built = source.consume(prepared, plan)
         done = replace(self._write(built), gains=gained)
@@ -185,20 +198,32 @@ class Converter:
         return replace(done, warnings=warnings)
 
     def _planner(
-        self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
+        self, prepared: PreparedModel, facts: Mapping[int, ValueFacts], *, request: Request
     ) -> Planner:
         """The planner, once the rules have judged every op."""
         how = Judging(facts=facts, user_rules=request.user_rules, broken=request.broken)
-        return make_planner(prepared, request.policy, self.engines[0], how)
+        planner = make_planner(prepared, request.policy, self.engines[0], how)
+        return self._without_unfused(planner)
 
-    def _choose(
+    def _ranged(
         self,
-        prepared: PreparedModel,
-        planner: Planner,
-        facts: Mapping[int, ValueFacts],
+        own: Judged,
+        judge: Callable[[PreparedModel, Mapping[int, ValueFacts]], Planner],
+        data: Sequence[Feeds],
         target: Emulation | None,
-    ) -> Plan:
+    ) -> tuple[Judged, Plan, Gain | None]:
+        """The plan, in a model whose values are scaled if that gains on ``data``."""
+        scaled = range_scaled(own, judge)
+        if scaled is not own:
+            plan = self._choose(scaled, target)
+            gain = range_gain(plan, self.source, data)
+            if gain is None or gain.gains:
+                return scaled, plan, gain
+        return own, self._choose(own, target), None
+
+    def _choose(self, judged: Judged, target: Emulation | None) -> Plan:
         """The lowest plan that the rules permit; with scope ``auto`` the fastest one."""
+        prepared, planner, facts = judged.prepared, judged.planner, judged.facts
         if planner.policy.scope is not Scope.AUTO:
             return planner.lowest()
         if target is None:
@@ -328,7 +353,9 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
     tried = {g.kind: g for g in found}
     for kind in asked:
         gain = tried.get(kind)
-        if gain is None:
+        if kind is Adjust.RANGE and gain is None:
+            yield f"adjust {kind.value}: no value is kept from a format by its range alone"
+        elif gain is None:
             yield f"adjust {kind.value}: no product in int8 has an operand for it"
         elif not gain.gains:
             yield f"adjust {kind.value}: left, for it gains no more than noise: {gain.change}"

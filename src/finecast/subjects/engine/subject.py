@@ -20,6 +20,7 @@ from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
+from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.pipeline.workload import (
     MOST_PROBED_ROWS,
@@ -37,7 +38,7 @@ from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
-from finecast.subjects.engine.adjusting import Adjuster
+from finecast.subjects.engine.adjusting import Adjuster, Judged, range_gain, range_scaled
 from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
@@ -116,14 +117,20 @@ class EngineSubject(Subject):
         facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_engines(prepared, workload.timing()[0])
-        how = Judging(facts=facts, user_rules=user_rules, measured=True)
-        planner = make_planner(prepared, policy, self.engine, how)
-        with suppress(EngineError):  # the analysis runs the same plan and reports the error
-            planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
+
+        def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
+            how = Judging(facts=facts, user_rules=user_rules, measured=True)
+            planner = make_planner(model, policy, self.engine, how)
+            with suppress(EngineError):  # the analysis runs the same plan and reports it
+                planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
+            return planner
+
+        own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
+        found = range_scaled(own, judge)
         return self.judged(
-            prepared=prepared,
-            facts=facts,
-            planner=planner,
+            prepared=found.prepared,
+            facts=found.facts,
+            planner=found.planner,
             workload=workload,
             progress=progress,
         )
@@ -244,6 +251,10 @@ class EngineExamined(Examined):
     def adjusts(self) -> bool:
         """Whether there are codes among the operands of such models."""
         return self.prepared.adjusts
+
+    def scaled_gain(self, plan: Plan) -> Gain | None:
+        """What scaled values do to the numbers of ``plan``, by arithmetic."""
+        return range_gain(plan, self.subject.model, self.subject.feeds(self.workload))
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with adjustments found by runs on the calibration data.
