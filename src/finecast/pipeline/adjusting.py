@@ -124,6 +124,10 @@ class Adjustments:
 
     def gained(self, plan: Plan) -> tuple[Gain, ...]:
         """What each adjustment of ``plan`` gained, measured; nothing if none was made here."""
+        ranged = range_gain(plan, self.examined.rounded_error)
+        return (*filter(None, [ranged]), *self._gained(plan))
+
+    def _gained(self, plan: Plan) -> tuple[Gain, ...]:
         if plan.digest not in self.made:
             return ()
         before, kinds = self.made[plan.digest]
@@ -132,6 +136,20 @@ class Adjustments:
         errors = [plan_error(self.subject, self.workload, one) for one in plans]
         pairs = zip(kinds, pairwise(plans), pairwise(errors), strict=True)
         return tuple(Gain.of(kind, both, off) for kind, both, off in pairs)
+
+
+def range_gain(plan: Plan, rounded_error: Callable[[Plan], float]) -> Gain | None:
+    """What scaled values do to the numbers of ``plan``; None if it has none.
+
+    ``rounded_error`` measures a plan by arithmetic: an engine may compute and keep in fp32
+    what the plan has in fp16.
+    """
+    others = tuple(a for a in plan.adjustments if not a.of_whole)
+    if others == plan.adjustments:
+        return None
+    without = replace(plan, adjustments=others)
+    errors = rounded_error(without), rounded_error(plan)
+    return Gain.of(Adjust.RANGE, (without, plan), errors)
 
 
 def no_adjustments(what: str) -> UsageError:

@@ -39,6 +39,9 @@ RULE: Final = "range"
 # fp16 has 2**29 between its least normal number and its largest: a value whose largest number
 # is divided by more than about the square root of that loses what is of ordinary size.
 _LARGEST_EXPONENT: Final = 16
+# Passes in which products hand on what their results need: one for each product without
+# weights between a value and what it is made of.
+_MOST_PASSES: Final = 16
 
 
 # ------------------------------------------------------------------- how ops hand factors on
@@ -229,44 +232,59 @@ class _Exponents:
             if value not in self.pinned:
                 root = self.root(value)
                 self.of[root] = min(self.of.get(root, 0), exponent)
-        for node in reversed(self.graph.nodes):
-            self._ask_operands(node)
-        while True:
-            followed = [self._follow_operands(node) for node in self.graph.nodes]
+        products = [n for n in self.graph.nodes if self._is_free_product(n)]
+        for _ in range(_MOST_PASSES):
+            asked = [self._ask_operands(node) for node in reversed(products)]
+            if not any(asked):
+                break
+        # What operands give a result is as much as it needs, or more.
+        given = {root for n in products for root in self._made(n) if self._left(n) >= 0}
+        self.of = {root: e for root, e in self.of.items() if root not in given}
+        for _ in range(_MOST_PASSES):
+            followed = [self._follow_operands(node) for node in products]
             if not any(followed):
-                return
+                break
 
-    def _ask_operands(self, node: Node) -> None:
-        """Scale an operand of a product without weights whose result has to be scaled."""
+    def _is_free_product(self, node: Node) -> bool:
+        """Whether a product of ``node``, without weights, has the exponents of its factors."""
         law = self.laws.get(node.id)
-        if law is None or law.weight != 1 or self.absorber(node) is not None:
-            return
-        operands = [(p, v) for p, v in self.operands(node) if p in law.factors]
-        total = sum(law.factors[p] * self.at(v.id) for p, v in operands)
-        left = self.result(node) - total
-        for port, value in operands:
-            root, factor = self.root(value.id), law.factors[port]
-            if left >= 0 or factor < 0 or value.id in self.pinned or root not in self.freely:
-                continue
-            step = math.floor(left / factor)
-            self.of[root] = self.of.get(root, 0) + step
-            for result in self.graph.following_outputs(node):
-                self.of[self.root(result.id)] = total + factor * step
-            return
+        return law is not None and bool(law.factors) and self.absorber(node) is None
+
+    def _factors(self, node: Node) -> list[tuple[int, Value]]:
+        """The factors of a product that are no constants, and their weights."""
+        factors = self.laws[node.id].factors
+        return [(factors[p], v) for p, v in self.operands(node) if p in factors]
+
+    def _made(self, node: Node) -> list[int]:
+        return [self.root(v.id) for v in self.graph.following_outputs(node)]
+
+    def _total(self, node: Node) -> int:
+        return sum(factor * self.at(v.id) for factor, v in self._factors(node))
+
+    def _left(self, node: Node) -> int:
+        """What the result has beyond the exponents of the factors."""
+        return self.laws[node.id].weight * self.result(node) - self._total(node)
+
+    def _ask_operands(self, node: Node) -> bool:
+        """Scale an operand so that the result is scaled enough, if that can be done freely."""
+        left, made = self._left(node), self._made(node)
+        for factor, value in self._factors(node):
+            root = self.root(value.id)
+            free = root in self.freely and value.id not in self.pinned and root not in made
+            if left < 0 < factor and free:
+                self.of[root] = self.of.get(root, 0) + math.floor(left / factor)
+                return True
+        return False
 
     def _follow_operands(self, node: Node) -> bool:
-        """Scale the result of a product without weights as its operands are scaled."""
-        law, made = self.laws.get(node.id), [*self.graph.following_outputs(node)]
-        if law is None or not law.factors or not made or self.absorber(node) is not None:
+        """Scale the result as the operands are scaled, if it has no exponent yet."""
+        weight, total = self.laws[node.id].weight, self._total(node)
+        root = next(iter(self._made(node)), None)
+        if root is None or root in self.of or root in self.pinned:
             return False
-        root = self.root(made[0].id)
-        if root in self.of or root in self.pinned:
+        if not total or total % weight:
             return False
-        operands = [(p, v) for p, v in self.operands(node) if p in law.factors]
-        total = sum(law.factors[p] * self.at(v.id) for p, v in operands)
-        if not total or total % law.weight:
-            return False
-        self.of[root] = total // law.weight
+        self.of[root] = total // weight
         return True
 
 

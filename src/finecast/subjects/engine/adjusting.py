@@ -184,23 +184,13 @@ def kept_by_range(planner: Planner, low: Format) -> list[int]:
     return found
 
 
-def range_gain(plan: Plan, source: Source, batches: Sequence[Feeds]) -> Gain | None:
-    """What scaled values do to the numbers of ``plan``; None if it has none.
-
-    Measured by arithmetic: an engine may compute in fp32 what a plan has in fp16.
+def rounded_error(source: Source, batches: Sequence[Feeds], plan: Plan) -> float:
+    """The relative output error of a plan's numbers on ``batches``, by arithmetic in fp32.
 
     Raises:
         EngineError: If the model does not run.
     """
-    if not any(a.of_whole for a in plan.adjustments):
-        return None
-    reference = source.reference()
-    without = replace(plan, adjustments=())
-
-    def error(one: Plan) -> float:
-        return output_error(source.rounded_session(one), reference, batches)
-
-    return Gain.of(Adjust.RANGE, (without, plan), (error(without), error(plan)))
+    return output_error(source.rounded_session(plan), source.reference(), batches)
 
 
 def adjusted_if_it_gains(

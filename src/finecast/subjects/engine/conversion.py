@@ -23,7 +23,7 @@ from finecast.frontends.replaying import Restated
 from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.numbers.formats import Format
-from finecast.pipeline.adjusting import Gain
+from finecast.pipeline.adjusting import Gain, range_gain
 from finecast.pipeline.artefact import Destination, Verified
 from finecast.pipeline.conversion import (
     NOTHING_GAINS,
@@ -49,8 +49,8 @@ from finecast.subjects.engine.adjusting import (
     Adjuster,
     Judged,
     adjusted_if_it_gains,
-    range_gain,
     range_scaled,
+    rounded_error,
 )
 from finecast.subjects.engine.integers import check_calibrated, drop_unfused
 from finecast.subjects.engine.native import EngineBuilt, Source
@@ -216,7 +216,7 @@ class Converter:
         scaled = range_scaled(own, judge)
         if scaled is not own:
             plan = self._choose(scaled, target)
-            gain = range_gain(plan, self.source, data)
+            gain = range_gain(plan, partial(rounded_error, self.source, data))
             if gain is None or gain.gains:
                 return scaled, plan, gain
         return own, self._choose(own, target), None

@@ -20,7 +20,6 @@ from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.adjusting import Gain
 from finecast.pipeline.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.pipeline.workload import (
     MOST_PROBED_ROWS,
@@ -38,7 +37,7 @@ from finecast.progress import Progress
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts, first_nonfinite
 from finecast.rules.policy import Adjust, Policy
-from finecast.subjects.engine.adjusting import Adjuster, Judged, range_gain, range_scaled
+from finecast.subjects.engine.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.subjects.engine.baseline import differing
 from finecast.subjects.engine.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.subjects.engine.integers import (
@@ -252,9 +251,10 @@ class EngineExamined(Examined):
         """Whether there are codes among the operands of such models."""
         return self.prepared.adjusts
 
-    def scaled_gain(self, plan: Plan) -> Gain | None:
-        """What scaled values do to the numbers of ``plan``, by arithmetic."""
-        return range_gain(plan, self.subject.model, self.subject.feeds(self.workload))
+    def rounded_error(self, plan: Plan) -> float:
+        """The relative output error of a plan with scaled values, by arithmetic in fp32."""
+        subject = self.subject
+        return rounded_error(subject.model, subject.feeds(self.workload), plan)
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with adjustments found by runs on the calibration data.
