@@ -305,23 +305,18 @@ class RangeScaling:
     Attributes:
         exponents: By value name: the value is multiplied by 2 to that power.
         adjustments: The changes of operands.
-        nodes: Names of the ops that read or give a scaled value.
-        reason: Why, and what proves that no bit of an fp32 result changes.
+        reasons: By the name of each op that reads or gives a scaled value: why it is, and
+            what proves that no bit of a result in fp32 changes.
     """
 
     exponents: Mapping[str, int]
     adjustments: tuple[Adjustment, ...]
-    nodes: frozenset[str]
-    reason: Reason
+    reasons: Mapping[str, Reason]
 
     def serves(self, plan: Plan) -> bool:
         """Whether an op of ``plan`` at a scaled value has a format of less range than fp32."""
-        return any(d.node in self.nodes and has_less_range(d.format) for d in plan.decisions)
-
-
-def has_less_range(fmt: Format) -> bool:
-    """Whether values that are stored in ``fmt`` have a smaller range than in fp32."""
-    return fmt.exponent_bits < Format.FP32.exponent_bits or fmt.needs_ranges
+        formats = (d.format for d in plan.decisions if d.node in self.reasons)
+        return any(f.has_less_range or f.needs_ranges for f in formats)
 
 
 def scaled_plan(plan: Plan, scalings: Iterable[RangeScaling]) -> Plan:
@@ -329,8 +324,8 @@ def scaled_plan(plan: Plan, scalings: Iterable[RangeScaling]) -> Plan:
     serving = [s for s in scalings if s.serves(plan)]
     reasons: dict[str, list[Reason]] = {}
     for one in serving:
-        for name in {a.node for a in one.adjustments}:
-            reasons.setdefault(name, []).append(one.reason)
+        for name, reason in one.reasons.items():
+            reasons.setdefault(name, []).append(reason)
     return plan.adjusted([a for one in serving for a in one.adjustments], reasons)
 
 
@@ -525,33 +520,40 @@ class _Changes:
         largest, smallest = _ends(facts, [*scaled.items(), *inserted])
         if largest > Format.FP32.max or len(inserted) > len(served):
             return None
-        worst = max(
-            (v for n in served for v in self._values(n) if v.id in self.wanted),
-            key=lambda v: facts[v.id].largest,
-        )
-        by = scaled.get(worst.id, self.wanted[worst.id])
-        text = (
-            f"{worst.name} reaches {facts[worst.id].largest:.6g}, and {low.label} ends at"
-            f" {low.max:.6g}: it and what it is added to are computed times 2^{by}, which"
-        )
         smallest = min(smallest, *(self._least_product(n, facts) for n in part), math.inf)
+        return RangeScaling(
+            exponents={graph.values[i].name: e for i, e in scaled.items()},
+            adjustments=tuple(adjustments),
+            reasons={
+                graph.nodes[n].name: self._reason(n, served, facts, low, smallest)
+                for n in sorted(part)
+            },
+        )
+
+    def _reason(
+        self, node: int, served: Collection[int], facts: Facts, low: Format, smallest: float
+    ) -> Reason:
+        """Why values at ``node`` are scaled: it is one of ``served``, or connected to them."""
+        nodes = [node] if node in served else served
+        found = [v for n in nodes for v in self._values(n) if v.id in self.wanted]
+        worst = max(found, key=lambda v: facts[v.id].largest)
+        power = self.exponents.at(worst.id) or self.wanted[worst.id]
+        text = (
+            f"{worst.name} reaches {facts[worst.id].largest:.6g}, more than half of"
+            f" {low.label}'s largest, {low.max:.6g}: it is computed times 2^{power}"
+        )
+        if node not in served:
+            text += ", and so are values of this op"
         if smallest >= Format.FP32.smallest_normal:
-            text += " changes no bit of a result in fp32"
+            text += "; no bit of a result in fp32 changes"
         else:
-            text += f" changes what is below {Format.FP32.smallest_normal:.3g} alone"
+            text += f"; in fp32 that changes what is below {Format.FP32.smallest_normal:.3g}"
         evidence: dict[str, float | str] = {
             "largest": facts[worst.id].largest,
             "limit": range_limit(low),
             "smallest": smallest,
-            "scaled values": len(scaled),
-            "multiplications": len(inserted),
         }
-        return RangeScaling(
-            exponents={graph.values[i].name: e for i, e in scaled.items()},
-            adjustments=tuple(adjustments),
-            nodes=frozenset(graph.nodes[n].name for n in part),
-            reason=Reason(rule=RULE, text=text, evidence=evidence),
-        )
+        return Reason(rule=RULE, text=text, evidence=evidence)
 
     def _values(self, node: int) -> Iterator[Value]:
         """The fp32 values that an op reads or gives, without constants."""

@@ -156,8 +156,7 @@ def range_scaled(
     planner, graph = judged.planner, judged.prepared.graph
     policy = planner.policy
     wanted = policy.adjust is None or Adjust.RANGE in policy.adjust
-    short = (f for f in policy.formats if f.exponent_bits < Format.FP32.exponent_bits)
-    low = next(short, None)
+    low = next((f for f in policy.formats if f.has_less_range), None)
     if not (wanted and judged.prepared.adjusts and judged.facts) or policy.by_hint:
         return judged
     kept = [] if low is None else kept_by_range(planner, low)

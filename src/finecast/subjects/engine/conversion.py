@@ -212,14 +212,17 @@ class Converter:
         data: Sequence[Feeds],
         target: Emulation | None,
     ) -> tuple[Judged, Plan, Gain | None]:
-        """The plan, in a model whose values are scaled if that gains on ``data``."""
-        scaled = range_scaled(own, judge)
+        """The plan, in a model whose values are scaled if that gains on ``data``.
+
+        Beside it stands what the scaling does.
+        """
+        scaled, gain = range_scaled(own, judge), None
         if scaled is not own:
             plan = self._choose(scaled, target)
             gain = range_gain(plan, partial(rounded_error, self.source, data))
             if gain is None or gain.gains:
                 return scaled, plan, gain
-        return own, self._choose(own, target), None
+        return own, self._choose(own, target), gain
 
     def _choose(self, judged: Judged, target: Emulation | None) -> Plan:
         """The lowest plan that the rules permit; with scope ``auto`` the fastest one."""
