@@ -237,11 +237,10 @@ class _Exponents:
             asked = [self._ask_operands(node) for node in reversed(products)]
             if not any(asked):
                 break
-        # What operands give a result is as much as it needs, or more.
-        given = {root for n in products for root in self._made(n) if self._left(n) >= 0}
-        self.of = {root: e for root, e in self.of.items() if root not in given}
+        others = (self.graph.nodes[i] for i in self.laws.keys() - {n.id for n in products})
+        apart = {r for n in others if self.laws[n.id].weight for r in self._made(n)}
         for _ in range(_MOST_PASSES):
-            followed = [self._follow_operands(node) for node in products]
+            followed = [self._follow_operands(node, apart) for node in products]
             if not any(followed):
                 break
 
@@ -276,15 +275,20 @@ class _Exponents:
                 return True
         return False
 
-    def _follow_operands(self, node: Node) -> bool:
-        """Scale the result as the operands are scaled, if it has no exponent yet."""
-        weight, total = self.laws[node.id].weight, self._total(node)
-        root = next(iter(self._made(node)), None)
-        if root is None or root in self.of or root in self.pinned:
+    def _follow_operands(self, node: Node, apart: Collection[int]) -> bool:
+        """Scale the result as the operands are scaled, if it has no other exponent or less.
+
+        Of the classes ``apart`` other ops give values, too: these keep the exponent that they
+        need.
+        """
+        weight, total, made = self.laws[node.id].weight, self._total(node), self._made(node)
+        if not made or made[0] in self.pinned or not total or total % weight:
             return False
-        if not total or total % weight:
+        root, wanted = made[0], total // weight
+        among = root in apart or root in (self.root(v.id) for _, v in self._factors(node))
+        if root in self.of and (among or self.of[root] <= wanted):
             return False
-        self.of[root] = total // weight
+        self.of[root] = wanted
         return True
 
 
@@ -509,7 +513,7 @@ class _Changes:
         None if a value of it was not observed, an operand cannot be multiplied, or more
         multiplications are inserted than ops gain by it.
         """
-        graph, served = self.graph, sorted(part.intersection(kept))
+        graph, served = self.graph, [n for n in sorted(part) if n in kept and self._serves(n)]
         adjustments = [a for n in sorted(part) for a in self.made.get(n, ())]
         inserted = {(v, e) for n in part for v, e in self.read.get(n, {}).items()}
         scaled = {v.id: self.exponents.at(v.id) for n in part for v in self._values(n)}
@@ -518,7 +522,7 @@ class _Changes:
         if not adjustments or not seen or not part.isdisjoint(self.failed):
             return None
         largest, smallest = _ends(facts, [*scaled.items(), *inserted])
-        if largest > Format.FP32.max or len(inserted) > len(served):
+        if largest > Format.FP32.max or not served or len(inserted) > len(served):
             return None
         smallest = min(smallest, *(self._least_product(n, facts) for n in part), math.inf)
         return RangeScaling(
@@ -535,9 +539,9 @@ class _Changes:
     ) -> Reason:
         """Why values at ``node`` are scaled: it is one of ``served``, or connected to them."""
         nodes = [node] if node in served else served
-        found = [v for n in nodes for v in self._values(n) if v.id in self.wanted]
-        worst = max(found, key=lambda v: facts[v.id].largest)
-        power = self.exponents.at(worst.id) or self.wanted[worst.id]
+        found = [(n, v) for n in nodes for v in self._values(n) if v.id in self.wanted]
+        at, worst = max(found, key=lambda one: facts[one[1].id].largest)
+        power = self._seen(at, worst)
         text = (
             f"{worst.name} reaches {facts[worst.id].largest:.6g}, more than half of"
             f" {low.label}'s largest, {low.max:.6g}: it is computed times 2^{power}"
@@ -554,6 +558,15 @@ class _Changes:
             "smallest": smallest,
         }
         return Reason(rule=RULE, text=text, evidence=evidence)
+
+    def _seen(self, node: int, value: Value) -> int:
+        """The exponent of a value as ``node`` reads or gives it."""
+        return self.read.get(node, {}).get(value.id, self._own(value))
+
+    def _serves(self, node: int) -> bool:
+        """Whether all that ``node`` reads and gives is scaled as much as it needs."""
+        found = [v for v in self._values(node) if v.id in self.wanted]
+        return bool(found) and all(self._seen(node, v) <= self.wanted[v.id] for v in found)
 
     def _values(self, node: int) -> Iterator[Value]:
         """The fp32 values that an op reads or gives, without constants."""
