@@ -7,10 +7,11 @@ it by norms with large gains. In fp32 both compute ordinary numbers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -201,17 +202,19 @@ class OverflowingNet:
         draw = np.random.default_rng(1)
         return {n: draw.integers(0, WORDS, (samples, LENGTH)) for n in self.inputs}
 
-    def export(self, path: Path, **options: Any) -> Path:
+    def export(self, path: Path) -> Path:
         """Write the net as ONNX, with 8 samples a call."""
         ids = tuple(torch.from_numpy(a) for a in self.data().values())
-        torch.onnx.export(
-            self.module(),
-            ids,
-            path,
-            input_names=[*self.inputs],
-            output_names=["logits"],
-            **options,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's exporter warns of itself
+            torch.onnx.export(
+                self.module(),
+                ids,
+                path,
+                input_names=[*self.inputs],
+                output_names=["logits"],
+                dynamo=False,
+            )
         return path
 
 

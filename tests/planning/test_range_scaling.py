@@ -131,7 +131,8 @@ def test_values_are_theirs_times_powers_of_two(data: st.DataObject) -> None:
         "neg": lambda: net.op(f"Neg ({value()})"),
     }
     for _ in range(data.draw(st.integers(2, 10))):
-        values.append(makers[data.draw(st.sampled_from(sorted(makers)))]())
+        made = makers[data.draw(st.sampled_from(sorted(makers)))]()
+        values.append(made)
     outputs = {values[-1], data.draw(st.sampled_from(values[1:]))}
     model = net.prepared(*sorted(outputs))
     finite = all(

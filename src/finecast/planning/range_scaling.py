@@ -129,8 +129,8 @@ def _norm(graph: Graph, node: Node) -> _Law | None:
     if "epsilon" not in node.attributes or any(v.uses or v.is_output for v in results):
         return None
     given = tuple(p for p, _ in _read(graph, node) if p in _NORMS[node.op])
-    squared = 1 if node.attributes.get("eps_mode") == "outside_sqrt" else 2
-    return _Law(alike=given, weight=0 if given else 1, epsilon=squared)
+    outside = str(node.attributes.get("eps_mode", "")).lower() == "outside_sqrt"
+    return _Law(alike=given, weight=0 if given else 1, epsilon=1 if outside else 2)
 
 
 def _read(graph: Graph, node: Node) -> Iterator[tuple[int, Value]]:
