@@ -167,11 +167,12 @@ def test_none_leaves_ops_in_fp32(exported: Path, net: OverflowingNet) -> None:
     assert share_in_fp16(exported, done.plan) < 0.95
 
 
-def test_tune_makes_it_where_a_plan_needs_it(exported: Path, net: OverflowingNet) -> None:
-    out = exported.with_name("tuned.onnx")
+@pytest.mark.slow
+def test_tune_makes_it_where_a_plan_needs_it(tmp_path: Path) -> None:
+    net = NETS["gemma"]
     done = api.tune(
-        exported,
-        out,
+        net.export(tmp_path / "net.onnx"),
+        tmp_path / "tuned.onnx",
         policy="auto:fp16",
         data=net.data(),
         target=DEVICE,
@@ -213,9 +214,8 @@ def test_it_is_taken_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
     assert done.plan is not None
     attributes = {a.attribute: a.exponents for a in done.plan.adjustments}
     assert attributes["epsilon"][0] < 0
-    again = api.convert(low, back, policy="matmult:bf16", verify=False)
+    again = api.convert(low, back, policy=Policy("matmult:bf16", exclude=["."]), verify=False)
     assert any("was taken back" in note for note in again.warnings)
-    again = api.convert(low, back, policy="none", verify=False, force=True)
     np.testing.assert_array_equal(run(back, {"x": X}), run(path, {"x": X}))
     assert epsilons(back) == epsilons(path)
 
