@@ -115,8 +115,8 @@ def child(source: Path, output: Path) -> None:
     from finecast.engines import get_engine
     from finecast.frontends import onnx as frontend
     from finecast.measure.memory import resident_peak_bytes
+    from finecast.native.planning import make_planner
     from finecast.rules.policy import Policy
-    from finecast.subjects.engine.planning import make_planner
 
     engine = get_engine("openvino")
     policy = Policy.parse("all:bf16")

@@ -41,12 +41,12 @@ from benchmarks.hint_kernels import Compiled, kernels_of, low_only
 from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, TunedRow, write_tables
 from finecast import api
 from finecast.data.deviation import deviation
+from finecast.data.workload import FunctionWorkload, Run
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.pipeline.workload import FunctionWorkload, Run
 from finecast.planning.plan import Plan
 from finecast.progress import silent
 from finecast.rules.policy import Policy

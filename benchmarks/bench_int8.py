@@ -33,7 +33,7 @@ from finecast import api
 from finecast.engines.base import Array, Feeds
 from finecast.engines.openvino import config
 from finecast.measure.racing import Effort, Race
-from finecast.pipeline.result import Result
+from finecast.tuning.result import Result
 
 Run: TypeAlias = Callable[[Feeds], dict[str, Array]]
 

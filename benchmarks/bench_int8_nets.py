@@ -45,12 +45,12 @@ from benchmarks.int8_table import (
     write_table,
 )
 from finecast import api
+from finecast.data.workload import Run
 from finecast.engines import get_engine
 from finecast.engines.integers import not_as_planned
 from finecast.errors import FinecastError
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 
 _BUILD: Final = Path(__file__).resolve().parents[1] / "build"

@@ -19,10 +19,10 @@ from typing import Final
 from benchmarks.bench_int8 import CASES, Case
 from benchmarks.common import report, skip
 from finecast import api
+from finecast.data.workload import FunctionWorkload
 from finecast.engines.base import Feeds, Session
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.pipeline.workload import FunctionWorkload
 from finecast.planning.choices import Proposal
 from finecast.planning.proposing import propose
 from finecast.progress import silent

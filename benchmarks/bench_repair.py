@@ -25,12 +25,13 @@ from finecast.engines.base import Feeds, Session
 from finecast.engines.emulator import EmulatorEngine
 from finecast.frontends import onnx as onnx_frontend
 from finecast.graph import Graph
+from finecast.native.model import ReadOptions
+from finecast.native.opening import opened
+from finecast.native.source import NativeSource
 from finecast.numbers.formats import Format
 from finecast.ops.flops import flops
-from finecast.pipeline.model import ReadOptions
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects import opened
 from tests.overflowing_nets import NETS, OverflowingNet
 
 POLICY = "all:fp16"
@@ -70,11 +71,10 @@ def measure(name: str, net: OverflowingNet, folder: Path) -> None:
     plain = folder / "plain.onnx"
     before = _plan(path, plain, Policy(POLICY), None)
     exact = get_engine("onnxruntime").load(path)
-    model = opened(path, ReadOptions())
     device = EmulatorEngine(emulation=explicit_casts(DEVICE))
     ran = get_engine("onnxruntime")
     _show(f"{name}: ONNX Runtime", exact, data, ran.load(plain), ran.load(low))
-    sessions = (model.rounded_session(one) for one in (before, after))
+    sessions = (_rounded(path, one) for one in (before, after))
     _show(f"{name}: ONNX, every value rounded", exact, data, *sessions)
     _show(f"{name}: emulated {DEVICE}", exact, data, device.load(plain), device.load(low))
     ir, low_ir, plain_ir = (folder / f"{n}.xml" for n in ("net", "low", "plain"))
@@ -83,9 +83,9 @@ def measure(name: str, net: OverflowingNet, folder: Path) -> None:
         _plan(ir, out, Policy(POLICY), given)
         for out, given in ((plain_ir, None), (low_ir, data))
     )
-    model, ran = opened(ir, ReadOptions()), get_engine("openvino")
+    ran = get_engine("openvino")
     _show(f"{name}: OpenVINO", exact, data, ran.load(plain_ir), ran.load(low_ir))
-    sessions = (model.rounded_session(one) for one in (before, after))
+    sessions = (_rounded(ir, one) for one in (before, after))
     _show(f"{name}: OpenVINO's IR, every value rounded", exact, data, *sessions)
 
 
@@ -93,6 +93,12 @@ def _plan(path: Path, out: Path | None, policy: Policy, data: Feeds | None) -> P
     plan = api.convert(path, out, policy=policy, data=data, verify=False).plan
     assert plan is not None
     return plan
+
+
+def _rounded(path: Path, plan: Plan) -> Session:
+    model = opened(path, ReadOptions())
+    assert isinstance(model, NativeSource)
+    return model.rounded_session(plan)
 
 
 def share(graph: Graph, plan: Plan) -> float:
@@ -104,7 +110,7 @@ def share(graph: Graph, plan: Plan) -> float:
 
 
 def _show(what: str, exact: Session, data: Feeds, before: Session, after: Session) -> None:
-    wanted = next(iter(exact.run(data).values()))
+    wanted = next(iter(exact.run(data).values())).astype(np.float64)
 
     def error(session: Session) -> float:
         got = next(iter(session.run(data).values())).astype(np.float64)

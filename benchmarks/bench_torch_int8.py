@@ -22,7 +22,7 @@ from benchmarks.common import report, shared_case, skip
 from benchmarks.torch_int8_nets import Digits, MiniLM, digits_data, train
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines.torch.integers import compiled_frozen
-from finecast.pipeline.result import Result
+from finecast.tuning.result import Result
 
 _BENCH: Final = "torch_int8"
 _ROUNDS: Final = 25

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.bench_minilm import feeds
 from benchmarks.common import report, shared_case, skip
 from finecast import api
+from finecast.data.workload import Run
 from finecast.engines.base import Array, Feeds
-from finecast.pipeline.workload import Run
 
 
 def score(case: Any, key: str, batch: int) -> Callable[[Run], float]:

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.bench_tune import score
 from benchmarks.common import cpu_seconds, report, shared_case, skip
 from finecast import api
-from finecast.pipeline.result import Result
+from finecast.tuning.result import Result
 
 _DIGITS: Final = Path(__file__).resolve().parents[1] / "examples" / "digits"
 # The shared models: the metric, and the samples of a call.

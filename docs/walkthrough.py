@@ -23,6 +23,9 @@ from finecast.engines import get_engine
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
 from finecast.graph.text import to_text
+from finecast.native.observing import observe
+from finecast.native.planning import Judging, make_planner
+from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Proposal
 from finecast.planning.cost import RooflineCost
@@ -36,9 +39,6 @@ from finecast.progress import silent
 from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import Judging, make_planner
-from finecast.subjects.engine.roundings import Times, probe_sensitivity, switched_probe
 
 PAGES = sorted(Path(__file__).with_name("architecture").glob("*.md"))
 POLICY = Policy.parse("auto:bf16")

@@ -23,14 +23,14 @@ import torch
 from torch import nn
 
 from finecast import api
+from finecast.data.workload import FunctionWorkload
 from finecast.engines.base import Feeds
 from finecast.measure.environment import cpu_label, environment
+from finecast.native.engine_subject import EngineSubject
+from finecast.native.gains import output_error
 from finecast.numbers.formats import Format
-from finecast.pipeline.adjusting import output_error
-from finecast.pipeline.workload import FunctionWorkload
 from finecast.progress import silent
 from finecast.rules.policy import Adjust, Policy
-from finecast.subjects.engine.subject import EngineSubject
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 MODELS: Final = ("cifar10_resnet20", "sts_minilm_l6")

@@ -25,11 +25,11 @@ from finecast.devices.targets import load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.ops.patterns import affine_kernels, merged
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.planning import make_planner
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], np.ndarray]

@@ -8,7 +8,7 @@ cannot notice it. Survivors are printed with the lines changed, to be judged one
 ``docs/testing.md`` has the figures.
 
     python scripts/mutants.py solver                 # one group; without a name all of them
-    python scripts/mutants.py pipeline --sample 5    # mutants of each module
+    python scripts/mutants.py tuning --sample 5      # mutants of each module
     python scripts/mutants.py torch --modules writer # modules whose path contains "writer"
 
 The tests run in the Python that runs this script. ``cosmic-ray`` may be in another environment
@@ -66,33 +66,32 @@ GROUPS: Final[Mapping[str, Group]] = {
     "devices": room("devices"),
     "data": room("data"),
     "measure": room("measure"),
-    "pipeline": room(
-        "pipeline",
-        "tests/subjects",
+    "tuning": room(
+        "tuning",
+        "tests/native",
         "tests/cli/test_tune.py",
         "tests/cli/test_emulation_verbs.py",
         "tests/cli/test_refusals.py",
         "tests/engines/emulator/test_torch_programs.py",
     ),
     "onnx": Group(
-        modules=("frontends/onnx/*.py", "subjects/onnx/*.py", "subjects/engine/*.py"),
+        modules=("frontends/onnx/*.py", "native/*.py"),
         tests=(
             "tests/frontends",
-            "tests/subjects",
-            "tests/pipeline",
+            "tests/native",
+            "tests/tuning",
             "tests/engines/emulator",
             "tests/cli/test_refusals.py",
         ),
     ),
     "torch": Group(
         modules=(
-            *("frontends/torch/*.py", "engines/torch/*.py", "subjects/torch/*.py"),
+            *("frontends/torch/*.py", "engines/torch/*.py", "native/torch/*.py"),
             *("torch/*.py", "training/*.py"),
         ),
         tests=(
             "tests/torch",
-            "tests/subjects",
-            "tests/pipeline/test_torch_program.py",
+            "tests/native",
             "tests/engines/emulator/test_torch_programs.py",
             "tests/cli/test_exported.py",
             "tests/cli/test_exported_emulation.py",

@@ -26,12 +26,12 @@ import numpy as np
 import onnx
 
 from finecast import api
+from finecast.data.workload import MOST_PROBED_ROWS, FunctionWorkload, probed, samples
 from finecast.engines.base import Feeds
 from finecast.errors import EngineError
 from finecast.measure.environment import cpu_label, environment
+from finecast.native.gains import output_error
 from finecast.numbers.formats import Format
-from finecast.pipeline.adjusting import output_error
-from finecast.pipeline.workload import MOST_PROBED_ROWS, FunctionWorkload, probed, samples
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Plan
 from finecast.planning.planner import chosen

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from finecast.measure import processor
 from finecast.measure.racing import Effort
-from finecast.pipeline import measuring
+from finecast.tuning import measuring
 
 if TYPE_CHECKING:
     from finecast.engines.torch.rates import Rate
@@ -50,6 +50,13 @@ def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
 def idle_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No other process counts as busy: what a test finds does not depend on its neighbours."""
     monkeypatch.setattr(processor, "_THREADS", tmp_path / "no-threads")
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is kept between runs on this machine changes no test, and no test changes it."""
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache-folder"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -60,7 +60,8 @@ class Attention(nn.Module):
         if not self.rotary:
             return x
         first, second = x.chunk(2, dim=-1)
-        return x * self.cos + torch.cat([-second, first], dim=-1) * self.sin
+        turned = torch.cat([-second, first], dim=-1)
+        return x * self.get_buffer("cos") + turned * self.get_buffer("sin")
 
     def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
         def heads(y: Tensor) -> Tensor:
@@ -164,7 +165,8 @@ def _t5() -> nn.Module:
     """What the blocks add to the stream is large, and most so what ``wo`` gives."""
     net = T5()
     with torch.no_grad():
-        for layer in [*net.encoder, *net.decoder]:
+        layers: list[Any] = [*net.encoder, *net.decoder]
+        for layer in layers:
             for attention in filter(None, (layer.own, layer.cross)):
                 attention.o.weight *= 20_000.0
             layer.mlp.wi_0.weight *= 4.0
@@ -177,7 +179,8 @@ def _gemma() -> nn.Module:
     """The products between the norms are large, and so are the gains of the second norms."""
     net = Gemma()
     with torch.no_grad():
-        for layer in net.layers:
+        layers: list[Any] = [*net.layers]
+        for layer in layers:
             layer.mlp.wi_0.weight *= 300.0
             layer.mlp.wi_1.weight *= 300.0
             for norm in layer.after:

@@ -16,7 +16,7 @@ from onnx import parser
 import finecast
 from finecast.engines import installed
 from finecast.errors import ExitCode, ModelError, UsageError
-from finecast.subjects import plan_beside
+from finecast.native.opening import plan_beside
 
 NET = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[n, 4] x) => (float[n, 4] y)

@@ -11,7 +11,7 @@ import pytest
 
 from finecast import progress
 from finecast.errors import UsageError
-from finecast.progress import reporting, shown, silent
+from finecast.progress import Notice, Phases, reporting, shown, silent
 from tests.cli.test_output import ACTS, NASTY
 
 
@@ -35,6 +35,20 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert not capsys.readouterr().err
 
 
+def test_a_notice_is_shown_at_once_and_is_no_phase(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with shown("tuning") as report:
+        phases = Phases(report, "load", time.perf_counter())
+        phases("baseline", 0, 1)
+        phases(Notice(f"this takes{NASTY} a while"), 0, 1)
+        assert {*phases.seconds()} == {"load", "baseline"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tuning: this takes")
+    assert line.endswith("a while")
+    assert not ACTS.search(line)
+
+
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     """IPython as a notebook's kernel loads it."""
@@ -53,8 +67,14 @@ def test_in_a_notebook_one_line_changes(
         for moment, stage in ((100.0, "sensitivities"), (100.1, "left out"), (103.0, "b")):
             now[0] = moment
             report(stage, 1, 4)
+        report(Notice("long work"), 0, 1)
+        now[0] = 106.0
+        report("c", 1, 4)
     first, second = "tuning: sensitivities, 1 of 4, after 0 s", "tuning: b, 1 of 4, after 3 s"
-    assert capsys.readouterr().err == f"\r{first}\r{second.ljust(len(first))}\n"
+    notice = "tuning: long work".ljust(len(second))
+    drawn = [first, second.ljust(len(first)), f"{notice}\n"]
+    drawn.append("tuning: c, 1 of 4, after 6 s\n")
+    assert capsys.readouterr().err == "".join(f"\r{line}" for line in drawn)
 
 
 def test_where_nobody_watches_the_interface_reports_nothing(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "finecast"
 MOST_PARAMETERS = 7
-MOST_AT_THE_TOP = 8
+MOST_AT_THE_TOP = 9
 # Typer reads the options of a verb from its ``run``. The verbs of Python take one more.
-KEYWORDS = {"api.py:tune"}
+KEYWORDS = {"api.py:tune", "tuning/tune.py:tune"}
 MOST_OF_A_VERB = 8
 
 
@@ -19,7 +19,7 @@ MOST_OF_A_VERB = 8
 KEPT_IN_MODULES = {
     "engines/probe.py: _cache": "what this machine's engines can do: measured once",
     "engines/torch/costs.py: _seen": "times of this machine's kernels: measured once",
-    "subjects/engine/profiles.py: _KNOWN": "times of this machine's casts: measured once",
+    "native/profiles.py: _KNOWN": "times of this machine's casts: measured once",
     "files/locks.py: _HOLDERS": "locks on files are the process's own",
     "frontends/collection.py: _Uncollected": "the garbage collector is the process's own",
     "frontends/onnx/native.py: _worker": "the one child process that runs onnx's passes",

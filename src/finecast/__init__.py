@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from finecast.api import (
         DataOptions,
         apply,
+        blame,
         convert,
+        diff,
         emulate,
         explain,
         inspect,
         ladder,
         load,
         profile,
+        report,
         tune,
     )
     from finecast.data.criterion import Criterion, CriterionKind
@@ -31,20 +34,23 @@ if TYPE_CHECKING:
         UsageError,
     )
     from finecast.numbers.formats import Format
-    from finecast.pipeline.goal import Goal, Objective
-    from finecast.pipeline.result import Result, Verdict
     from finecast.planning.plan import Decision, Plan
     from finecast.rules.policy import Policy, Scope
+    from finecast.tuning.goal import Goal, Objective
+    from finecast.tuning.result import Result, Verdict
 
 _MODULES = {
     "apply": "finecast.api",
+    "blame": "finecast.api",
     "convert": "finecast.api",
+    "diff": "finecast.api",
     "emulate": "finecast.api",
     "explain": "finecast.api",
     "inspect": "finecast.api",
     "ladder": "finecast.api",
     "load": "finecast.api",
     "profile": "finecast.api",
+    "report": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
@@ -57,10 +63,10 @@ _MODULES = {
     "Format": "finecast.numbers.formats",
     "Criterion": "finecast.data.criterion",
     "CriterionKind": "finecast.data.criterion",
-    "Goal": "finecast.pipeline.goal",
-    "Objective": "finecast.pipeline.goal",
-    "Result": "finecast.pipeline.result",
-    "Verdict": "finecast.pipeline.result",
+    "Goal": "finecast.tuning.goal",
+    "Objective": "finecast.tuning.goal",
+    "Result": "finecast.tuning.result",
+    "Verdict": "finecast.tuning.result",
     "Decision": "finecast.planning.plan",
     "Plan": "finecast.planning.plan",
     "Policy": "finecast.rules.policy",
@@ -86,8 +92,10 @@ __all__ = [
     "UsageError",
     "Verdict",
     "apply",
+    "blame",
     "convert",
     "default_engine",
+    "diff",
     "emulate",
     "explain",
     "get_engine",
@@ -95,6 +103,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
 ]
 

@@ -25,6 +25,12 @@ class Progress(Protocol):
         ...
 
 
+class Notice(str):
+    """A stage that is no work but a remark on it, shown at once: how long it will take."""
+
+    __slots__ = ()
+
+
 def silent(stage: str, done: int, total: int) -> None:
     """Report nothing."""
     del stage, done, total
@@ -44,8 +50,9 @@ class Phases:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """As ``Progress``; the time since the last call is that call's phase's."""
-        self._count()
-        self._phase = stage.partition(" of ")[0]
+        if not isinstance(stage, Notice):
+            self._count()
+            self._phase = stage.partition(" of ")[0]
         self._report(stage, done, total)
 
     def seconds(self) -> dict[str, float]:
@@ -120,6 +127,9 @@ def shown(title: str, *, quiet: bool = False) -> Generator[Progress]:
 
         def report(stage: str, done: int, total: int) -> None:
             text = escape(safe(f"{title}: {stage}"))
+            if isinstance(stage, Notice):
+                bar.console.print(text)
+                return
             bar.update(task, completed=done, total=total, description=text)
 
         yield report
@@ -136,6 +146,10 @@ class _Lines:
 
     def report(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
+        if isinstance(stage, Notice):
+            self._write(one_line(f"{self._title}: {stage}"))
+            self.end()
+            return
         if now - self._last < (_REDRAWN_S if self._redrawn else _EVERY_S):
             return
         self._last = now
@@ -145,7 +159,7 @@ class _Lines:
     def end(self) -> None:
         """End the line that was redrawn, if there is one."""
         if self._width:
-            self._redrawn = False
+            self._width = 0
             write(sys.stderr, "")
 
     def _write(self, text: str) -> None:

@@ -13,8 +13,8 @@ from finecast.errors import ExitCode
 from finecast.planning.biases import RULE
 from tests.cli.conftest import Answer
 from tests.kernels import skip_without_int8
-from tests.subjects import test_rescaled_channels as rescaled
-from tests.subjects.test_adjusting import BIASES, X, written
+from tests.native import test_rescaled_channels as rescaled
+from tests.native.test_adjusting import BIASES, X, written
 
 Finecast = Callable[..., Answer]
 INT8 = ["--auto-cast", "all", "--auto-cast-type", "int8", "--engine", "openvino"]

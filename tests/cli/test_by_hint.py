@@ -20,10 +20,10 @@ from finecast.frontends import onnx as onnx_frontend
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.marks import hint_of, marked
 from finecast.numbers.formats import Format
-from finecast.pipeline.hint import with_hinted_errors
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
+from finecast.tuning.hint import with_hinted_errors
 from tests.cli.conftest import Answer
 from tests.frontends.test_openvino_marks import FEEDS, convolutions, needs_hint
 from tests.kernels import computes_bf16

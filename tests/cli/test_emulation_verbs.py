@@ -13,8 +13,8 @@ import pytest
 from finecast.api import judge
 from finecast.errors import ExitCode, ModelError
 from finecast.numbers.formats import Format
-from finecast.pipeline.ladder import LadderWalk, PlanResult
 from finecast.rules.policy import Policy
+from finecast.tuning.ladder import LadderWalk, PlanResult
 from tests.cli.conftest import Answer
 from tests.engines.emulator import models
 
@@ -74,6 +74,20 @@ def test_emulate(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
     shares = [o["share"] for o in report["ops"]]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1)
+
+
+def test_options_that_lower_nothing_cost_nothing(
+    finecast: Finecast, mlp: Path, mlp_data: Path
+) -> None:
+    options = ["--target", "trn1", "--auto-cast", "none", "--data", mlp_data]
+    report = finecast("emulate", mlp, *options, "--metric", "cosine", "--json").json
+    assert set(report["output_errors"].values()) == {0.0}
+    assert report["emulated"] == report["fp32"]
+    text = finecast("emulate", mlp, *options).out
+    assert "nothing is lowered: the numbers are those of fp32" in " ".join(text.split())
+    # inf1 has no fp32 products: the same options cost something there.
+    there = finecast("emulate", mlp, "--target", "inf1", "--fast-math", "none", *options[4:])
+    assert "relative output error" in there.out
 
 
 def test_emulate_says_what_overflows(finecast: Finecast, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import finecast  # noqa: E402
 import finecast.torch as ft  # noqa: E402
 from finecast.cli import main  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402
-from finecast.subjects.torch import integers, subject  # noqa: E402
+from finecast.native.torch import integers, subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

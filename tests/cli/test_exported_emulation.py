@@ -120,7 +120,7 @@ def test_the_model_is_loaded_once(
         return exact_session(path)
 
     monkeypatch.setattr(module, "exact_session", counted)
-    monkeypatch.setattr("finecast.subjects.onnx.model.exact_session", counted)
+    monkeypatch.setattr("finecast.native.onnx.exact_session", counted)
     options = ["--target", "trn1", "--data", folder / "mlp.npz", "--json"]
     assert finecast("emulate", pairs.onnx_file("mlp"), *options).code == ExitCode.DONE
     assert len(loads) == 1

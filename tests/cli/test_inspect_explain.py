@@ -10,12 +10,12 @@ import pytest
 from onnx import parser
 
 from finecast.errors import ExitCode
+from finecast.native import engine_model
 from finecast.numbers.formats import Format
-from finecast.pipeline.explanation import groups
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import RULES
 from finecast.rules.base import DECISION, Reason
-from finecast.subjects.engine import model
+from finecast.tuning.explanation import groups
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor
 from tests.kernels import skip_without_int8
@@ -194,7 +194,7 @@ def test_kernels_are_compared_of_low_nodes_alone(
         compiled.append(given)
         return None, ()
 
-    monkeypatch.setattr(model, "load_with_kernels", load_with_kernels)
+    monkeypatch.setattr(engine_model, "load_with_kernels", load_with_kernels)
     options = ["--auto-cast", "matmult", "--auto-cast-type", "bf16", "--json"]
     assert finecast("explain", net, "soft", *options).json["fallen_apart"] == []
     assert not compiled
@@ -207,7 +207,7 @@ def test_kernels_are_compared_of_low_nodes_alone(
 def test_what_takes_long_to_compile_is_explained_without_its_kernels(
     finecast: Finecast, net: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(model, limit, 1)
+    monkeypatch.setattr(engine_model, limit, 1)
     answer = finecast(
         "explain", net, "product", "--auto-cast", "all", "--auto-cast-type", "bf16"
     )

@@ -9,9 +9,9 @@ import pytest
 from onnx import parser
 
 from finecast.cli import main
+from finecast.data.sources import DataOptions
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import ExitCode, UsageError
-from finecast.pipeline.sources import DataOptions
 
 NET = """<ir_version: 10, opset_import: ["" : 17]>
 net (float[N,T] x) => (float[N,T] y) {

@@ -22,7 +22,7 @@ from finecast.compat.neural_compressor.mix_precision import fallback
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import FinecastError, ModelError, UsageError, UserCodeError
 from finecast.numbers.formats import Format
-from finecast.pipeline.goal import Goal
+from finecast.tuning.goal import Goal
 
 _FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
 

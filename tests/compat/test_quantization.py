@@ -27,8 +27,8 @@ from finecast.engines.base import Capability
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.onnx.opset import NEWEST_IR
 from finecast.numbers.formats import Format
-from finecast.pipeline.goal import Goal
 from finecast.rules.policy import Adjust
+from finecast.tuning.goal import Goal
 from tests.kernels import skip_without_int8
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")

@@ -30,7 +30,7 @@ from finecast.compat.neural_compressor import (
 from finecast.compat.neural_compressor.torch_models import TorchResult
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.torch.codes import scales_of_products
-from finecast.subjects.torch import integers, subject
+from finecast.native.torch import integers, subject
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),

@@ -16,8 +16,8 @@ from finecast.data.input_ranges import Mask, Normal, Range, Whole, input_ranges
 from finecast.engines import installed
 from finecast.engines.base import TensorSpec
 from finecast.graph.text import from_text
-from finecast.subjects import opened
-from finecast.subjects.engine.native import NativeSource
+from finecast.native.opening import opened
+from finecast.native.source import NativeSource
 from tests.frontends.tools import parse, tensor
 
 

@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 
 from finecast.engines import get_engine
 from finecast.errors import EngineError
-from finecast.subjects.onnx.model import take
+from finecast.native.onnx import take
 
 Array = NDArray[Any]
 TOLERANCE: Final = 1e-4

@@ -10,10 +10,10 @@ import onnx
 import pytest
 
 import finecast
+from finecast.data.sources import DataOptions
 from finecast.devices.faults import known_faults
 from finecast.engines import get_engine, installed
 from finecast.errors import WrongNumbersError
-from finecast.pipeline.sources import DataOptions
 from tests.frontends.tools import parse
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")

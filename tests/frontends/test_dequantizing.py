@@ -11,12 +11,12 @@ from onnx import numpy_helper, parser
 from finecast import api
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import onnx as frontend
+from finecast.native.observing import observe
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.rules.calibration import calibrated
 from finecast.rules.policy import Policy
 from finecast.rules.ranges import Calibration
-from finecast.subjects.engine.observing import observe
 from tests.frontends import tools
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\ng '

@@ -15,6 +15,9 @@ from onnx import helper, numpy_helper, parser
 from finecast import api
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
+from finecast.native import conversion, planning
+from finecast.native.observing import observe
+from finecast.native.roundings import switched_probe
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -24,9 +27,6 @@ from finecast.planning.units import make_units
 from finecast.rules import Context, Permission, permit
 from finecast.rules.policy import Policy
 from finecast.rules.scaled_operands import origin
-from finecast.subjects.engine import conversion, planning
-from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.roundings import switched_probe
 from tests import toy_encoding
 from tests.frontends.tools import planner_of
 

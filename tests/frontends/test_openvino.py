@@ -24,13 +24,13 @@ from finecast.frontends.native_model import with_roundings, with_switches
 from finecast.frontends.openvino.native import OvNative
 from finecast.frontends.openvino.reader import read
 from finecast.frontends.rounding import rounded
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.edits import cast_count, edits
 from finecast.planning.plan import Plan
 from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.planning import make_planner
 from tests.frontends.openvino_graphs import WIDTH, chain, feeds_of, model_of, random_model, run
 
 

@@ -22,10 +22,10 @@ from finecast.frontends.native_model import with_roundings
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.reader import read
 from finecast.graph import Graph
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.planning import make_planner
 from tests.frontends.openvino_graphs import WIDTH, model_of, run
 
 STEPS: Final = 3

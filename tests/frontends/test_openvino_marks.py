@@ -19,13 +19,13 @@ from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.marks import hint_of, marked
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.replaying import check_made_for
+from finecast.native.hint import check_marks
+from finecast.native.openvino import OvModel
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, patterns
-from finecast.subjects.engine.hint import check_marks
-from finecast.subjects.engine.planning import make_planner
-from finecast.subjects.openvino.model import OvModel
 from tests.frontends.openvino_graphs import chain, model_of
 from tests.kernels import skip_without_bf16
 

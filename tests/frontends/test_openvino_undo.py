@@ -21,13 +21,13 @@ from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import PLAN_KEY, changes_of
 from finecast.frontends.openvino.reader import read
 from finecast.frontends.openvino.undo import original
+from finecast.native.observing import observe
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.planning.edits import ConvertConstant
 from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import make_planner
 from tests.frontends.openvino_graphs import WIDTH, chain, feeds_of, model_of, random_model, run
 from tests.frontends.test_openvino_bodies import MODELS
 from tests.kernels import skip_without_int8

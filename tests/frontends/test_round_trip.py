@@ -20,11 +20,11 @@ from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import ModelError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx.constants import ConvertedTensor
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.planning import make_planner
 
 SHARED = """<ir_version: 8, opset_import: ["" : 17]>
 shared (float[n, 2] x) => (float[n, 2] y, float[n, 2] z)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from finecast.engines.base import Engine, KernelTime
+from finecast.native import profiles as rates
 from finecast.numbers.formats import Format
-from finecast.subjects.engine import profiles as rates
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from finecast.engines.loading import exact_session
 from finecast.frontends.onnx import Prepared
+from finecast.native.observing import observe
 from finecast.numbers.formats import Format
 from finecast.planning.range_scaling import RangeScaling, range_scalings, scaled_facts
 from finecast.rules.facts import ValueFacts
-from finecast.subjects.engine.observing import observe
 from tests.planning import nets
 
 X = np.random.default_rng(5).standard_normal((4, 6, 8)).astype(np.float32)
@@ -228,7 +229,8 @@ def test_a_large_constant_of_several_ops_is_not_copied() -> None:
         second = net.op(f"MatMul ({second}, {shared})")
     end = net.op(f"Slice ({second}, starts, ends, last)")
     numbers = {"starts": 0, "ends": 8, "last": 2}
-    net.constants |= {n: np.array([i], np.int64) for n, i in numbers.items()}
+    integers: Any = {n: np.array([i], np.int64) for n, i in numbers.items()}
+    net.constants |= integers
     for one in check(net.prepared(end)):
         assert all(a.port == 0 for a in one.adjustments)
 

@@ -51,14 +51,14 @@ def test_errors_of_all_points(values: list[float], weights: list[float]) -> None
 
 
 def test_a_model_that_rounds_everywhere_says_how_much_and_probes_of_what() -> None:
-    found = measure(2, Model([0.1, 0.3]), total=1.2)
+    found = measure(2, Model([0.1, 0.3])).toward(1.2)
     assert found.total == pytest.approx(1.2)
     assert found.values == pytest.approx([0.3, 0.9])
 
 
 @pytest.mark.parametrize("total", [math.nan, math.inf, 0.0])
 def test_a_model_that_is_broken_by_rounding_scales_nothing(total: float) -> None:
-    found = measure(2, Model([0.1, 0.3]), total=total)
+    found = measure(2, Model([0.1, 0.3])).toward(total)
     assert found.values == pytest.approx([0.1, 0.3])
     assert found.total == pytest.approx(0.4)
 

@@ -13,10 +13,10 @@ tf: Any = pytest.importorskip("tensorflow")
 
 from finecast.engines.probe import Speed  # noqa: E402
 from finecast.measure.racing import Effort, Race  # noqa: E402
+from finecast.native import engine_subject  # noqa: E402
+from finecast.native.subject import Built  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
-from finecast.pipeline.subject import Built  # noqa: E402
 from finecast.planning.plan import Plan  # noqa: E402
-from finecast.subjects.engine import subject as subjects  # noqa: E402
 from tests.tensorflow.models import Model, of_function  # noqa: E402
 
 
@@ -51,5 +51,7 @@ def bf16_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Race.stated(1e-3, {name: seconds(one.plan) for name, one in built.items()})
 
-    monkeypatch.setattr(subjects.EngineSubject, "times", times)
-    monkeypatch.setattr(subjects, "speed_of", lambda *_: Speed(gains=True, text="stated"))
+    monkeypatch.setattr(engine_subject.EngineSubject, "times", times)
+    monkeypatch.setattr(
+        engine_subject, "speed_of", lambda *_: Speed(gains=True, text="stated")
+    )

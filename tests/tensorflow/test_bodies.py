@@ -27,11 +27,11 @@ from finecast.frontends.tensorflow.functions import bodies, every_node, opened
 from finecast.frontends.tensorflow.loading import load
 from finecast.frontends.tensorflow.saving import save
 from finecast.graph import Graph
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.points import SWITCH, Switch
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.planning import make_planner
 from tests.tensorflow.control_flow import MODELS, ROWS, WIDTH, feeds_of, weights
 from tests.tensorflow.models import of_function, served, tf
 

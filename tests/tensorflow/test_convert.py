@@ -170,7 +170,7 @@ def test_a_weight_that_is_still_there_in_fp32_is_read_again(tmp_path: Path) -> N
 def test_nothing_half_written_stays(
     mlp: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from finecast.subjects.tensorflow import model as opened
+    from finecast.native import tensorflow as opened
 
     def full(*_: object) -> Any:
         raise OSError(28, "No space left on device")
@@ -310,8 +310,7 @@ def test_errors_that_low_products_explain_are_written_with_a_warning(tmp_path: P
     done = finecast.convert(tmp_path / "offset", tmp_path / "low", "all:bf16")
     error = done.verified.relative_error or 0.0
     assert error > 0.5
-    (said,) = (w for w in done.warnings if "not faster" not in w)
-    assert f"{error:.3g} on random inputs" in said
+    (said,) = (w for w in done.warnings if f"{error:.3g} on random inputs" in w)
     assert "The formats explain it" in said
 
 
@@ -330,5 +329,4 @@ def test_inputs_that_show_no_error_are_said_to_be_so(tmp_path: Path) -> None:
     weight = tf.constant(np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32))
     of_function(tmp_path / "m", lambda x: {"y": tf.nn.softmax(x @ weight * 1e4) + 0.0}, [ROWS])
     done = finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
-    (said,) = (w for w in done.warnings if "not faster" not in w)
-    assert "cannot tell a right model" in said
+    assert any("cannot tell a right model" in said for said in done.warnings)

@@ -19,9 +19,11 @@ X = np.random.default_rng(3).normal(size=(32, 16)).astype(np.float32)
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 pays here, whatever this machine is."""
-    from finecast.subjects.engine import subject
+    from finecast.native import engine_subject
 
-    monkeypatch.setattr(subject, "speed_of", lambda *_: Speed(gains=True, text="stated"))
+    monkeypatch.setattr(
+        engine_subject, "speed_of", lambda *_: Speed(gains=True, text="stated")
+    )
 
 
 def test_a_saved_model_is_converted_and_saved(mlp: Model, tmp_path: Path) -> None:

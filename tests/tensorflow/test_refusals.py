@@ -13,7 +13,7 @@ import pytest
 import finecast
 from finecast.cli import main
 from finecast.errors import ExitCode, FinecastError, ModelError, UsageError
-from finecast.subjects import opened
+from finecast.native.opening import opened
 from tests.tensorflow.models import Model, of_function, tf
 
 ROWS = tf.TensorSpec([None, 16], tf.float32, name="x")

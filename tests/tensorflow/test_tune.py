@@ -11,10 +11,10 @@ import finecast
 from finecast.cli import main
 from finecast.engines import get_engine
 from finecast.errors import ExitCode
+from finecast.native.hint import hinted_models
+from finecast.native.planning import Judging, make_planner
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.subjects.engine.hint import hinted_models
-from finecast.subjects.engine.planning import Judging, make_planner
 from tests.tensorflow.models import tf, top1, types_of
 
 # numpy 2 says so of TensorFlow 2.21's own tensors.

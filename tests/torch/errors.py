@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from finecast.engines.torch.session import ProgramSignature
 from finecast.frontends.torch import Captured, TorchPrepared
 from finecast.frontends.torch import probing as backward
+from finecast.native.roundings import switched_probe
 from finecast.numbers.formats import Format
 from finecast.planning.points import (
     Point,
@@ -20,7 +21,6 @@ from finecast.planning.points import (
     switches,
 )
 from finecast.planning.sensitivity import measure
-from finecast.subjects.engine.roundings import switched_probe
 
 Errors = NDArray[np.float64]
 

@@ -21,11 +21,11 @@ from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.autocast import autocast_formats
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
+from finecast.native.planning import Judging, make_planner
+from finecast.native.torch.planning import choose
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Choice
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.planning import Judging, make_planner
-from finecast.subjects.torch.planning import choose
 from tests.torch.planned import plan_of
 from tests.torch.uncompiled import OpByOp
 

@@ -21,9 +21,9 @@ from finecast.engines.torch import rates
 from finecast.engines.torch.kernel_check import is_wrong
 from finecast.errors import ModelError, RuleConflictError, UsageError
 from finecast.frontends import torch as frontend
+from finecast.native.torch import planning
 from finecast.numbers.formats import Format
 from finecast.planning.edits import cast_count
-from finecast.subjects.torch import planning
 from tests.torch.errors import first_order, points_of, probed
 from tests.torch.planned import plan_of
 
@@ -473,7 +473,7 @@ class Masked(nn.Module):
 
 def test_auto_leaves_a_module_that_would_gain_a_hair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "finecast.subjects.torch.conversion.predicted_cost", lambda *_: 0.0
+        "finecast.native.torch.conversion.predicted_cost", lambda *_: 0.0
     )  # of the plan in fp32: all others take longer
     torch.manual_seed(0)
     net, x = Masked().eval(), torch.randn(2, 6, 32)
@@ -481,5 +481,6 @@ def test_auto_leaves_a_module_that_would_gain_a_hair(monkeypatch: pytest.MonkeyP
     mask[0, 4:] = True
     low = ft.convert(net, (x, mask))
     plan = low.finecast_plan
-    assert plan is not None and not plan.low_formats
+    assert plan is not None
+    assert not plan.low_formats
     assert torch.equal(low(x, mask), net(x, mask))

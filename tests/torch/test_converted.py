@@ -22,7 +22,7 @@ import finecast.torch as ft
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import ConvertedModule
 from finecast.frontends.torch.pickling import StoredOp
-from finecast.subjects.torch import integers
+from finecast.native.torch import integers
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 import finecast.torch as ft
 from finecast.errors import ModelError, UsageError, UserCodeError
-from finecast.pipeline.result import Result
+from finecast.tuning.result import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

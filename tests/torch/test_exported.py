@@ -20,11 +20,11 @@ from torch import nn
 import finecast
 import finecast.torch as ft
 from finecast import api
+from finecast.data.sources import DataOptions
 from finecast.errors import ModelError, UsageError
+from finecast.native.torch import integers, subject
 from finecast.numbers.formats import Format
-from finecast.pipeline.result import Verdict
-from finecast.pipeline.sources import DataOptions
-from finecast.subjects.torch import integers, subject
+from finecast.tuning.result import Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

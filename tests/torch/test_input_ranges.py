@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from finecast.data.input_ranges import Normal, Whole, input_ranges
-from finecast.subjects.torch.model import of_module
+from finecast.native.torch.model import of_module
 
 MEAN, DEVIATION = torch.tensor([10.0, 50.0, 90.0]), torch.tensor([20.0, 30.0, 40.0])
 IMAGES = torch.zeros(2, 3, 8, 8)

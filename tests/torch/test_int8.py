@@ -22,14 +22,14 @@ from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import read_back, scales_of_products, stored_codes
 from finecast.measure.environment import environment
+from finecast.native.census import count_classes
+from finecast.native.observing import observe
+from finecast.native.torch import integers
+from finecast.native.torch.model import of_module
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
-from finecast.pipeline.census import count_classes
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import computed_in
-from finecast.subjects.engine.observing import observe
-from finecast.subjects.torch import integers
-from finecast.subjects.torch.model import of_module
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
@@ -320,7 +320,7 @@ import json, sys, warnings, torch
 from tests.torch import test_int8 as t
 from finecast.engines.torch.integers import compiled_frozen
 import finecast.torch as ft
-from finecast.subjects.torch import integers
+from finecast.native.torch import integers
 torch.manual_seed(0)
 net, x = t.Net().eval(), torch.randn(8, 3, 8, 8)
 with warnings.catch_warnings(record=True) as told:

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import finecast
 from finecast.errors import WrongNumbersError
-from finecast.subjects.torch.model import longest
+from finecast.native.torch.model import longest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

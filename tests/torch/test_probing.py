@@ -13,7 +13,7 @@ from torch import nn
 
 from finecast.engines.exact import Exact
 from finecast.frontends import torch as frontend
-from finecast.subjects.torch.model import of_module
+from finecast.native.torch.model import of_module
 from tests.torch.errors import Errors, first_order, points_of, probed
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

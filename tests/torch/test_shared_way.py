@@ -15,9 +15,9 @@ from torch import nn
 import finecast
 import finecast.torch as ft
 from finecast.cli import main
+from finecast.data.sources import DataOptions
 from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.numbers.formats import Format
-from finecast.pipeline.sources import DataOptions
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from tests.torch.planned import plan_of
 

@@ -19,10 +19,10 @@ import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
+from finecast.native.torch.model import of_module
+from finecast.native.torch.subject import TorchSubject
+from finecast.native.torch.workload import ModuleWorkload
 from finecast.numbers.formats import Format
-from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.subject import TorchSubject
-from finecast.subjects.torch.workload import ModuleWorkload
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

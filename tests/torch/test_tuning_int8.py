@@ -22,14 +22,14 @@ from finecast.engines.torch.integers import Prepare
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch.codes import scales_of_products
+from finecast.native.observing import observe
+from finecast.native.planning import Judging, make_planner
+from finecast.native.roundings import Times
+from finecast.native.torch import integers, subject
+from finecast.native.torch.model import of_module
+from finecast.native.torch.planning import measured_errors
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.observing import observe
-from finecast.subjects.engine.planning import Judging, make_planner
-from finecast.subjects.engine.roundings import Times
-from finecast.subjects.torch import integers, subject
-from finecast.subjects.torch.model import of_module
-from finecast.subjects.torch.planning import measured_errors
 from tests.torch.planned import plan_of
 from tests.torch.test_tuning import Branches, Clock, Device, X
 

@@ -42,12 +42,16 @@ VERBS = {
     "convert": "Cast a model by a policy, verify and save it.",
     "tune": "Find the fastest mixed precision that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
+    "report": "What tune found and why, as one page that opens without network.",
+    "diff": "What differs between two plans, two models, or a plan and a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
+    "blame": "Which ops of a low model cost its accuracy, and what shows it.",
     "emulate": "What a device you do not have would do to your numbers.",
     "ladder": "A compiler's ladder of options, each rung emulated.",
     "targets": "The devices that emulate and ladder know.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Latency, throughput, memory and per-op times of models, compared.",
+    "prices": "Times of kernels that tune kept on this machine; clear them.",
     "mcp": "Serve the verbs as tools of the Model Context Protocol.",
 }
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""

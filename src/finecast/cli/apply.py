@@ -10,7 +10,7 @@ import typer
 from finecast.cli.common import (
     Json,
     Model,
-    Run,
+    Placing,
     SizedSamples,
     Trusted,
     Written,
@@ -28,11 +28,15 @@ def run(
     model: Model,
     written: Written,
     data: SizedSamples,
-    running: Run,
+    running: Placing,
     how: Trusted,
     as_json: Json = False,
 ) -> None:
-    """Apply a saved plan to the model it was made for.
+    """Apply a saved plan to the model it was made for, or to another version of that.
+
+    Of a model that was retrained, changed or exported anew, ops are found by their names, and
+    else by their place in the graph (see finecast diff). Ops that the plan does not know stay
+    fp32. A plan most of whose ops are found nowhere is refused.
 
     Example:
       finecast apply tuned.plan.json model.onnx -o tuned.onnx
@@ -50,6 +54,7 @@ def run(
             data=data,
             engine=running.engine,
             verify=running.verify,
+            partial=running.partial,
         )
     if "tf32" in result.plan.counts:
         warn(TF32_NOTE)

@@ -12,15 +12,15 @@ import typer
 from finecast.cli.groups import Only
 from finecast.cli.output import warn
 from finecast.data.criterion import Criterion
+from finecast.data.sources import DataOptions
 from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.files.locks import OutputBusyError
-from finecast.pipeline.artefact import Destination
-from finecast.pipeline.model import ReadOptions, RunOptions
-from finecast.pipeline.sources import DataOptions
+from finecast.native.artefact import Destination
+from finecast.native.model import ReadOptions, RunOptions
 
 if TYPE_CHECKING:
-    from finecast.pipeline.model import OpenedModel
+    from finecast.native.model import OpenedModel
 
 Model = Annotated[
     Path,
@@ -36,6 +36,7 @@ Cleaned = Annotated[Destination, Only(required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify")]
+Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
 Engine = Annotated[RunOptions, Only("engine")]
 Samples = Annotated[DataOptions, Only("data", "labels", "calib", "sample_axes", "batch")]
 SizedSamples = Annotated[
@@ -77,7 +78,7 @@ def open_model(
         UsageError: If a file cannot be written, or an option does not apply to the model.
     """
     from finecast import api
-    from finecast.subjects import check_options, check_output_name, written_with
+    from finecast.native.opening import check_options, check_output_name, written_with
 
     assert written.path is not None
     result = written_with(model, written)

@@ -33,8 +33,8 @@ from finecast.files import write_text
 from finecast.progress import shown
 
 if TYPE_CHECKING:
-    from finecast.pipeline.artefact import Verified
-    from finecast.pipeline.result import Result
+    from finecast.native.artefact import Verified
+    from finecast.tuning.result import Result
 
 _MOST_LINES: Final = 8
 

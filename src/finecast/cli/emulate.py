@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from finecast.cli.common import Evaluation, Json, Model, Trusted
-from finecast.cli.output import (
-    add_row,
-    new_table,
-    output_lines,
-    warn,
-    write_json,
-    write_table,
-)
+from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
 from finecast.progress import shown
-
-if TYPE_CHECKING:
-    from finecast.pipeline.emulating import EmulationReport
 
 _MOST_OPS = 10
 
@@ -57,30 +47,4 @@ def run(
     report = replace(found, options=options)
     for note in report.warnings:
         warn(note)
-    if as_json:
-        write_json(report.to_dict())
-    else:
-        _print(report, ops)
-
-
-def _print(report: EmulationReport, most: int) -> None:
-    from finecast.data.scoring import by_output
-
-    title = f"{report.target} {report.options}"
-    table = new_table(title, ("op", "node", "why"), ("output error", "share"), fold="why")
-    for one in report.contributions[:most]:
-        add_row(
-            table,
-            one.node.op,
-            one.node.name,
-            "; ".join(one.reasons),
-            f"{one.error:.2e}",
-            f"{one.share:.1%}",
-        )
-    note = (
-        f"{report.metric_name}: fp32 {report.baseline:.6g}, emulated {report.metric:.6g};"
-        f" relative output error {report.error:.3g}; {report.cast_ops} ops cast;"
-        f" {report.seconds:.1f} s"
-    )
-    scores = by_output(report.metric)
-    write_table(table, note, *output_lines(report.errors, report.left_out, scores))
+    write_report(report, report.by_op(ops), as_json=as_json)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from finecast.cli.common import Engine, Json, Model, Read, Samples
 from finecast.cli.groups import given_in
-from finecast.cli.output import add_row, new_table, warn, write_json, write_line, write_table
+from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import (
     Casting,
     Device,
@@ -21,18 +21,9 @@ from finecast.cli.policy_options import (
     user_rules,
 )
 from finecast.errors import UsageError
-from finecast.naming import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from finecast.graph import Node
-    from finecast.pipeline.explanation import Explanation
-
-_TIMES: Final = (
-    "times are those of an op's kernel and of casts as the plan was made: they add up to no"
-    " latency of the model, which tune measures"
-)
 
 
 def run(
@@ -66,7 +57,7 @@ def run(
       finecast explain m.onnx /encoder/Softmax --auto-cast-type fp16
     """
     from finecast import api
-    from finecast.subjects import check_options
+    from finecast.native.opening import check_options
 
     engine, from_type = running.engine, how.from_type
     if plan is not None:
@@ -90,12 +81,7 @@ def run(
     )
     for note in found.warnings:
         warn(note)
-    if as_json:
-        write_json(found.to_dict())
-    elif found.node is None:
-        _sum_up(found)
-    else:
-        _print(found, found.node)
+    write_report(found, as_json=as_json)
 
 
 def _refuse_beside_plan(options: Sequence[str]) -> None:
@@ -106,39 +92,3 @@ def _refuse_beside_plan(options: Sequence[str]) -> None:
             where=", ".join(options),
             fix="leave it out, or leave out --plan",
         )
-
-
-def _sum_up(found: Explanation) -> None:
-    plan = found.plan
-    counts = ", ".join(f"{count} in {label}" for label, count in plan.counts.items())
-    write_line(f"{number_of(len(plan.counted), 'op')}: {counts or 'nothing to decide'}")
-    heads = ("ops", "format", "decided by", "for example")
-    table = new_table("", heads, fold=heads[2:])
-    for one in found.groups:
-        example = f"{one.example}: {one.why}"
-        add_row(table, str(len(one.nodes)), one.format, one.decided_by, example)
-    write_table(table, *([_TIMES] if found.is_timed else []))
-
-
-def _print(found: Explanation, node: Node) -> None:
-    named, decision = f"{node.name} ({node.native})", found.decision
-    if decision is None:
-        write_line(f"{named} keeps its type")
-    else:
-        write_line(f"{named} is {decision.format.label}: {found.why}")
-    table = new_table(
-        "",
-        ("rule", "permits", "verdict", "evidence"),
-        fold=("verdict", "evidence"),
-    )
-    for row in found.verdicts:
-        add_row(table, *row)
-    silent = found.silent
-    unsaid = [f"rules without objection: {', '.join(silent)}"] if silent else []
-    write_table(table, *unsaid, *([_TIMES] if found.is_timed else []))
-    inputs = new_table("reads", ("value", "from", "format", "read as"), fold="value")
-    for read in found.inputs:
-        add_row(inputs, read["value"], read["from"], read["format"], read["read_as"])
-    write_table(inputs)
-    for text in found.apart:
-        write_line(f"its fp32 kernel falls apart: {text}")

@@ -24,27 +24,19 @@ from finecast.cli.common import (
     warn_stale,
 )
 from finecast.cli.groups import Only
-from finecast.cli.output import (
-    Verbatim,
-    add_row,
-    new_table,
-    output_lines,
-    warn,
-    write_json,
-    write_note,
-    write_table,
-)
+from finecast.cli.output import Verbatim, warn, write_json, write_note, write_report
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode
-from finecast.pipeline.artefact import Destination
+from finecast.native.artefact import Destination
 from finecast.progress import shown
+from finecast.reports.outputs import output_lines
 
 if TYPE_CHECKING:
     from finecast.devices.emulation import Emulation
     from finecast.files import CommandFiles
-    from finecast.pipeline.ladder import LadderOutcome, Rung
-    from finecast.pipeline.model import OpenedModel, ReadOptions
+    from finecast.native.model import OpenedModel, ReadOptions
     from finecast.rules.policy import Policy
+    from finecast.tuning.ladder import LadderOutcome, Rung
 
 _COMPILED = ".neff"
 
@@ -147,7 +139,7 @@ def run(
         more = {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
         write_json(found.to_dict() | more)
     else:
-        _print(found, data.label, target)
+        write_report(found)
         _print_advice(found, compiled)
     if not done:
         return ExitCode.FAILED
@@ -162,26 +154,6 @@ def _opened(
     if written.path is not None:
         return open_model(files, model, written, how)
     return api.load(model, trust=how.trust)
-
-
-def _print(outcome: LadderOutcome, metric: str, target: str) -> None:
-    table = new_table(
-        f"{target}: fp32 {metric} {outcome.baseline:.6g}; modelled time against the fastest",
-        ("options", "verdict"),
-        (metric, "output error", "time"),
-        fold="options",
-    )
-    for one in outcome.rungs:
-        mark = " *" if outcome.best is one else ""
-        add_row(
-            table,
-            one.rung.name,
-            ("pass" if one.passed else "fail") + mark,
-            f"{one.metric:.6g}",
-            f"{one.error:.3g}",
-            f"x{one.time_s / outcome.fastest_s:.2f}",
-        )
-    write_table(table)
 
 
 def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:

@@ -156,7 +156,7 @@ class Tools:
             raise UsageError(
                 f"{value!r} is no text, number or truth value", where=name, fix="give one"
             )
-        from finecast.pipeline.sources import file_of, is_npz
+        from finecast.data.sources import file_of, is_npz
 
         text = str(value)
         runs_code = name in _RUNS_CODE or (name == "calib" and not is_npz(text))

@@ -11,24 +11,26 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.terminal import finite, one_line, printing, safe, write
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from finecast.reports.base import Report, TextTable
+
 
 _COLUMNS = 80
 """The usual width of a terminal, for output that is read on none known: files and CI logs."""
 _LEAST_WIDTH = 9
 """Columns of words are not made narrower than that to keep others on one line."""
+_LONGEST_WORD: Final = 16
+"""Nor than their longest word, such as an op's name, up to this width and if all fits."""
 _LEAST_NAME = 11
 """And columns that are kept on one line where the width suffices, such as names of rows."""
 _BETWEEN = 3
 """Characters between two columns."""
-_LISTED = 4
-"""Outputs that are named in one line; JSON has all."""
 
 
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -64,6 +66,29 @@ def write_table(table: Table, *notes: str) -> None:
         write_note(note)
 
 
+def write_report(report: Report, *tables: TextTable, as_json: bool = False) -> None:
+    """Write what a verb gives to stdout: its first line and its tables, or its JSON.
+
+    Args:
+        report: What the verb gives.
+        tables: The tables to show in place of the report's own.
+        as_json: Whether JSON was asked for.
+    """
+    if as_json:
+        write_json(report.to_dict())
+        return
+    write_note(report.lines[0])
+    for shown in tables or report.tables:
+        if not shown.rows:
+            for note in shown.notes:
+                write_note(note)
+            continue
+        table = new_table(shown.title, shown.left, shown.right, fold=tuple(shown.fold))
+        for row in shown.rows:
+            add_row(table, *row)
+        write_table(table, *shown.notes)
+
+
 def write_note(note: str) -> None:
     """Write a line of prose to stdout, wrapped unless it is ``Verbatim``."""
     text = safe(note)
@@ -81,18 +106,26 @@ def write_note(note: str) -> None:
 
 def _fitted(table: Table, columns: int) -> int:
     """The width to print at; columns of words take several lines where they have to."""
+    from rich.cells import cell_len
     from rich.text import Text
 
     fixed, figures = 0, 0
     least: dict[int, int] = {}
+    longest: dict[int, int] = {}
     for index, column in enumerate(table.columns):
         texts = [t for t in (column.header, *column.cells) if isinstance(t, Text)]
         widest = max((line.cell_len for t in texts for line in t.split("\n")), default=0)
         least[index] = widest
         if column.justify != "right":
             least[index] = min(widest, _LEAST_NAME if column.no_wrap else _LEAST_WIDTH)
+            words = [cell_len(word) for t in texts for word in t.plain.split()]
+            longest[index] = min(max(words, default=0), _LONGEST_WORD)
         fixed += _BETWEEN + (widest if column.no_wrap else least[index])
         figures += _BETWEEN + least[index]
+    for index, word in longest.items():
+        more = min(max(word - least[index], 0), max(columns - figures, 0))
+        least[index] += more
+        figures += more
     if fixed > columns:
         for index, column in enumerate(table.columns):
             column.no_wrap = column.justify == "right"
@@ -166,33 +199,3 @@ def add_row(table: Table, *cells: str) -> None:
     from rich.text import Text
 
     table.add_row(*(Text(safe(cell)) for cell in cells))
-
-
-def output_lines(
-    errors: Mapping[str, float], left_out: Sequence[str], scores: Mapping[str, float]
-) -> list[str]:
-    """Lines that name the outputs which errors and metric are of; none if a model has one.
-
-    Args:
-        errors: Relative errors by output, the worst first.
-        left_out: Outputs that no error is of.
-        scores: The metric by output, the worst first.
-    """
-    if len(errors) + len(left_out) < 2:
-        return []
-    lines = [f"error by output, worst first: {_listed(errors)}"]
-    if len(scores) > 1 or scores.keys() != errors.keys():
-        lines += [f"metric by output, worst first: {_listed(scores)}"] if scores else []
-    if left_out:
-        few = ", ".join(left_out[:_LISTED]) + _more(len(left_out))
-        lines.append(f"not counted, as they copy an input or --of names others: {few}")
-    return lines
-
-
-def _listed(figures: Mapping[str, float]) -> str:
-    found = [f"{name} {value:.4g}" for name, value in figures.items()]
-    return ", ".join(found[:_LISTED]) + _more(len(found))
-
-
-def _more(count: int) -> str:
-    return f" and {count - _LISTED} more" if count > _LISTED else ""

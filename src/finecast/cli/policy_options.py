@@ -14,14 +14,14 @@ from finecast.cli.groups import Only
 from finecast.cli.output import warn
 from finecast.compat.neuron.flags import FLAGS_VARIABLE, CastOptions, CompilerFlags, Given
 from finecast.naming import default_of, options_of, spelled
-from finecast.pipeline.model import RunOptions
+from finecast.native.model import RunOptions
 from finecast.rules.policy import Policy
 
 if TYPE_CHECKING:
     from finecast.compat.neuron.choice import CompilerChoice
     from finecast.devices.emulation import Emulation
-    from finecast.pipeline.ladder import Rung
     from finecast.rules import UserRule
+    from finecast.tuning.ladder import Rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

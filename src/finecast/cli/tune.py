@@ -38,18 +38,20 @@ from finecast.cli.tune_report import write_report
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
-from finecast.pipeline.artefact import Destination
-from finecast.pipeline.goal import Goal
-from finecast.pipeline.model import ReadOptions, TuneRequest
-from finecast.pipeline.study import Study, journals
+from finecast.native.artefact import Destination
+from finecast.native.model import ReadOptions
+from finecast.native.opening import plan_beside
 from finecast.progress import shown
-from finecast.subjects import plan_beside
+from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:
-    from finecast.pipeline.model import OpenedModel
-    from finecast.pipeline.result import Result
+    from finecast.native.model import OpenedModel
+    from finecast.tuning.result import Result
 
-Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "frontier")]
+Records = Annotated[
+    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report")
+]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
 
@@ -96,8 +98,10 @@ def run(
     plan, study = request.plan_out or plan_beside(output), request.study or _study_of(output)
     written = _replacing(source, how, written, plan, study, resume=request.resume)
     files = files_of(source, data, rule_files(rules), force=written.force)
+    files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
     files.write("--frontier", request.frontier)
+    files.write("--report", request.report)
     model = open_model(files, source, written, how, engine=running.engine)
     files.write("--study", study, beside=journals(study), replaces=False)
     request = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,30 +12,40 @@ from finecast.cli.output import (
     Verbatim,
     add_row,
     new_table,
-    output_lines,
     write_json,
     write_line,
     write_table,
 )
 from finecast.naming import number_of
 from finecast.numbers.formats import Format
-from finecast.pipeline.explanation import groups
-from finecast.pipeline.goal import Objective
-from finecast.pipeline.result import TF32_TIMES
+from finecast.reports.outputs import output_lines
+from finecast.tuning.explanation import groups
+from finecast.tuning.goal import Objective
+from finecast.tuning.result import TF32_TIMES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from finecast.pipeline.hint import Anchor
-    from finecast.pipeline.result import Measured, Result
+    from finecast.tuning.hint import Anchor
+    from finecast.tuning.result import Measured, Result
 
 _MOST_PHASES: Final = 6
 _MOST_REASONS: Final = 3
+_REMOVED: Final = "no kernel of its own"
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
     Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
     Objective.MEMORY: ("MB in memory\n(estimated)", lambda cost_bytes: cost_bytes / 1e6),
+}
+# Why ops stay in fp32, by what decided; rules are named.
+_BECAUSE: Final[Mapping[str, str]] = {
+    "time": "gain no time",
+    "casts": "gain less than their casts cost",
+    "error": "would cost too much accuracy",
+    "bytes": "save no bytes",
+    "kernel": "share a kernel with such ops",
+    "plan": "may have no lower type, or only move numbers",
 }
 
 
@@ -89,6 +100,14 @@ def _states_no_hint(outcome: Result, output: Path) -> bool:
     return engine == "openvino" and output.suffix.lower() == ".onnx"
 
 
+def _parts(errors: Mapping[str, float]) -> list[str]:
+    """A line on the error of codes of weights alone and of activations alone, if known."""
+    if not errors:
+        return []
+    told = ", ".join(f"of {name} alone {error:.3g}" for name, error in errors.items())
+    return [f"predicted for the codes {told}"]
+
+
 def _kept(outcome: Result) -> list[str]:
     """A line on the ops that stay in fp32 and what decided that; none if no op is low."""
     found = [one for one in groups(outcome.plan) if one.format == Format.FP32.label]
@@ -97,12 +116,32 @@ def _kept(outcome: Result) -> list[str]:
     if not outcome.improved or not kept:
         return []
     reasons = "; ".join(
-        f"{len(one.nodes)} by {one.decided_by}" for one in found[:_MOST_REASONS]
+        f"{len(one.nodes)} {_BECAUSE.get(one.decided_by, f'by {one.decided_by}')}"
+        for one in found[:_MOST_REASONS]
     )
     more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
     rest = f"; {more} for other reasons" if more else ""
     stay = "stays" if kept == 1 else "stay"
     return [f"{kept} of {number_of(total, 'op')} {stay} fp32: {reasons}{rest}"]
+
+
+def _ran(outcome: Result) -> list[str]:
+    """A line on the types of the engine's kernels, beside those asked for; none if untold.
+
+    Engines fuse ops: an op in fp32 may run inside a kernel on codes.
+    """
+    ran = outcome.ran
+    if not ran:
+        return []
+    counts = Counter(
+        (one.format.label, ran.get(one.node, _REMOVED)) for one in outcome.plan.counted
+    )
+    asked = dict.fromkeys(label for label, _ in counts)
+    told = [
+        ", ".join(f"{n} {of} in {into}" for (of, into), n in counts.most_common() if of == one)
+        for one in asked
+    ]
+    return [f"as the kernels ran them: {'; '.join(told)}"]
 
 
 def _faster(outcome: Result, metric: str) -> list[str]:
@@ -141,10 +180,15 @@ def write_report(
             f"relative output error: predicted {outcome.predicted_error:.3g},"
             f" {seen} {outcome.measured_error:.3g}"
         )
+        lines += _parts(outcome.predicted_parts)
         lines += output_lines(outcome.output_errors, outcome.left_out, outcome.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
+    lines += _ran(outcome)
     lines += _kept(outcome)
     lines += _faster(outcome, metric)
+    if outcome.reused_sensitivities:
+        formats = ", ".join(outcome.reused_sensitivities)
+        lines.append(f"sensitivities of {formats} are those of an earlier run, of the study")
     if outcome.target:
         off = casts_off(outcome.target)
         lines.append(

@@ -7,34 +7,28 @@ model has the same infinity, and infinite otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.data.samples import Floats, Outputs, SumMetric, by_sample
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 from finecast.planning.sensitivity import is_float
 
-Outputs = Mapping[str, Array]
-
 
 @final
-class Cosine:
+class Cosine(SumMetric):
     """Mean over samples (first axis) of the cosine to the reference."""
 
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._count = 0
-
-    def update(
+    def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
-        """Take one batch."""
+    ) -> Floats:
+        """The cosine of each sample, and 1."""
         got, expected = _pair(outputs, reference, "cosine")
         if not got.size:
-            return
+            return np.zeros((0, 2))
         rows = len(got) if got.ndim else 1
         masked = np.isinf(expected) & (got == expected)
         a, b = (np.where(masked, 0, x).reshape(rows, -1) for x in (got, expected))
@@ -43,54 +37,46 @@ class Cosine:
             cosines = np.einsum("ij,ij->i", a, b) / norms
         equal = (a == b).all(axis=1)
         cosines = np.where(equal, 1.0, np.where(norms == 0, 0.0, cosines))
-        self._sum += float(cosines.sum())
-        self._count += rows
+        return np.stack([cosines, np.ones(rows)], axis=-1)
 
-    def result(self) -> float:
-        """The mean cosine; NaN before the first batch."""
-        return self._sum / self._count if self._count else math.nan
+    def metric(self, sums: Floats) -> Floats:
+        """The mean cosine."""
+        return sums[..., 0] / sums[..., 1]
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the mean is over a single sample."""
-        return _single(self._count, "cosine")
+        return _single(self.sums[1], "cosine")
 
 
 @final
-class SignalToNoise:
+class SignalToNoise(SumMetric):
     """Signal-to-noise ratio, in dB.
 
     The signal is the power of the reference, the noise that of the difference from it.
     """
 
-    def __init__(self) -> None:
-        self._signal = 0.0
-        self._noise = 0.0
-        self._count = 0
-
-    def update(
+    def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
-        """Take one batch."""
+    ) -> Floats:
+        """The power of signal and noise, and the number of elements, of each sample."""
         got, expected = _pair(outputs, reference, "snr_db")
-        self._signal += float(np.square(expected[np.isfinite(expected)]).sum())
-        self._noise += float(np.square(_difference(got, expected)).sum())
-        self._count += got.size
+        signal = np.where(np.isfinite(expected), np.square(expected), 0.0)
+        noise = np.square(_difference(got, expected))
+        parts = (signal, noise, np.ones_like(signal))
+        return np.stack([by_sample(part) for part in parts], axis=-1)
 
-    def result(self) -> float:
-        """The ratio in dB; infinite if nothing differs, NaN before the first batch."""
-        if not self._count or math.isnan(self._noise):
-            return math.nan
-        if self._noise == 0:
-            return math.inf
-        if self._signal == 0 or math.isinf(self._noise):
-            return -math.inf
-        return 10 * math.log10(self._signal / self._noise)
+    def metric(self, sums: Floats) -> Floats:
+        """The ratio in dB; infinite if nothing differs."""
+        signal, noise, count = np.moveaxis(sums, -1, 0)
+        found = np.where(noise == 0, np.inf, 10 * np.log10(signal / noise))
+        return np.where(count == 0, np.nan, found)
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the output is a single number, or all zeros."""
-        if self._count and not self._signal:
+        signal, _, count = self.sums
+        if count and not signal:
             return ("the fp32 model's output is all 0: snr_db says little of it",)
-        return _single(self._count, "snr_db")
+        return _single(count, "snr_db")
 
 
 @final
@@ -115,12 +101,15 @@ class MaxAbs:
         """The largest difference; NaN before the first batch."""
         return math.nan if self._largest is None else self._largest
 
+    def samples(self) -> None:
+        """None: of the largest difference on other samples, these samples say nothing."""
+
     def doubts(self) -> tuple[str, ...]:
         """None: the largest difference says the same of any number of samples."""
         return ()
 
 
-def _single(count: int, metric: str) -> tuple[str, ...]:
+def _single(count: float, metric: str) -> tuple[str, ...]:
     return (f"{metric} rests on one sample",) if count == 1 else ()
 
 
@@ -133,25 +122,18 @@ def _difference(
     return np.where(np.isinf(expected) & (got != expected) & ~np.isnan(got), np.inf, distance)
 
 
-def counterpart(reference: Outputs, name: str, got: Array) -> Array:
-    """The fp32 model's output of a name, to be compared with ``got``.
+def counterpart(reference: Outputs, name: str) -> Array:
+    """The fp32 model's output of a name.
 
     Raises:
-        UsageError: If it has none of that name, or one of another shape.
+        UsageError: If it has none of that name.
     """
     if name not in reference:
         raise UsageError(
             f"the fp32 model has no output {name!r}, but {', '.join(reference) or 'none'}",
             fix="compare models whose outputs have the same names, or use --eval",
         )
-    expected = reference[name]
-    if got.shape != expected.shape:
-        raise UsageError(
-            f"output {name!r} has shape {list(got.shape)}, the fp32 model's "
-            f"{list(expected.shape)}",
-            fix="use --eval with a metric of your own",
-        )
-    return expected
+    return reference[name]
 
 
 def _pair(
@@ -166,5 +148,11 @@ def _pair(
             f"{metric} needs a float output, and {name!r} holds {got.dtype.name}",
             fix="use --metric agreement, or --eval",
         )
-    expected = counterpart(reference, name, got)
+    expected = counterpart(reference, name)
+    if got.shape != expected.shape:
+        raise UsageError(
+            f"output {name!r} has shape {list(got.shape)}, the fp32 model's "
+            f"{list(expected.shape)}",
+            fix="use --metric agreement, or --eval with a metric of your own",
+        )
     return got.astype(np.float64), expected.astype(np.float64)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.data.comparison import Outputs, counterpart
+from finecast.data.comparison import counterpart
 from finecast.data.labels import (
     IGNORED,
     check_numbers,
@@ -17,6 +16,15 @@ from finecast.data.labels import (
     few,
     numbers,
 )
+from finecast.data.samples import (
+    Floats,
+    Outputs,
+    RankedSamples,
+    Samples,
+    SummedSamples,
+    SumMetric,
+    by_sample,
+)
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
@@ -24,8 +32,30 @@ _GUESSING_ERRORS: Final = 2.0
 """A result within so many standard errors of that of guessing is taken for guessing."""
 
 
+class _Share(SumMetric):
+    """A share of decisions; each is of one sample."""
+
+    is_share = True
+
+    def metric(self, sums: Floats) -> Floats:
+        """The right decisions over all decisions."""
+        return sums[..., 0] / sums[..., 1]
+
+    @property
+    def _count(self) -> int:
+        return int(self.sums[1])
+
+    @staticmethod
+    def _terms_of(right: Array, counted: Array, nan: bool) -> Floats:
+        """Right decisions and all decisions of each sample; of NaN no decision is right."""
+        found = np.stack(
+            [by_sample(np.logical_and(right, counted)), by_sample(counted)], axis=-1
+        )
+        return found + np.array([np.nan, 0.0]) if nan else found
+
+
 @final
-class TopK:
+class TopK(_Share):
     """Share of decisions whose label is among the ``k`` largest scores of the first output.
 
     Scores lie along the last axis; labels are class numbers of the shape of the other axes, or
@@ -34,16 +64,14 @@ class TopK:
     """
 
     def __init__(self, k: int) -> None:
+        super().__init__()
         self._k = k
-        self._right = 0
-        self._count = 0
         self._classes = 0
-        self._nan = False
 
-    def update(
+    def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
-        """Take one batch.
+    ) -> Floats:
+        """Right decisions and all decisions of each sample.
 
         Raises:
             UsageError: If there are no labels, they do not fit the scores, or one is no class
@@ -51,23 +79,16 @@ class TopK:
         """
         name, scores = _first(outputs)
         if _decided(scores, labels) and self._k == 1:
-            hits = scores == decided_labels(labels, scores, metric=self._name)
-        else:
-            given = class_labels(labels, scores, output=name, metric=self._name)
-            self._classes = scores.shape[-1]
-            self._nan = self._nan or has_nan(scores)
-            hits = (_top(scores, self._k) == given[..., None]).any(axis=-1)
-            hits = hits[given != IGNORED]
-        self._right += int(np.count_nonzero(hits))
-        self._count += hits.size
+            hits = np.asarray(scores == decided_labels(labels, scores, metric=self._name))
+            return self._terms_of(hits, np.ones_like(hits), nan=False)
+        given = class_labels(labels, scores, output=name, metric=self._name)
+        self._classes = scores.shape[-1]
+        hits = (_top(scores, self._k) == given[..., None]).any(axis=-1)
+        return self._terms_of(hits, given != IGNORED, nan=has_nan(scores))
 
     @property
     def _name(self) -> str:
         return f"top{self._k}"
-
-    def result(self) -> float:
-        """Right decisions over all decisions."""
-        return _share(self._right, self._count, self._nan)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or no more of them are right than by guessing.
@@ -101,9 +122,10 @@ class F1:
     """
 
     def __init__(self) -> None:
-        self._right: Counter[Any] = Counter()
-        self._decided: Counter[Any] = Counter()
-        self._labelled: Counter[Any] = Counter()
+        self._sample: list[Array] = []
+        self._decided: list[Array] = []
+        self._labelled: list[Array] = []
+        self._count = 0
         self._nan = False
 
     def update(
@@ -117,22 +139,39 @@ class F1:
         name, scores = _first(outputs)
         if _decided(scores, labels):
             decided, given = scores, decided_labels(labels, scores, metric="f1")
+            counted = np.ones(given.shape, dtype=bool)
         else:
             given = class_labels(labels, scores, output=name, metric="f1")
             self._nan = self._nan or has_nan(scores)
             counted = given != IGNORED
-            decided, given = _top(scores, 1)[..., 0][counted], given[counted]
-        self._right.update(decided[decided == given].tolist())
-        self._decided.update(decided.ravel().tolist())
-        self._labelled.update(given.ravel().tolist())
+            decided = _top(scores, 1)[..., 0]
+        samples = len(given) if given.ndim else 1
+        sample = np.arange(samples).reshape(-1, *[1] * max(given.ndim - 1, 0))
+        self._sample.append(self._count + np.broadcast_to(sample, given.shape)[counted])
+        self._decided.append(decided[counted])
+        self._labelled.append(given[counted])
+        self._count += samples
 
     def result(self) -> float:
         """2 right / (decided + labelled), averaged over classes."""
-        classes = self._decided | self._labelled
-        if self._nan or not classes:
-            return math.nan
-        each = (2 * self._right[c] / (self._decided[c] + self._labelled[c]) for c in classes)
-        return sum(each) / len(classes)
+        return self.samples().value() if self._count else math.nan
+
+    def samples(self) -> Samples:
+        """Right decisions, decisions and labels of each class, by sample."""
+        from scipy.sparse import csr_array
+
+        sample = np.concatenate(self._sample)
+        both = np.concatenate([*self._decided, *self._labelled])
+        names, codes = np.unique(both, return_inverse=True)
+        decided, labelled = np.split(codes.reshape(-1), 2)
+        right = decided == labelled
+        columns = (decided[right], len(names) + decided, 2 * len(names) + labelled)
+        at = np.concatenate([sample[right], sample, sample]), np.concatenate(columns)
+        terms = csr_array(
+            (np.full(len(at[0]), math.nan if self._nan else 1.0), at),
+            shape=(self._count, 3 * len(names)),
+        )
+        return SummedSamples(terms=terms, metric=_macro_f1)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all labels are one class.
@@ -140,45 +179,44 @@ class F1:
         Raises:
             UsageError: If there is one decision.
         """
-        found = few(self._labelled.total(), "f1")
-        one = len(self._labelled) == 1
+        labels = np.concatenate(self._labelled)
+        found = few(labels.size, "f1")
+        one = len(np.unique(labels)) == 1
         return (*found, *(("f1 where all labels are one class says little",) if one else ()))
 
 
 @final
-class Agreement:
-    """Share of decisions (largest score of the first output) equal to the fp32 model's."""
+class Agreement(_Share):
+    """Share of decisions (largest score of the first output) equal to the fp32 model's.
+
+    Where the output has another shape than fp32's, as boxes that are selected may have, none
+    of its decisions is that of fp32.
+    """
 
     def __init__(self) -> None:
-        self._same = 0
-        self._count = 0
-        self._nan = False
+        super().__init__()
         self._seen: set[Any] = set()
 
-    def update(
+    def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
-        """Take one batch.
+    ) -> Floats:
+        """Equal decisions and all decisions of each sample.
 
         Raises:
-            UsageError: If there is no reference, its output has another shape, or the output
-                holds no scores.
+            UsageError: If there is no reference, or the output holds no scores.
         """
         if reference is None:
             raise UsageError("agreement needs the fp32 model's outputs")
         name, scores = _first(outputs)
-        expected = counterpart(reference, name, scores)
-        self._nan = self._nan or has_nan(scores) or has_nan(expected)
+        expected = counterpart(reference, name)
         decided = _decisions(expected, name)
-        same = _decisions(scores, name) == decided
-        self._same += int(np.count_nonzero(same))
-        self._count += same.size
+        same = np.zeros(decided.shape, dtype=bool)
+        if scores.shape == expected.shape:
+            same = np.asarray(_decisions(scores, name) == decided)
         if len(self._seen) < 2:
             self._seen.update(np.unique(decided)[:2].tolist())
-
-    def result(self) -> float:
-        """Equal decisions over all decisions."""
-        return _share(self._same, self._count, self._nan)
+        nan = has_nan(scores) or has_nan(expected)
+        return self._terms_of(same, np.ones_like(same), nan)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all of fp32's are the same.
@@ -202,8 +240,8 @@ class Spearman:
     """Rank correlation of each sample's first output scalar with its label."""
 
     def __init__(self) -> None:
-        self._values: list[Array] = []
-        self._labels: list[Array] = []
+        self._values: list[Floats] = []
+        self._labels: list[Floats] = []
 
     def update(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
@@ -227,15 +265,12 @@ class Spearman:
 
     def result(self) -> float:
         """Spearman's rho; NaN where all values or all labels are equal."""
-        from scipy.stats import spearmanr
+        return self.samples().value() if self._values else math.nan
 
-        if not self._values:
-            return float("nan")
+    def samples(self) -> Samples:
+        """The values with their labels."""
         values, labels = np.concatenate(self._values), np.concatenate(self._labels)
-        if has_nan(values) or np.ptp(values) == 0 or np.ptp(labels) == 0:
-            return float("nan")
-        result: Any = spearmanr(values, labels)
-        return float(result.statistic)
+        return RankedSamples(first=values, second=labels)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few samples, or the correlation is that of random numbers.
@@ -254,6 +289,14 @@ class Spearman:
                 ),
             )
         return found
+
+
+def _macro_f1(sums: Floats) -> Floats:
+    """The mean over classes of 2 right / (decided + labelled); of sums of each, in a row."""
+    right, decided, labelled = np.split(sums, 3, axis=-1)
+    occurs = decided + labelled != 0  # NaN, too
+    each = np.where(occurs, 2 * right / (decided + labelled), 0.0)
+    return each.sum(axis=-1) / occurs.sum(axis=-1)
 
 
 def has_nan(array: Array) -> bool:
@@ -294,7 +337,3 @@ def _decisions(scores: Array, name: str) -> Array:
             fix="use --metric cosine or snr_db, or --eval",
         )
     return scores.astype(np.float32).argmax(axis=-1)
-
-
-def _share(part: int, whole: int, nan: bool) -> float:
-    return float("nan") if nan or not whole else part / whole

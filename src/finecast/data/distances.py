@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.comparison import Outputs
 from finecast.data.labels import IGNORED, check_numbers, class_labels, numbers
+from finecast.data.samples import Floats, Outputs, SumMetric, by_sample
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
 
 @final
-class MeanError:
+class MeanError(SumMetric):
     """Mean of ``of(error)`` over all elements; the error is the first output less labels."""
 
     def __init__(
         self, name: str, of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     ) -> None:
+        super().__init__()
         self._name = name
         self._of = of
-        self._sum = 0.0
-        self._count = 0
 
-    def update(
+    def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
-        """Take one batch.
+    ) -> Floats:
+        """The error and the number of elements of each sample.
 
         Raises:
             UsageError: If there are no labels, not one for each output element, or one is not
@@ -46,20 +44,19 @@ class MeanError:
                 fix=f"give labels of shape {list(got.shape)}",
             )
         error = got.astype(np.float64) - wanted.reshape(got.shape)
-        self._sum += float(self._of(error).sum())
-        self._count += got.size
+        return np.stack([by_sample(self._of(error)), by_sample(np.ones_like(error))], axis=-1)
 
-    def result(self) -> float:
-        """The mean; NaN before the first batch."""
-        return self._sum / self._count if self._count else math.nan
+    def metric(self, sums: Floats) -> Floats:
+        """The mean."""
+        return sums[..., 0] / sums[..., 1]
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the mean is over one number."""
-        return (f"{self._name} rests on one number",) if self._count == 1 else ()
+        return (f"{self._name} rests on one number",) if self.sums[1] == 1 else ()
 
 
 @final
-class Perplexity:
+class Perplexity(SumMetric):
     """exp of the mean negative log-likelihood of the labels under the first output's logits.
 
     Logits lie along the last axis, and the label beside a logit is what it predicts: shift
@@ -67,14 +64,13 @@ class Perplexity:
     """
 
     def __init__(self) -> None:
-        self._sum = 0.0
-        self._count = 0
+        super().__init__()
         self._classes = 0
 
-    def update(
+    def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
-        """Take one batch.
+    ) -> Floats:
+        """The negative log-likelihood and the number of the labels of each sample.
 
         Raises:
             UsageError: If the labels do not fit, or the output is probabilities.
@@ -93,16 +89,13 @@ class Perplexity:
         counted = given != IGNORED
         chosen = np.where(counted, given, 0)[..., None]
         found = np.take_along_axis(log_softmax(wide, axis=-1), chosen, axis=-1)[..., 0]
-        self._sum -= float(found[counted].sum())
-        self._count += int(counted.sum())
         self._classes = scores.shape[-1]
+        lost = np.where(counted, -found, 0.0)
+        return np.stack([by_sample(lost), by_sample(counted)], axis=-1)
 
-    def result(self) -> float:
-        """The perplexity; infinite if no float holds it, NaN before the first batch."""
-        if not self._count:
-            return math.nan
-        mean = self._sum / self._count
-        return math.inf if mean > 700 else math.exp(mean)  # exp(710) overflows
+    def metric(self, sums: Floats) -> Floats:
+        """The perplexity; infinite if no float holds it."""
+        return np.exp(sums[..., 0] / sums[..., 1])
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the perplexity is no better than that of guessing among the classes."""

@@ -1,8 +1,8 @@
 """The built-in metrics, listed in ``METRICS``; each is an accumulator that takes batches.
 
-Laws: memory does not grow with the number of batches (except for spearman's two numbers per
-sample); one NaN in the outputs makes the result NaN, which passes no criterion; a model
-compared with itself scores the metric's ``ideal``.
+Laws: memory grows by a few numbers per sample, of which a certificate is computed; one NaN in
+the outputs makes the result NaN, which passes no criterion; a model compared with itself
+scores the metric's ``ideal``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from finecast.data.comparison import Cosine, MaxAbs, Outputs, SignalToNoise
+from finecast.data.comparison import Cosine, MaxAbs, SignalToNoise
 from finecast.data.decisions import F1, Agreement, Spearman, TopK
 from finecast.data.distances import MeanError, Perplexity
+from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array
 from finecast.naming import look_up
 
@@ -32,6 +33,10 @@ class Accumulator(Protocol):
 
     def result(self) -> float:
         """The metric over all batches so far; NaN before the first."""
+        ...
+
+    def samples(self) -> Samples | None:
+        """What the result was computed from, by sample; None where that says nothing."""
         ...
 
     def doubts(self) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
-from finecast.data.comparison import Outputs
 from finecast.data.metrics import Accumulator, Metric
+from finecast.data.samples import Outputs
 from finecast.engines.base import Array, Feeds
 from finecast.planning.sensitivity import counted_outputs, is_float
 

@@ -65,7 +65,8 @@ class KernelTime:
 
     ``ops`` is empty for kernels that the engine itself added (reorders, conversions).
     ``format`` is the one that it computes in; ``constants`` are the types of the constants
-    that it reads, if the engine tells them.
+    that it reads, if the engine tells them. ``signature`` is its implementation with the
+    shapes, types and layouts of what it reads and writes; empty if the engine does not tell.
     """
 
     kernel: str
@@ -74,6 +75,7 @@ class KernelTime:
     format: str
     time_s: float
     constants: frozenset[str] = frozenset()
+    signature: str = ""
 
 
 _GAINS = 1.05  # short probes cannot tell smaller speedups from noise
@@ -229,6 +231,7 @@ class Engine(ABC):
         lowers_by_hint: Whether it has precision hints, under which it lowers an fp32 model by
             itself, and tells the kernels of every model.
         serves_streams: Whether it serves several requests at once, as in a server.
+        tells_kernels: Whether sessions that are loaded with ``profiling`` tell their kernels.
     """
 
     name: str
@@ -236,6 +239,7 @@ class Engine(ABC):
     reads_onnx: bool = True
     lowers_by_hint: bool = False
     serves_streams: bool = False
+    tells_kernels: bool = False
 
     @property
     def emulates(self) -> Emulation | None:

@@ -55,6 +55,11 @@ class Exact:
         )
 
     @property
+    def told(self) -> tuple[str, ...]:
+        """Names of the outputs that errors are told of."""
+        return tuple(self.names[number] for number in sorted(self.counted))
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """Names of the float outputs that no error is told of."""
         return tuple(

@@ -205,6 +205,7 @@ class OnnxRuntimeEngine(Engine):
 
     name = "onnxruntime"
     serves_streams = True
+    tells_kernels = True
 
     def __init__(
         self,
@@ -494,6 +495,7 @@ def kernel_times(
     times: dict[str, list[float]] = defaultdict(list)
     kinds: dict[str, str] = {}
     formats: dict[str, str] = {}
+    signatures: dict[str, str] = {}
     for event in json.loads(trace.read_text()):
         name, details = event.get("name", ""), event.get("args", {})
         if event.get("cat") != "Node" or not name.endswith(_TRACED):
@@ -501,6 +503,8 @@ def kernel_times(
         kernel = name.removesuffix(_TRACED)
         times[kernel].append(event["dur"] * 1e-6)
         kinds[kernel] = details.get("op_name", "")
+        sizes = (details.get(f"{port}_type_shape") for port in ("input", "output"))
+        signatures[kernel] = f"{details.get('provider')} {kinds[kernel]} {[*sizes]}"
         types: list[str] = [t for shape in details.get("output_type_shape", ()) for t in shape]
         read = [t for shape in details.get("input_type_shape", ())[:1] for t in shape]
         if read and not _EIGHT_BITS.isdisjoint((*read, *types[:1])):
@@ -514,6 +518,7 @@ def kernel_times(
             ops=ops.get(name, ()),
             format=formats[name],
             time_s=_per_run(series, repeats),
+            signature=signatures[name],
         )
         for name, series in times.items()
     ]

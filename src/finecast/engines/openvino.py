@@ -35,12 +35,15 @@ from finecast.engines.base import (
 )
 from finecast.engines.numerics import HINT, HINTS, openvino_settings
 from finecast.engines.openvino_names import (
+    SizeCheck,
     constants_of,
     kernels_of,
+    model_source,
     nodes_by_friendly_name,
+    op_names,
+    specs_of,
     stored_in,
 )
-from finecast.engines.openvino_ports import SizeCheck, model_source, op_names, specs_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
@@ -175,8 +178,9 @@ class OpenVinoSession(Session):
                 last_s = total_s / (self._runs - runs)
                 times[name].append(last_s)
             before_s = mean_s
-        ops, formats = self._attributed(self._names)
-        constants = constants_of(self._model.kernels())
+        facts = self._model.kernels()
+        ops, formats = self._attributed(facts, self._names)
+        constants, signatures = constants_of(facts), _signatures(facts, feeds)
         found = [
             KernelTime(
                 kernel=name,
@@ -185,6 +189,7 @@ class OpenVinoSession(Session):
                 format=_label(formats.get(name, "")),
                 time_s=_typical_s(series, self._runs),
                 constants=frozenset(map(_label, constants.get(name, ()))),
+                signature=signatures.get(name, ""),
             )
             for name, series in times.items()
         ]
@@ -198,8 +203,8 @@ class OpenVinoSession(Session):
         """
         if self._names is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
-        ops, formats = self._attributed(self._names)
         facts = self._model.kernels()
+        ops, formats = self._attributed(facts, self._names)
         stored, constants = stored_in(facts), constants_of(facts)
         return [
             KernelFormats(
@@ -213,11 +218,20 @@ class OpenVinoSession(Session):
         ]
 
     def _attributed(
-        self, names: Mapping[str, tuple[str, ...]]
+        self, facts: Sequence[KernelFacts], names: Mapping[str, tuple[str, ...]]
     ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, str]]:
         """The nodes in each kernel, and OpenVINO's name of its format."""
-        kernels, formats = kernels_of(self._model.kernels(), names)
+        kernels, formats = kernels_of(facts, names)
         return attribute(self._source.steps, kernels), formats
+
+
+def _signatures(facts: Sequence[KernelFacts], feeds: Feeds) -> dict[str, str]:
+    """The signature of each kernel, with the feeds' shapes if it has free dimensions."""
+    shapes = f" of {sorted((name, a.shape) for name, a in feeds.items())}"
+    stated = {op["name"]: op["signature"] for op in facts}
+    return {
+        n: text + shapes if "?" in text or ".." in text else text for n, text in stated.items()
+    }
 
 
 class _Loaded(Protocol):
@@ -315,6 +329,7 @@ class OpenVinoEngine(Engine):
     name = "openvino"
     lowers_by_hint = True
     serves_streams = True
+    tells_kernels = True
 
     def __init__(self, device: str = "CPU") -> None:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from finecast.engines.integers import FUSIONS, engines_for, fuses
 from finecast.engines.probe_models import Probe, admitted, probes_of
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
+from finecast.rules.policy import Policy, Scope
 
 PROBED = (
     Format.FP32,
@@ -86,6 +87,23 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
     return Speed(gains=found.worthwhile, text=text)
 
 
+def drop_slow_formats(
+    policy: Policy, speed: Callable[[Format], Speed], user_rules: Sequence[object] = ()
+) -> tuple[Policy, tuple[str, ...]]:
+    """The policy without formats that are not faster than fp32 here, and notes on these.
+
+    Law: at least one format stays, as single ops may gain by it. Only scope ``auto`` is
+    narrowed, and without user rules; formats that the user gives to an op stay.
+    """
+    if policy.scope is not Scope.AUTO or len(policy.formats) == 1 or user_rules:
+        return policy, ()
+    speeds = {fmt: speed(fmt) for fmt in policy.formats}
+    named = set(policy.op_formats.values())
+    kept = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
+    notes = tuple(f"{s.text}: left out" for f, s in speeds.items() if f not in kept)
+    return replace(policy, formats=kept), notes
+
+
 def _known(engine: Engine, formats: Sequence[Format]) -> dict[Format, Capability]:
     known = _cache.setdefault((engine.name, engine.device), {})
     missing = [fmt for fmt in formats if fmt not in known]
@@ -142,7 +160,12 @@ def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
         return _Attempt(run=None, reason=f"{model.name}: {_cause(error)}")
     error = _error_in_roundoffs(got, model.expected, fmt)
     if not error <= _SLACK:
-        return _Attempt(run=None, reason=f"{model.name}: wrong by {error:.3g} unit roundoffs")
+        step = fmt.unit_roundoff
+        return _Attempt(
+            run=None,
+            reason=f"{model.name}: computed wrongly here, with a relative error of"
+            f" {error * step:.2g} where {fmt.label} explains {_SLACK * step:.2g}: not used",
+        )
     # The data take more bits than 16-bit formats have: without error it ran in fp32.
     return _Attempt(
         run=lambda: session.run(feeds), exact=error == 0 and fmt is not Format.FP32

@@ -64,7 +64,10 @@ class PortFacts(TypedDict):
 
 
 class KernelFacts(TypedDict):
-    """A kernel of a compiled OpenVINO model, by OpenVINO's own names."""
+    """A kernel of a compiled OpenVINO model, by OpenVINO's own names.
+
+    ``signature`` has its implementation, and for each input and output type, shape and layout.
+    """
 
     name: str
     kind: str
@@ -73,6 +76,7 @@ class KernelFacts(TypedDict):
     layers: str
     sources: list[str]
     feeds: list[str]
+    signature: str
 
 
 class OpFacts(TypedDict):
@@ -124,20 +128,33 @@ def _dims(shape: Any) -> list[int | None] | None:
 def kernels_of(compiled: Any) -> list[KernelFacts]:
     """The kernels of a compiled OpenVINO model, in the order in which they run."""
     found: list[KernelFacts] = []
+    layouts: dict[str, list[str]] = {}
     for op in compiled.get_runtime_model().get_ordered_ops():
-        info = op.get_rt_info()
+        info, name = op.get_rt_info(), op.get_friendly_name()
+        layouts[name] = _text(info, "outputLayouts").split(",")
         found.append(
             {
-                "name": op.get_friendly_name(),
+                "name": name,
                 "kind": _text(info, "layerType"),
                 "computed": _text(info, "runtimePrecision"),
                 "stored": _text(info, "outputPrecisions"),
                 "layers": _text(info, "originalLayersNames"),
                 "sources": [v.get_node().get_friendly_name() for v in op.input_values()],
                 "feeds": _readers(op),
+                "signature": _signature(op, _text(info, "primitiveType"), layouts),
             }
         )
     return found
+
+
+def _signature(op: Any, primitive: str, layouts: Mapping[str, Sequence[str]]) -> str:
+    def told(port: Any) -> str:
+        of, index = layouts[port.get_node().get_friendly_name()], port.get_index()
+        layout = of[index] if index < len(of) else ""
+        return f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}{layout}"
+
+    read, written = (", ".join(map(told, p)) for p in (op.input_values(), op.outputs()))
+    return f"{primitive} ({read}) -> ({written})"
 
 
 def _text(info: Any, key: str) -> str:

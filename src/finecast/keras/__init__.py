@@ -11,10 +11,10 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.tensorflow.library import tf
 from finecast.graph import Graph, Node
+from finecast.native.tensorflow import take
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan
-from finecast.subjects.tensorflow.model import take
 
 __all__ = ["apply_plan"]
 

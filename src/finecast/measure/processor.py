@@ -12,6 +12,10 @@ from typing import Final
 # it ran, and those that it was ready to run while others did (man 5 proc; sched-stats.rst).
 _THREADS: Final = Path("/proc/self/task")
 
+# A machine is busy if this process was denied more than this share of the processor time that
+# it wanted: an idle one denies less than .01, one with a single other busy process .3.
+_BUSY: Final = 0.1
+
 
 def used_s() -> float:
     """Seconds that the threads of this process have computed, in sum."""
@@ -47,6 +51,11 @@ class Demand:
     def total_s(self) -> float:
         """Seconds of a processor that were wanted."""
         return self.used_s + self.waited_s
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other processes had so much that times tell of them."""
+        return self.denied > _BUSY
 
     @property
     def denied(self) -> float:

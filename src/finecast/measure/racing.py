@@ -6,7 +6,8 @@ leave that took several times as long as what is too slow; after the first round
 were far too slow in each of them, or clearly slower in each than another one of no
 more error. When the others have run all their rounds, only those go on whose order is not
 settled: neighbours by speed that may be in either order and may differ by more than matters,
-unless both are too slow.
+unless both are too slow. Whatever turns out slower than another one of no more error leaves
+then, too: nobody chooses it, so that its speed need not be known better.
 
 The interval of a median is 2.5 IQR / sqrt(n) to each side: 2.7 standard errors of normal
 noise, more than the notches of box plots (1.57; McGill, Tukey and Larsen, 1978), because it is
@@ -46,9 +47,6 @@ _HOPELESS = 3.0
 # Less processor time of the anchor tells nothing: another device computes, or a call is short.
 _LEAST_USED_S = 0.01
 _CLEAR = 1.05
-# A machine is busy if this process was denied more than this share of the processor time that
-# it wanted: an idle one denies less than .01, one with a single other busy process .3.
-_BUSY = 0.1
 # Only calls whose threads computed, or wanted to, nearly all the time are known by the
 # processor time that they used: those that wait for another device are not.
 _COMPUTING = 0.9
@@ -89,6 +87,7 @@ class Effort:
         order: Whether the order of callables is needed, or only which are below ``limit``.
         errors: Errors by name. A callable named here leaves if another one that is named, of
             no more error, is clearly faster; callables that are not named never leave so.
+            Where errors are given, speeds are needed to ``known_to`` of these callables alone.
         tie: If given, it is needed of each two of ``errors`` whether the one of less error
             takes at most this many times as long as the other.
     """
@@ -181,16 +180,30 @@ class Race:
 
     def _loses(self, name: str, errors: Mapping[str, float]) -> bool:
         """Whether another one of no more error was clearly faster in each round of both."""
+        return any(
+            min(self._ratios(name, n)) > _CLEAR for n in self._no_less_exact(name, errors)
+        )
+
+    def _is_beaten(self, name: str, errors: Mapping[str, float]) -> bool:
+        """Whether another one of no more error is known to be faster."""
+        return any(self.between(name, n).low > 1 for n in self._no_less_exact(name, errors))
+
+    def _no_less_exact(self, name: str, errors: Mapping[str, float]) -> list[str]:
+        """Callables of no more error than ``name``; none if it has no error."""
         if name not in errors:
-            return False
-        others = (n for n in errors if n in self.names and errors[n] <= errors[name])
-        return any(min(self._ratios(name, n)) > _CLEAR for n in others)
+            return []
+        return [n for n in errors if n in self.names and errors[n] <= errors[name]]
 
     def _open(self, effort: Effort) -> set[str]:
         """Names of callables that need more rounds."""
+        self._lost |= {n for n in self.names if self._is_beaten(n, effort.errors)}
         found = {name: self.slowdown(name) for name in self.names - self._lost}
         unknown = {
-            n for n, s in found.items() if s.spread > effort.known_to and s.low <= effort.limit
+            n
+            for n, s in found.items()
+            if s.spread > effort.known_to
+            and s.low <= effort.limit
+            and (n in effort.errors or not effort.errors)
         }
         unknown |= self._ties(effort)
         if not effort.order:
@@ -262,7 +275,7 @@ class Race:
         they used. Where it is more, ratios are those of the processor times.
         """
         computing = self._wanted.total_s >= _COMPUTING * self._lasted_s
-        return self._wanted.denied if computing and self._wanted.denied > _BUSY else 0.0
+        return self._wanted.denied if computing and self._wanted.is_busy else 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -11,6 +12,9 @@ from finecast.planning.units import Units
 from finecast.solver.assignment import Bools, Ints
 from finecast.solver.frontier import Step
 from finecast.solver.labelling import Labelling, LabelProblem
+
+SAME_TIME: Final = 1.03
+"""Plans whose costs are within this ratio count as equally fast, if not told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

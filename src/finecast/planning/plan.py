@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
+from finecast.graph.structure import Structure, read_structure
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -76,6 +77,8 @@ class Plan:
         by_hint: Whether the model stays in fp32 and marks the ops that keep it, and the
             engine lowers the others by its own precision hint, with casts of its own.
         adjustments: Changes of operands, made before the decisions are applied.
+        structure: The ops of the model without their numbers, by which they are found in
+            another version of it. Plans written before there was one have none.
     """
 
     model: str
@@ -88,6 +91,7 @@ class Plan:
     keep_ops: bool = False
     by_hint: bool = False
     adjustments: tuple[Adjustment, ...] = ()
+    structure: Structure = field(default=(), compare=False)
 
     def __repr__(self) -> str:
         """The policy, the engine and the number of ops in each format."""
@@ -168,7 +172,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Hash of what the plan does: of everything but policy, engine and reasons."""
+        """Hash of what the plan does: of all but policy, engine, reasons and structure."""
         content: dict[str, Any] = {
             "model": self.model,
             "opset": self.opset,
@@ -292,6 +296,7 @@ class Plan:
             **self._options,
             "io": {name: f.label for name, f in self.io.items()},
             "decisions": [_decision_to_dict(d) for d in self.decisions],
+            "structure": [op.text for op in self.structure],
         }
         return json.dumps(content, indent=1) + "\n"
 
@@ -319,6 +324,7 @@ class Plan:
                 adjustments=tuple(
                     Adjustment.from_dict(a) for a in content.get("adjustments", ())
                 ),
+                structure=read_structure(content.get("structure", ())),
             )
             stated = str(content["digest"])
         except (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from finecast.graph import Graph, Node
+from finecast.graph.structure import structure_of
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -160,6 +161,7 @@ class Planner:
             from_type=self.from_type,
             keep_ops=self.policy.keep_ops,
             by_hint=self.policy.by_hint,
+            structure=structure_of(self.graph),
         )
         return scaled_plan(made, self.scalings)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -14,7 +14,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained, labels_of
 from finecast.planning.choices import Choice, Proposal
 from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner, chosen
+from finecast.planning.planner import Planner, chosen, pick
 from finecast.planning.problem import Analysis, build_problem
 from finecast.solver.assignment import Floats, Ints
 from finecast.solver.expansion import envelope
@@ -134,6 +134,22 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
             name += f" in {', '.join(f.label for f in formats)}"
         found.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
     return found
+
+
+def stated(
+    planner: Planner, analysis: Analysis, formats: Mapping[int, Format], name: str
+) -> Proposal:
+    """The plan of these formats, by node id; an op that may not have its format is fp32."""
+    plan = planner.plan(
+        {
+            i: pick(permission, formats.get(i, Format.FP32), Format.FP32)
+            for i, permission in planner.permissions.items()
+        },
+        "",
+    )
+    at = _Stated.of(planner, analysis, plan)
+    choice = Choice.of(evaluate(at.problem, at.label), at.problem, at.label, analysis)
+    return proposal(planner, analysis, choice, name)
 
 
 def predicted_cost(planner: Planner, analysis: Analysis, plan: Plan) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,9 +148,7 @@ _PROBE_EACH: Final = 160
 class Sensitivity:
     """Squared relative output error by rounding point and by unit of weights.
 
-    ``total`` is the error of all points at once, measured on the probes' samples; or, if a
-    model that rounds at all points was run on more samples, its error, to which the single
-    errors are then scaled. ``probes`` counts the runs of the model.
+    ``total`` is the error of all points at once. ``probes`` counts the runs of the model.
     """
 
     values: NDArray[np.float64]
@@ -162,6 +160,13 @@ class Sensitivity:
     def zero(cls, points: RoundingPoints) -> Sensitivity:
         """Zero errors, where none were measured."""
         return cls(values=np.zeros(len(points.points)), weights=np.zeros(len(points.weights)))
+
+    def fits(self, points: RoundingPoints) -> bool:
+        """Whether there is an error for each of ``points``."""
+        return (len(self.values), len(self.weights)) == (
+            len(points.points),
+            len(points.weights),
+        )
 
     @property
     def added(self) -> float:
@@ -182,10 +187,31 @@ class Sensitivity:
         """All single errors times ``factor``."""
         return replace(self, values=self.values * factor, weights=self.weights * factor)
 
+    def toward(self, total: float | None) -> Sensitivity:
+        """The errors scaled to ``total``, measured on more samples; as they are without it.
+
+        ``total`` is the squared error of a model that rounds at all points.
+        """
+        if total is None or not (0 < self.total < _WORST and 0 < total < _WORST):
+            return self
+        return replace(self.scaled(total / self.total), total=total)
+
     @property
     def shares(self) -> NDArray[np.float64]:
         """The errors of values, scaled so that those of all points add up to ``total``."""
         return self.values * (self.total / self.added if self.known else 1.0)
+
+
+class SensitivityStore(Protocol):
+    """Keeps sensitivities for later runs, each under a digest of all that it depends on."""
+
+    def sensitivity(self, key: str) -> Sensitivity | None:
+        """What is kept under ``key``; its ``probes`` are 0, as no run was made for it now."""
+        ...
+
+    def keep_sensitivity(self, key: str, found: Sensitivity) -> None:
+        """Keep ``found`` under ``key``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +270,6 @@ def measure(
     probe: Probe,
     *,
     weights: int = 0,
-    total: float = math.nan,
     counted: Collection[int] | None = None,
     on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
@@ -255,17 +280,16 @@ def measure(
         probe: Runs the model on some samples; its argument has a bool for each of these
             points, then for each unit of weights.
         weights: Number of units whose weights are rounded.
-        total: The squared error of a model that rounds at all of them, if one was run.
         counted: Numbers of the outputs that the error is of; None for all.
         on_probe: Called with the numbers of runs done and expected.
     """
     prober = _Prober(probe, values + weights, counted, on_probe)
-    errors, together = prober.errors(), prober.together
-    if 0 < together < _WORST and 0 < total < _WORST:
-        errors *= total / together
-        together = total
+    errors = prober.errors()
     return Sensitivity(
-        values=errors[:values], weights=errors[values:], total=together, probes=prober.done
+        values=errors[:values],
+        weights=errors[values:],
+        total=prober.together,
+        probes=prober.done,
     )
 
 

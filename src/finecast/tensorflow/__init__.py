@@ -17,20 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from finecast import api
+from finecast.data.sources import Data, DataOptions
 from finecast.errors import EngineError, UsageError
-from finecast.pipeline.result import Result
-from finecast.pipeline.sources import Data, DataOptions
 from finecast.rules import UserRule
 from finecast.rules.policy import DEFAULT_POLICY, Policy
+from finecast.tuning.result import Result
 
 if importlib.util.find_spec("tensorflow") is None:
     raise EngineError(
         "finecast.tensorflow needs TensorFlow", fix="pip install 'finecast[tensorflow]'"
     )
 
-from finecast.subjects import check_written
-from finecast.subjects.tensorflow.function import Function
-from finecast.subjects.tensorflow.model import TensorFlowModel
+from finecast.native.opening import check_written
+from finecast.native.tensorflow import Function, TensorFlowModel
 
 __all__ = ["Function", "Result", "convert", "tune"]
 

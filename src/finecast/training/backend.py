@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.fx import GraphModule
 
-from finecast.engines.probe import speed_of
+from finecast.engines.probe import drop_slow_formats, speed_of
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.costs import CompiledCost
 from finecast.errors import UsageError
@@ -20,8 +20,14 @@ from finecast.frontends.torch import CASTS, TorchPrepared
 from finecast.frontends.torch.regions import mark_regions
 from finecast.graph import Graph
 from finecast.naming import look_up, suggestion
+from finecast.native.planning import Judging
+from finecast.native.roundings import Times
+from finecast.native.torch.conversion import slow_formats
+from finecast.native.torch.planning import (
+    as_autocast,
+    planner_of,
+)
 from finecast.ops.flops import graph_flops
-from finecast.pipeline.measuring import drop_slow_formats
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
@@ -29,13 +35,6 @@ from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, rule_se
 from finecast.rules.override import current, unmatched
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
-from finecast.subjects.engine.planning import Judging
-from finecast.subjects.engine.roundings import Times
-from finecast.subjects.torch.conversion import slow_formats
-from finecast.subjects.torch.planning import (
-    as_autocast,
-    planner_of,
-)
 from finecast.training.coverage import Coverage, watched
 from finecast.training.weights import WeightCache
 

@@ -13,9 +13,9 @@ from onnx.reference import ReferenceEvaluator
 
 from finecast import api
 from finecast.devices.emulation import explicit_casts
+from finecast.native.onnx import OnnxModel
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
-from finecast.subjects.onnx.model import OnnxModel
 
 # A matmul whose weights another op reads along another axis, a moved value and a convolution.
 NET = """<ir_version: 9, opset_import: ["" : 19]>

@@ -26,11 +26,11 @@ from finecast.engines.emulator import (
 )
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounding
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.planning import make_planner
 from tests.engines.emulator import models
 
 Floats = NDArray[np.float32]

@@ -14,7 +14,7 @@ from finecast.compat.neuron.ladders import ladder
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines import get_engine
 from finecast.engines.emulator import exact_session
-from finecast.pipeline.ladder import LadderOutcome, LadderWalk, search_per_op
+from finecast.tuning.ladder import LadderOutcome, LadderWalk, search_per_op
 from tests.engines.emulator import models
 
 TF32 = {"--auto-cast matmult --auto-cast-type tf32", "--auto-cast all --auto-cast-type tf32"}

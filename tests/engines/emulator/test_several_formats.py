@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from finecast import api
+from finecast.data.workload import Run
 from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
+from finecast.native.emulated import EmulatedSubject, OnDevice
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
-from finecast.pipeline.result import Result, Verdict
-from finecast.pipeline.workload import Run
 from finecast.planning.plan import Plan
 from finecast.progress import silent
 from finecast.rules.policy import Policy
-from finecast.subjects.engine.emulated import EmulatedSubject, OnDevice
-from finecast.subjects.engine.planning import make_planner
+from finecast.tuning.result import Result, Verdict
 from tests.engines.emulator import models
 
 SIZE, SAMPLES = 256, 32

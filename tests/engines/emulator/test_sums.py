@@ -15,11 +15,11 @@ from finecast.devices.emulation import Emulation, Setting, explicit_casts
 from finecast.devices.targets import EngineRole, Target, load_target
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
 from finecast.frontends import onnx as frontend
+from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounder, convert
 from finecast.rules.policy import Policy, Scope
-from finecast.subjects.engine.planning import make_planner
 
 Floats = NDArray[np.float32]
 

@@ -29,12 +29,12 @@ from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
 from finecast.frontends.torch import Captured, capture  # noqa: E402
 from finecast.frontends.torch.native import converted  # noqa: E402
+from finecast.native.torch.model import of_module  # noqa: E402
+from finecast.native.torch.program import TorchProgram  # noqa: E402
 from finecast.numbers.formats import FLOATS, Format  # noqa: E402
 from finecast.numbers.rounding import round_to  # noqa: E402
 from finecast.numbers.roundmodes import Rounder, Rounding, convert  # noqa: E402
 from finecast.rules.policy import Scope  # noqa: E402
-from finecast.subjects.torch.model import of_module  # noqa: E402
-from finecast.subjects.torch.program import TorchProgram  # noqa: E402
 from tests.engines.emulator import exported_pairs as pairs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

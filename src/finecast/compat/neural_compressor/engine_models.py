@@ -21,6 +21,7 @@ from finecast.compat.neural_compressor.given_model import (
     products_in,
 )
 from finecast.compat.neural_compressor.op_dicts import OpRule
+from finecast.data.sources import DataOptions
 from finecast.engines import get_engine
 from finecast.engines.base import Engine, Feeds, Session
 from finecast.engines.probe import Speed
@@ -32,16 +33,15 @@ from finecast.frontends.onnx.model import Stage
 from finecast.frontends.openvino.model import IR_SUFFIX
 from finecast.graph import Graph
 from finecast.naming import unknown_name
+from finecast.native.engine_subject import EngineSubject
+from finecast.native.model import OpenedModel, RunOptions
+from finecast.native.subject import Built
 from finecast.numbers.formats import Format
-from finecast.pipeline.model import OpenedModel, RunOptions
-from finecast.pipeline.sources import DataOptions
-from finecast.pipeline.subject import Built
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules import NodeView
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.tier import TIER
-from finecast.subjects.engine.subject import EngineSubject
 
 
 class ModelSession:

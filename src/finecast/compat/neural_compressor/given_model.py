@@ -17,21 +17,21 @@ from finecast.compat.neural_compressor.config import (
     PostTrainingQuantConfig,
 )
 from finecast.data.criterion import Criterion
+from finecast.data.evaluation import check_finite, metric_value
+from finecast.data.workload import Workload, spread
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.graph import Graph
+from finecast.native.conversion_notes import commonest_verdict
+from finecast.native.subject import Subject
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.pipeline.conversion import commonest_verdict
-from finecast.pipeline.evaluation import check_finite, metric_value
-from finecast.pipeline.goal import Goal
-from finecast.pipeline.subject import Subject
-from finecast.pipeline.tuning import tune
-from finecast.pipeline.workload import Workload, spread
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
+from finecast.tuning.goal import Goal
+from finecast.tuning.tune import tune
 from finecast.usercode import guarded
 
 EvalFunc = Callable[[Any], float]

@@ -23,10 +23,10 @@ from finecast.compat.neural_compressor.given_model import (
     warn_unused,
 )
 from finecast.compat.neural_compressor.op_dicts import permitted
+from finecast.data.evaluation import check_finite
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
-from finecast.pipeline.evaluation import check_finite
-from finecast.pipeline.goal import Budget, Goal
+from finecast.tuning.goal import Budget, Goal
 
 Model = TypeVar("Model")
 Scores = dict[frozenset[str], float]

@@ -42,12 +42,12 @@ from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.capture import evaluating, quiet
 from finecast.frontends.torch.converted import check_types_stay
 from finecast.graph import Graph
+from finecast.native.subject import Subject
+from finecast.native.torch.model import TorchModel, of_module
+from finecast.native.torch.planning import device_of
 from finecast.numbers.formats import Format
-from finecast.pipeline.subject import Subject
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy, Scope, low_format
-from finecast.subjects.torch.model import TorchModel, of_module
-from finecast.subjects.torch.planning import device_of
 
 STATE: Final = "best_model.pt"
 PROGRAM: Final = "best_model.pt2"

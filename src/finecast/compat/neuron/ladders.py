@@ -11,7 +11,7 @@ from finecast.compat.neuron.compilers import Compiler, compiler_for, resolve
 from finecast.compat.neuron.flags import Given, read
 from finecast.errors import UsageError
 from finecast.naming import spelled
-from finecast.pipeline.ladder import Rung
+from finecast.tuning.ladder import Rung
 
 LADDERS: Final[dict[Compiler, tuple[str, ...]]] = {
     Compiler.NEURONX_CC: (

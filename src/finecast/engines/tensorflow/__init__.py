@@ -71,6 +71,7 @@ class TensorFlowEngine(Engine):
     device = "CPU"
     reads_onnx = False
     lowers_by_hint = True
+    tells_kernels = True
 
     def __init__(self, device: str = "CPU") -> None:
         if device.upper() not in devices():

@@ -1,0 +1,56 @@
+"""``finecast prices``: the times of kernels that runs of ``tune`` kept on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+
+
+def run(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all of them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The price book: times of kernels that tune measured here and uses again.
+
+    A second run on a model, or one on a model of the same kernels, then needs no profile. What
+    is chosen was timed in its own run all the same. One row for each machine and engine.
+
+    Example:
+      finecast prices --clear
+    """
+    from datetime import UTC, datetime
+
+    from finecast.measure import prices
+
+    path = prices.default_path()
+    found = [] if path is None else prices.machines(path)
+    forgotten = prices.clear(path) if clear and path is not None else 0
+    rows = [
+        (one, datetime.fromtimestamp(one.used_s, UTC).strftime("%Y-%m-%d")) for one in found
+    ]
+    if as_json:
+        write_json(
+            {
+                "path": None if path is None else str(path),
+                "machines": [
+                    {"machine": one.label, "prices": one.prices, "last_used": day}
+                    for one, day in rows
+                ],
+                "forgotten": forgotten,
+            }
+        )
+        return
+    if not rows:
+        write_line(f"no times of kernels are kept in {path or 'any cache folder'}")
+        return
+    table = new_table(
+        str(path), ("machine and engine", "last used"), ("kernels",), fold="machine and engine"
+    )
+    for one, day in rows:
+        add_row(table, one.label, day, str(one.prices))
+    write_table(table)
+    if clear:
+        write_line(f"{forgotten} times of kernels are forgotten")

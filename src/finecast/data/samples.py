@@ -1,0 +1,196 @@
+"""What a metric is computed from, sample by sample.
+
+Law: the value of all samples, each taken once, is the metric. What the metric would be on
+samples drawn anew from these is then known without the model, and certificates rest on that.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.engines.base import Array
+
+Outputs = Mapping[str, Array]
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+
+class Samples(ABC):
+    """The samples of a metric, or clusters of samples that are drawn together."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def values(self, times: Floats) -> Floats:
+        """The metric where each sample is taken so many times.
+
+        Args:
+            times: Whole numbers, of each sample in a row: shape [rows, samples].
+
+        Returns:
+            The metric of each row: shape [rows].
+        """
+
+    @abstractmethod
+    def grouped(self, group: Indices) -> Samples:
+        """Clusters in place of samples; ``group`` has the number of each sample's cluster."""
+
+    def value(self) -> float:
+        """The metric of all samples."""
+        return float(self.values(np.ones((1, self.count)))[0])
+
+    def decisions(self) -> NDArray[np.bool_] | None:
+        """Which samples are right, where each is one decision and the metric their share."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummedSamples(Samples):
+    """Samples of a metric that is a function of sums over them.
+
+    Attributes:
+        terms: The terms of each sample, dense or sparse: shape [samples, sums].
+        metric: The metric of sums, which lie along the last axis.
+        is_share: Whether the metric is the first sum over the second.
+    """
+
+    terms: Any
+    metric: Callable[[Floats], Floats]
+    is_share: bool = False
+
+    @property
+    def count(self) -> int:
+        """The rows of ``terms``."""
+        return self.terms.shape[0]
+
+    def values(self, times: Floats) -> Floats:
+        """The metric of each row's sums."""
+        with np.errstate(all="ignore"):
+            return self.metric(times @ self.terms)
+
+    def grouped(self, group: Indices) -> SummedSamples:
+        """The terms of a cluster are the sums over it."""
+        from scipy.sparse import csr_array
+
+        members = csr_array((np.ones(self.count), (group, np.arange(self.count))))
+        return replace(self, terms=members @ self.terms)
+
+    def decisions(self) -> NDArray[np.bool_] | None:
+        """The first term of each, where the second is 1."""
+        if not self.is_share or not (self.terms[:, 1] == 1).all():
+            return None
+        return self.terms[:, 0] == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedSamples(Samples):
+    """Pairs of numbers of which the metric is the correlation of ranks (Spearman's).
+
+    Equal numbers have the mean of their ranks.
+
+    Attributes:
+        first: The first numbers; of a NaN among them the metric is NaN.
+        second: The second numbers.
+        group: The number of each pair's cluster; None where each is a sample.
+    """
+
+    first: Floats
+    second: Floats
+    group: Indices | None = None
+
+    @property
+    def count(self) -> int:
+        """The clusters, or the pairs."""
+        return len(self.first) if self.group is None else int(self.group.max()) + 1
+
+    def values(self, times: Floats) -> Floats:
+        """Pearson's correlation of the ranks among each row's pairs."""
+        if np.isnan(self.first).any():
+            return np.full(len(times), math.nan)
+        times = times if self.group is None else times[:, self.group]
+        whole = times.sum(axis=1, keepdims=True)
+        a, b = (_ranks(x, times) - (whole + 1) / 2 for x in (self.first, self.second))
+        with np.errstate(all="ignore"):
+            spread = np.sqrt((times * a * a).sum(axis=1) * (times * b * b).sum(axis=1))
+            return (times * a * b).sum(axis=1) / spread
+
+    def grouped(self, group: Indices) -> RankedSamples:
+        """The pairs, drawn by cluster."""
+        return replace(self, group=group)
+
+
+def _ranks(numbers: Floats, times: Floats) -> Floats:
+    """The rank of each number where it occurs so many times: shape of ``times``."""
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=math.nan) != 0)
+    equal = np.add.reduceat(times[:, order], starts, axis=1)
+    ranks = np.cumsum(equal, axis=1) - (equal - 1) / 2
+    place = np.empty(len(numbers), dtype=np.intp)
+    place[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(numbers)))
+    return ranks[:, place]
+
+
+class SumMetric(ABC):
+    """Computes a metric that is a function of sums over samples.
+
+    It keeps the few numbers of each sample that are summed.
+    """
+
+    is_share = False
+
+    def __init__(self) -> None:
+        self._terms: list[Floats] = []
+
+    @abstractmethod
+    def terms(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> Floats:
+        """The terms of each sample of a batch: shape [samples, sums]. NaN stays NaN."""
+
+    @abstractmethod
+    def metric(self, sums: Floats) -> Floats:
+        """The metric of sums, which lie along the last axis; NaN of no sample."""
+
+    def update(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> None:
+        """Take one batch: the first of the outputs, labels, the fp32 model's outputs.
+
+        Raises:
+            UsageError: If the metric is not one of such outputs or labels.
+        """
+        self._terms.append(self.terms(outputs, labels, reference))
+
+    @property
+    def sums(self) -> Floats:
+        """The sums over all samples so far; at least one batch was taken."""
+        return np.sum([terms.sum(axis=0) for terms in self._terms], axis=0)
+
+    def result(self) -> float:
+        """The metric over all samples so far; NaN before the first."""
+        if not self._terms:
+            return math.nan
+        with np.errstate(all="ignore"):
+            return float(self.metric(self.sums))
+
+    def samples(self) -> Samples:
+        """The samples so far."""
+        return SummedSamples(
+            terms=np.concatenate(self._terms), metric=self.metric, is_share=self.is_share
+        )
+
+
+def by_sample(array: Array) -> Floats:
+    """The sum over all axes but the first; a number is one sample. Shape [samples]."""
+    wide = array.astype(np.float64)
+    return wide.sum(axis=tuple(range(1, wide.ndim))) if wide.ndim else wide[None]

@@ -1,0 +1,507 @@
+"""Workloads and feeds from files, arrays, batches and users' functions."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from finecast.data.datasets import Dataset, data_set, load_npz
+from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
+from finecast.data.functions import load_function
+from finecast.data.input_ranges import Range
+from finecast.data.metrics import get_metric
+from finecast.data.sizes import guessed_dims
+from finecast.data.streams import Stream, re_iterable, to_array
+from finecast.data.workload import (
+    CalibrationFunction,
+    DataWorkload,
+    EvalFunction,
+    FunctionWorkload,
+    Workload,
+)
+from finecast.engines.base import Feeds, Session, Steps
+from finecast.errors import UsageError
+from finecast.files import digest
+from finecast.graph import Dim
+from finecast.naming import Option, convert_options, spelled, unknown_name
+from finecast.usercode import guarded
+
+Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
+Shapes: TypeAlias = Mapping[str, Sequence[Dim] | None]
+DEFAULT_BATCH: Final = 32
+CALIBRATION_SAMPLES: Final = 128
+
+
+def _axes(given: Mapping[str, int | None] | Sequence[str] | None) -> Mapping[str, int | None]:
+    """The axis of samples by input, also of ``NAME=none`` and ``NAME=AXIS`` texts.
+
+    Raises:
+        UsageError: If a text is malformed.
+    """
+    if isinstance(given, Mapping):
+        return given
+    axes: dict[str, int | None] = {}
+    for item in given or ():
+        name, _, axis = item.rpartition("=")
+        shared = spelled(axis) == "none"
+        if not (name and (shared or axis.strip().isdecimal())):
+            raise UsageError(
+                f"{item!r} is no sample axis",
+                where="--sample-axis",
+                fix="write NAME=none, or NAME=AXIS with 0 for the first",
+            )
+        axes[name] = None if shared else int(axis)
+    return axes
+
+
+def _sizes(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]:
+    """The size of each dimension, also of ``NAME=SIZE`` texts.
+
+    Raises:
+        UsageError: If a text is malformed.
+    """
+    if isinstance(given, Mapping):
+        return given
+    sizes: dict[str, int] = {}
+    for item in given or ():
+        name, equals, size = item.rpartition("=")
+        if not (equals and name and size.isdecimal() and int(size) > 0):
+            raise UsageError(
+                f"{item!r} is no size of a dimension",
+                where="--dim",
+                fix="write NAME=SIZE, with a whole number from 1 on; arrays that are "
+                "empty, as a decoder's first past is, are given by --data",
+            )
+        sizes[name] = int(size)
+    return sizes
+
+
+def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Evaluation and calibration data: either ``data`` and ``metric``, or ``evaluate``.
+
+    Attributes:
+        data: An npz file, arrays by name, or batches that can be iterated again and again,
+            such as a DataLoader: each of arrays by name, or of the inputs in order and labels.
+        labels: The name of the labels in ``data``; None for ``label``.
+        calib: Calibration data: as ``data``, without labels, or a function that yields feeds,
+            or such a function as ``FILE.py:FUNCTION``. Without it the first samples of
+            ``data`` calibrate, with ``evaluate``, too.
+        sample_axes: The axis of samples by input, None for an input that all samples share.
+        batch: Samples of a call; None for ``DEFAULT_BATCH`` of data, and 1 of random feeds.
+        dims: Sizes of free dimensions, for random feeds.
+        metric: The name of a metric; None for ``agreement``.
+        evaluate: The user's metric, or ``FILE.py:FUNCTION``.
+        lower_is_better: Whether less of what ``evaluate`` returns is better.
+        of: Names of the outputs that the metric and the error are of, the worst of them; empty
+            for all that copy no input.
+        baseline: What ``evaluate`` gives for the fp32 module, where that is known already.
+        evaluate_name: The name of ``evaluate`` in messages, where it was given as text.
+    """
+
+    data: Data | None = Option(
+        help="Arrays with the inputs' names, and labels.",
+        metavar="FILE.npz",
+        kind=Path,
+        python=(object, "data"),
+    ).field(None)
+    labels: str | None = Option(
+        help="Array of labels in --data; default 'label'.",
+    ).field(None)
+    calib: Data | CalibrationFunction | None = Option(
+        help="Calibration feeds: an unlabelled .npz, or a function that yields them.",
+        metavar="NPZ|FILE.py:FUNCTION",
+        python=(object, "calibration data"),
+    ).field(None)
+    sample_axes: Mapping[str, int | None] = Option(
+        help="The axis of an input along which samples lie; none if all samples share it.",
+        flags=("--sample-axis",),
+        metavar="NAME=none|AXIS",
+        many=True,
+        python=(Mapping, "a dict of axes by input"),
+        convert=_axes,
+    ).field({})
+    batch: int | None = Option(
+        help="Samples a call; default 32 of data, 1 of random feeds.", kind=int, least=1
+    ).field(None)
+    dims: Mapping[str, int] = Option(
+        help="Size of a free dimension, for random feeds.",
+        flags=("--dim",),
+        metavar="NAME=SIZE",
+        many=True,
+        python=(Mapping, "a dict of sizes by dimension"),
+        convert=_sizes,
+    ).field({})
+    metric: str | None = Option(
+        help="top1 (or accuracy), top5, f1, agreement, cosine, spearman, snr_db, max_abs,"
+        " mse, mae, perplexity; default agreement.",
+        python=(str, "the name of a metric (a function of your own is evaluate)"),
+    ).field(None)
+    evaluate: EvalFunction | str | None = Option(
+        help="Your own metric: gets run(feeds) -> outputs by name, returns a number.",
+        flags=("--eval",),
+        metavar="FILE.py:FUNCTION",
+        python=((Callable, str), "a function of run"),
+    ).field(None)
+    lower_is_better: bool = Option(help="The --eval metric is a loss.", kind=bool).field(False)
+    of: Sequence[str] = Option(
+        help="The model's output that the metric and the error are of, by name; of several"
+        " the worst counts. Default: the worst of all for cosine, snr_db, max_abs and the"
+        " error, else the first; never one that copies an input.",
+        metavar="OUTPUT",
+        many=True,
+        python=(Iterable, "an output's name, or several,"),
+        convert=_names,
+    ).field(())
+    baseline: float | None = Option(
+        help="The metric of the fp32 model, if it is known already.", kind=float
+    ).field(None)
+    evaluate_name: str = ""
+
+    def __post_init__(self) -> None:
+        """Convert what was given as text."""
+        convert_options(self)
+
+    @property
+    def given(self) -> bool:
+        """Whether there are data."""
+        return any(o is not None for o in (self.data, self.calib, self.labels, self.evaluate))
+
+    @property
+    def samples(self) -> int:
+        """Samples of a call on data."""
+        return self.batch or DEFAULT_BATCH
+
+    @property
+    def label(self) -> str:
+        """The metric's name in reports."""
+        name = self.evaluate_name or getattr(self.evaluate, "__qualname__", "")
+        return name if self.evaluate is not None else self.metric or "agreement"
+
+    @property
+    def reads(self) -> list[tuple[str, Path]]:
+        """The files that are read, each with its option."""
+        given = {"--data": self.data, "--calib": self.calib, "--eval": self.evaluate}
+        found = ((role, one) for role, one in given.items() if isinstance(one, str | Path))
+        return [(role, file_of(one)) for role, one in found]
+
+    def loaded(self) -> DataOptions:
+        """These options with functions in place of ``FILE.py:FUNCTION``.
+
+        Raises:
+            UsageError: If a function cannot be loaded, or labels are named without data.
+        """
+        calib, evaluate = self.calib, self.evaluate
+        if self.labels is not None and self.data is None:
+            raise UsageError(
+                "--labels names an array of --data", where="--labels", fix="give --data too"
+            )
+        if isinstance(calib, str) and not is_npz(calib):
+            calib = load_function(calib)
+        if not isinstance(evaluate, str):
+            return replace(self, calib=calib)
+        function = load_function(evaluate)
+        return replace(self, calib=calib, evaluate=function, evaluate_name=evaluate)
+
+    def if_given(self, *, sizes_feeds: bool = False) -> DataOptions | None:
+        """These options, ``loaded``; None if they name no data.
+
+        Args:
+            sizes_feeds: Whether ``batch`` also sizes random feeds, and so needs no data.
+
+        Raises:
+            UsageError: As ``loaded``; or if an option that needs data is given without any.
+        """
+        if self.given:
+            return self.loaded()
+        alone = {
+            "--sample-axis": bool(self.sample_axes),
+            "--batch": self.batch is not None and not sizes_feeds,
+        }
+        for option, stated in alone.items():
+            if stated:
+                raise UsageError(
+                    f"{option} is given without data",
+                    where=option,
+                    fix="give --data too, or size random feeds by --dim",
+                )
+        return None
+
+
+def is_npz(given: str) -> bool:
+    """Whether calibration is data; all else names a function, whose file is run."""
+    return given.lower().endswith(".npz")
+
+
+def file_of(given: str | Path) -> Path:
+    """The file of ``FILE.py:FUNCTION``; of an ``.npz`` the file itself."""
+    file, colon, _ = str(given).rpartition(":")
+    named = colon and isinstance(given, str) and not is_npz(given)
+    return Path(file if named else given)
+
+
+def workload_of(options: DataOptions, session: Session) -> Workload:
+    """The workload that ``options`` describe, for a model loaded as ``session``.
+
+    Raises:
+        UsageError: If they do not fit together or do not fit the model.
+    """
+    options = options.loaded()
+    of = known_outputs(options.of, session)
+    calibration = _calibration(options, session)
+    evaluate = options.evaluate
+    if evaluate is not None:
+        assert not isinstance(evaluate, str)
+        _check_evaluation(options)
+        return FunctionWorkload(
+            function=evaluate,
+            name=options.label,
+            lower_is_better=options.lower_is_better,
+            calibrate=calibration,
+            of=of,
+        )
+    if options.data is None:
+        raise UsageError(
+            "no data to evaluate on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
+        )
+    metric = get_metric(options.metric or "agreement")
+    if options.lower_is_better and metric.higher_is_better:
+        raise UsageError(
+            f"of {metric.name} more is better",
+            where="--lower-is-better",
+            fix="leave it out: it is for --eval",
+        )
+    data = _samples(options.data, options, session, labels=options.labels)
+    if metric.needs_labels and isinstance(data, Dataset) and data.labels is None:
+        raise UsageError(
+            f"metric {metric.name} needs labels",
+            where=str(options.data) if isinstance(options.data, str | Path) else "data",
+            fix="add an array 'label', name it with --labels, or use --metric agreement",
+        )
+    return DataWorkload(
+        data=data,
+        metric=metric,
+        batch=options.samples,
+        data_digest=_digest(options),
+        calibrate=calibration or partial(_first_batches, data, options.samples),
+        of=of,
+    )
+
+
+def known_outputs(of: Sequence[str], session: Session) -> tuple[str, ...]:
+    """The outputs that the user names, each once.
+
+    Raises:
+        UsageError: If the model has no such output.
+    """
+    known = [spec.name for spec in session.outputs]
+    for name in of:
+        if name not in known:
+            raise unknown_name(name, known, what="output", where="--of")
+    return tuple(dict.fromkeys(of))
+
+
+def _check_evaluation(options: DataOptions) -> None:
+    """Raise UsageError for options that an evaluation function leaves without effect."""
+    if options.metric is not None:
+        raise UsageError(
+            "both a built-in metric and an evaluation function are given",
+            where="--metric, --eval",
+            fix="give one of them",
+        )
+    if options.labels is not None:
+        raise UsageError(
+            "labels are named, and an evaluation function reads its own",
+            where="--labels, --eval",
+            fix="drop one of them",
+        )
+
+
+def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
+    calib = options.calib
+    if calib is None and options.evaluate is not None:
+        calib = options.data  # the function reads its own data
+    if calib is None:
+        return None
+    if callable(calib):
+        calibrate = partial(_user_feeds, calib)
+        if next(calibrate(), None) is None:
+            raise UsageError("the calibration function yields nothing", where="--calib")
+        return calibrate
+    return partial(_first_batches, _samples(calib, options, session), options.samples)
+
+
+def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
+    name = getattr(calib, "__qualname__", type(calib).__name__)
+    with guarded(
+        "the calibration function failed", where=name, fix="call it in python to see more"
+    ):
+        given: Any = calib()  # of the user's making, whatever its type says
+        if not isinstance(given, Iterable):
+            raise _no_feeds(name, f"returns {type(given).__name__}")
+        for feeds in given:
+            # A list has the steps of one sequence.
+            steps = feeds if isinstance(feeds, list | tuple) and feeds else [feeds]
+            for step in steps:
+                if not isinstance(step, Mapping):
+                    raise _no_feeds(name, f"yields {type(step).__name__}")
+            yield feeds if isinstance(feeds, Mapping) else Steps(feeds)
+
+
+def _no_feeds(name: str, what: str) -> UsageError:
+    return UsageError(
+        f"the calibration function {what}, and arrays by the names of the inputs are needed",
+        where=name,
+        fix="yield a dict for each batch: {INPUT: ARRAY}",
+    )
+
+
+def _samples(
+    data: Data, options: DataOptions, session: Session, *, labels: str | None = None
+) -> Dataset | Stream:
+    """The samples in ``data``, checked against the model's inputs."""
+    axes, inputs = options.sample_axes, session.inputs
+    if isinstance(data, str | Path):
+        return load_npz(data, inputs, labels=labels, sample_axes=axes)
+    if isinstance(data, Mapping):
+        arrays = {str(name): to_array(value) for name, value in data.items()}
+        return data_set(arrays, inputs, labels=labels, sample_axes=axes)
+    if axes:
+        raise UsageError(
+            "sample axes are of arrays, and batches are given", where="--sample-axis"
+        )
+    return Stream(inputs=tuple(inputs), source=re_iterable(data), label_name=labels)
+
+
+def _digest(options: DataOptions) -> str:
+    """Digest of the content of a file or of arrays; for batches a new one at each call."""
+    data = options.data
+    if isinstance(data, str | Path):
+        content = digest(Path(data))
+    elif isinstance(data, Mapping):
+        found = hashlib.sha256()
+        for name, value in data.items():
+            array = np.ascontiguousarray(to_array(value))
+            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            plain = array.astype(str) if array.dtype.kind == "O" else array
+            found.update(plain.tobytes())
+        content = found.hexdigest()
+    else:
+        content = uuid.uuid4().hex
+    return f"{content} {options.labels} {sorted(options.sample_axes.items())}"
+
+
+def _first_batches(data: Dataset | Stream, batch: int) -> Iterator[Feeds]:
+    return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
+
+
+def calibration_batches(
+    session: Session, options: DataOptions, *, limit: int = CALIBRATION_SAMPLES
+) -> list[Feeds]:
+    """The first feeds of the calibration data, else of the data.
+
+    Raises:
+        UsageError: If there are none, or they do not fit the inputs of ``session``.
+    """
+    calibration = _calibration(options, session)
+    if calibration is None:
+        if options.data is None:
+            raise UsageError("no data", fix="give --data FILE.npz or --calib")
+        data = _samples(options.data, options, session, labels=options.labels)
+        calibration = partial(_first_batches, data, options.samples)
+    return list(islice(calibration(), limit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedMaker:
+    """Feeds to verify a model with: the first of ``batches``, else random ones.
+
+    Random feeds have ``batch`` samples, and free dimensions the sizes in ``dims``. If neither
+    is stated, they are the ``examples`` that came with the model, where some did. Examples
+    count as random: they are no data that the model was made for.
+    """
+
+    batches: Sequence[Feeds] = ()
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+    batch: int = 1
+    examples: Feeds | None = None
+
+    def check(self, shapes: Shapes) -> None:
+        """Refuse random inputs that are too large; a file of few bytes may declare any size.
+
+        Call this before an engine loads the model: it allocates its inputs then.
+
+        Raises:
+            UsageError: If they would take over 2 GiB.
+        """
+        if not self.batches:
+            check_sizes(
+                {n: s for n, dims in shapes.items() if (s := _static(dims)) is not None}
+            )
+
+    def check_dims(self, shapes: Shapes) -> None:
+        """Refuse ``dims`` that have no effect.
+
+        Raises:
+            UsageError: If a dimension is not free in these inputs, or batches are given.
+        """
+        if self.dims and self.batches:
+            raise UsageError(
+                "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
+            )
+        check_dims(shapes, self.dims)
+
+    def make(self, session: Session) -> Feeds | None:
+        """Feeds for a loaded model; None if none can be made.
+
+        Raises:
+            UsageError: If none can be made of the ``dims`` that the user gave.
+        """
+        try:
+            return self.draw(session)
+        except UsageError:
+            if self.dims:
+                raise
+            return None
+
+    def draw(
+        self,
+        session: Session,
+        ranges: Mapping[str, Range] | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> Feeds:
+        """The first batch, else the examples, else random feeds.
+
+        Random numbers are as ``ranges`` says of them, by input name. A free dimension has the
+        size in ``dims``, else in ``lengths``, else a small one.
+
+        Raises:
+            UsageError: If none can be made.
+        """
+        if self.batches:
+            return self.batches[0]
+        if self.examples is not None and not self.dims and self.batch == 1:
+            return self.examples
+        guessed = guessed_dims(session.inputs)
+        free = {*guessed, *(d for spec in session.inputs for d in spec.shape or ())}
+        long = {name: size for name, size in (lengths or {}).items() if name in free}
+        sizes = {**guessed, **long, **self.dims}
+        return synthetic_feeds(session.inputs, batch=self.batch, dims=sizes, ranges=ranges)
+
+
+def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        return None
+    return tuple(d for d in dims if isinstance(d, int))

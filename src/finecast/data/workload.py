@@ -1,0 +1,450 @@
+"""The data a model is tuned on: how to evaluate it, calibrate it and time it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Final, final
+
+import numpy as np
+
+from finecast.data.datasets import Dataset
+from finecast.data.evaluation import (
+    OtherCallError,
+    Recording,
+    Replacement,
+    check_baseline,
+    metric_value,
+)
+from finecast.data.functions import source_digest
+from finecast.data.metrics import Metric
+from finecast.data.scoring import Score, Scoring, scored_outputs
+from finecast.data.streams import Stream
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    Steps,
+    TensorSpec,
+    calls_of,
+    each_call,
+)
+from finecast.engines.exact import CachedSession, feeds_digest
+from finecast.errors import UsageError
+from finecast.planning.sensitivity import is_float
+from finecast.usercode import guarded
+
+EvalFunction = Callable[["Run"], float]
+CalibrationFunction = Callable[[], Iterable[Feeds]]
+
+# Feeds of a user's functions that are timed: a small, a middle and a large one,
+_TIMED_FEEDS: Final = 3
+# chosen among so many calibration feeds,
+_LOOKED_AT: Final = 16
+# or among the first feeds of the evaluation, of which about so many bytes are kept.
+_REMEMBERED_BYTES: Final = 64 << 20
+# Of a sequence, in which the model keeps its state, so many steps: every rounding is probed on
+# all of them.
+_REMEMBERED_STEPS: Final = 32
+_EVALUATION: Final = "it gets run(feeds) and returns a number: try it on the fp32 model alone"
+# Samples on which each of many roundings is probed alone: few samples suffice to rank them, as
+# errors are relative to whole outputs.
+PROBED_ROWS: Final = 8
+# Samples on which everything is rounded at once: compared with hundreds of samples, 8 give an
+# error that is up to 40% off, 64 one that is 7% off (ResNet-20 in bf16).
+MOST_PROBED_ROWS: Final = 128
+# Samples times points that are run in all: 160 points have the least number of samples each.
+_PROBED_IN_ALL: Final = 160 * PROBED_ROWS
+
+
+@final
+class Run:
+    """What a user's evaluation function gets: ``run(feeds)`` gives the outputs.
+
+    A model that keeps a state starts each call with an empty one. Once ``run.reset()`` was
+    called, calls go on with the state of the call before, up to the next ``run.reset()``.
+    """
+
+    def __init__(
+        self, session: Session, *, remember: bool = False, record: bool = False
+    ) -> None:
+        self.runs = 0
+        self._session = session
+        self._left = _REMEMBERED_BYTES if remember else 0
+        self._sequences: list[list[Feeds]] = []
+        self._carries = self._begins = False
+        self._recording = Recording[dict[str, Array]]() if record else None
+        self._replay: Recording[dict[str, Array]] | None = None
+        self._replace: Replacement | None = None
+
+    def __call__(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model once; outputs by name."""
+        known = None if self._replay is None else self._replay.next(feeds_digest(feeds))
+        if self._replace is not None:
+            if known is None:
+                raise OtherCallError
+            return {name: self._replace(array.copy()) for name, array in known.items()}
+        if known is not None:
+            return {name: array.copy() for name, array in known.items()}
+        self._remember(feeds)
+        outputs = self._session.step(feeds) if self._carries else self._session.run(feeds)
+        self.runs += 1
+        if self._recording is not None:
+            self._record(self._recording, feeds, outputs)
+        return outputs
+
+    def _record(
+        self,
+        recording: Recording[dict[str, Array]],
+        feeds: Feeds,
+        outputs: Mapping[str, Array],
+    ) -> None:
+        """Keep a copy of the outputs of a call; of objects there is none."""
+        if any(array.dtype.hasobject for array in outputs.values()):
+            recording.lose()
+            return
+        size_bytes = sum(array.nbytes for array in outputs.values())
+        copied = {name: array.copy() for name, array in outputs.items()}
+        recording.keep(feeds_digest(feeds), copied, size_bytes)
+
+    def reset(self) -> None:
+        """Start a new sequence, in which the state is carried from call to call.
+
+        Of a model that keeps no state each call stays a sample of its own.
+        """
+        if self._session.keeps_state:
+            self._session.reset()
+            self._carries = self._begins = True
+
+    def replayed(self) -> Run:
+        """Gives the outputs of the same calls again; on other feeds it runs the model.
+
+        A step of a sequence depends on the steps before: where some outputs were too many to
+        be kept, all steps are run again.
+        """
+        again = Run(self._session)
+        if self._recording is not None and (self._recording.is_whole or not self._carries):
+            again._replay = self._recording.again()
+        return again
+
+    def replaced(self, replace: Replacement) -> Run | None:
+        """Gives the outputs of the same calls, replaced; other calls fail: no model is run.
+
+        None where outputs were too many to be kept.
+        """
+        if self._recording is None or not self._recording.is_whole:
+            return None
+        again = self.replayed()
+        again._replace = replace
+        return again
+
+    def _remember(self, feeds: Feeds) -> None:
+        """Keep a copy of the feeds, as the next call of their sequence."""
+        begins, self._begins = self._begins or not self._carries, False
+        if self._left <= 0:
+            return
+        if begins:
+            self._sequences.append([])
+        if len(self._sequences[-1]) < _REMEMBERED_STEPS:
+            call = {k: np.array(v, copy=True) for k, v in feeds.items()}
+            self._sequences[-1].append(call)
+            self._left -= feed_bytes(call)
+
+    def seen(self) -> list[Feeds]:
+        """The first feeds, each of a call or of a sequence."""
+        return [Steps(s) if self._carries else s[0] for s in self._sequences]
+
+
+class Workload(ABC):
+    """Evaluation on all data, calibration feeds, and the feeds that latency is measured on.
+
+    Attributes:
+        of: Outputs that the user names, of which the metric and the error are; empty for all.
+        warnings: Why the metric says little on this data, once the baseline was evaluated.
+    """
+
+    of: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
+
+    @property
+    @abstractmethod
+    def higher_is_better(self) -> bool:
+        """Which way the metric improves."""
+
+    @property
+    def digest(self) -> str:
+        """Identifies the data and the metric; empty if no study remembers trials on them."""
+        return ""
+
+    @property
+    def worst(self) -> float | None:
+        """The metric's worst value, where it has one."""
+        return None
+
+    @abstractmethod
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """The metric of ``session`` over all data; a ``Score`` tells it by output.
+
+        ``reference`` is the model to compare with; None if ``session`` is that model.
+        """
+
+    @abstractmethod
+    def calibration(self) -> Iterable[Feeds]:
+        """Feeds for facts and sensitivities; each call starts again at the first."""
+
+    def evaluated(self) -> Iterable[Feeds]:
+        """The feeds of the evaluation, as far as they are known after the baseline's."""
+        return ()
+
+    def timing(self) -> Sequence[Feeds]:
+        """Feeds to time; call after the baseline was evaluated."""
+        return [*self.calibration()]
+
+
+@dataclass(slots=True, kw_only=True)
+class DataWorkload(Workload):
+    """A data set and a built-in metric.
+
+    ``exact`` is the cached session of the reference model once a metric compared with it,
+    ``scored`` the outputs that the metric is of, once the baseline was evaluated.
+    """
+
+    data: Dataset | Stream
+    metric: Metric
+    batch: int
+    data_digest: str
+    calibrate: CalibrationFunction
+    of: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
+    scored: Sequence[str] = field(default=(), compare=False)
+    exact: CachedSession | None = field(default=None, compare=False)
+
+    @property
+    def worst(self) -> float | None:
+        """The worst value of the metric."""
+        return self.metric.worst
+
+    @property
+    def higher_is_better(self) -> bool:
+        """The direction of the metric."""
+        return self.metric.higher_is_better
+
+    @property
+    def digest(self) -> str:
+        """Data, metric, its outputs and batch."""
+        return _digest(self.data_digest, self.metric.name, str(self.batch), *self.of)
+
+    def evaluate(self, session: Session, reference: Session | None) -> Score:
+        """Stream all batches through the metric.
+
+        A metric that compares with fp32 runs the fp32 model once on each batch, and again only
+        on batches whose outputs are too large to be cached.
+
+        Raises:
+            UsageError: If the metric says nothing on this data.
+        """
+        exact, scoring = None, None
+        if self.metric.needs_reference:
+            exact = self._cached(session if reference is None else reference)
+            session = exact if reference is None else session
+        for batch in self.data.batches(self.batch):
+            found = session.run(batch.feeds)
+            if scoring is None:
+                if reference is None or not self.scored:
+                    self.scored = scored_outputs(self.metric, self.of, batch.feeds, found)
+                scoring = Scoring(self.metric, self.scored)
+            outputs, beside = batch.trim(found), None
+            if exact is not None:
+                beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
+            scoring.update(outputs, batch.labels, beside)
+        scoring = scoring or Scoring(self.metric, ())
+        if reference is None:
+            self.warnings = scoring.doubts()
+        return scoring.result()
+
+    def _cached(self, session: Session) -> CachedSession:
+        """``session``, run once on each batch."""
+        if isinstance(session, CachedSession):
+            return session
+        if self.exact is None or self.exact.session is not session:
+            self.exact = CachedSession(session)
+        return self.exact
+
+    def evaluated(self) -> Iterable[Feeds]:
+        """All samples, without those that are repeated to fill up a batch."""
+        return (batch.trim(batch.feeds) for batch in self.data.batches(self.batch))
+
+    def calibration(self) -> Iterable[Feeds]:
+        """The calibration feeds given."""
+        return self.calibrate()
+
+    def timing(self) -> Sequence[Feeds]:
+        """The first full batch."""
+        return [batch.feeds for batch in islice(self.data.batches(self.batch), 1)]
+
+
+@dataclass(slots=True, kw_only=True)
+class FunctionWorkload(Workload):
+    """A user's evaluation function; feeds of its first call serve if no others are given."""
+
+    function: EvalFunction
+    name: str
+    lower_is_better: bool = False
+    calibrate: CalibrationFunction | None = None
+    of: tuple[str, ...] = ()
+    remembered: list[Feeds] = field(default_factory=list[Feeds])
+
+    @property
+    def higher_is_better(self) -> bool:
+        """As the user states it."""
+        return not self.lower_is_better
+
+    @property
+    def digest(self) -> str:
+        """Of the function's name and its code, as far as that can be read."""
+        return _digest(self.name, source_digest(self.function))
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """Call the user's function with the session; for the baseline call it again.
+
+        The second call gets the outputs of the first and does not run the model, but on feeds
+        that the first call did not have, or whose outputs were too many to be kept. Further
+        calls get other outputs in place of these: the number has to change with one of them.
+
+        Raises:
+            UserCodeError: If the function fails, returns no finite number for the baseline,
+                never runs the model, returns something else for the same outputs, or the same
+                for any outputs.
+        """
+        if reference is not None:
+            return self._called(Run(session))
+        run = Run(session, remember=not self.remembered, record=True)
+        result = self._called(run)
+        self.remembered = self.remembered or run.seen()
+        check_baseline(
+            result,
+            self.name,
+            runs=run.runs > 0,
+            again=lambda: self._called(run.replayed()),
+            replaced=partial(self._on_replaced, run),
+            call="run(feeds)",
+        )
+        return result
+
+    def _called(self, run: Run) -> float:
+        with guarded("the evaluation function failed", where=self.name, fix=_EVALUATION):
+            found = self.function(run)
+        return metric_value(found, self.name)
+
+    def _on_replaced(self, run: Run, replacement: Replacement) -> float | None:
+        """The metric of replaced outputs; None where outputs were too many to be kept."""
+        again = run.replaced(replacement)
+        return None if again is None else self._called(again)
+
+    def evaluated(self) -> Iterable[Feeds]:
+        """The first feeds that the user's function had."""
+        return self.remembered
+
+    def calibration(self) -> Iterable[Feeds]:
+        """The calibration feeds given, else some feeds of the baseline evaluation."""
+        if self.calibrate is not None:
+            return self.calibrate()
+        most = max((samples(feeds) for feeds in self.remembered), default=1)
+        return spread(self.remembered, max(_TIMED_FEEDS, math.ceil(MOST_PROBED_ROWS / most)))
+
+    def timing(self) -> Sequence[Feeds]:
+        """Feeds of small, middle and large size, from the calibration or the evaluation."""
+        feeds = self.remembered
+        if self.calibrate is not None:
+            feeds = list(islice(self.calibrate(), _LOOKED_AT))
+        return spread(feeds, _TIMED_FEEDS)
+
+
+def nonfinite_data(workload: Workload) -> str:
+    """How many NaN and Inf the first input that has some has, as text; empty if none has."""
+    counts: dict[str, list[int]] = {}
+    for feeds in workload.evaluated():
+        for call in calls_of(feeds):
+            for name, array in call.items():
+                if is_float(array):
+                    values = array.astype(np.float64, copy=False)
+                    found = (np.isnan(values).sum(), np.isinf(values).sum(), values.size)
+                    before = counts.get(name, [0, 0, 0])
+                    counts[name] = [a + int(b) for a, b in zip(before, found, strict=True)]
+    for name, (nans, infs, size) in counts.items():
+        if nans + infs:
+            return f"input {name!r} of the data has {nans} NaN and {infs} Inf in {size} values"
+    return ""
+
+
+def feed_bytes(feeds: Feeds) -> int:
+    """Bytes of all arrays."""
+    return sum(a.nbytes for call in calls_of(feeds) for a in call.values())
+
+
+def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
+    """At most ``count`` of ``feeds``, evenly spaced in the order of size, the largest first.
+
+    Raises:
+        UsageError: If ``feeds`` is empty.
+    """
+    if not feeds:
+        raise UsageError(
+            "the evaluation never ran the model", fix="call run(feeds) in it, or give --calib"
+        )
+    ordered = sorted(feeds, key=feed_bytes, reverse=True)
+    step = max(1, math.ceil(len(ordered) / count))
+    return ordered[::step][:count]
+
+
+def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS) -> Feeds:
+    """The first ``rows`` samples, if all inputs have the same free dimension as first axis."""
+    fronts = {spec.shape[0] if spec.shape else None for spec in inputs}
+    symbol = fronts.pop() if len(fronts) == 1 else None
+    if not isinstance(symbol, str) or not symbol:
+        return feeds
+    return each_call(feeds, lambda call: {n: array[:rows] for n, array in call.items()})
+
+
+def samples(feeds: Feeds) -> int:
+    """Samples of a call: the size of the inputs' first axis; 1 if they do not share it."""
+    fronts = {a.shape[0] if a.shape else None for a in feeds.values()}
+    return (fronts.pop() if len(fronts) == 1 else None) or 1
+
+
+def probed(
+    calls: Iterable[Feeds], inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS
+) -> list[Feeds]:
+    """The first calls that together have at least ``rows`` samples, cut to ``rows`` each."""
+    found: list[Feeds] = []
+    have = 0
+    for feeds in calls:
+        found.append(thinned(feeds, inputs, rows))
+        have += samples(found[-1])
+        if have >= rows:
+            break
+    return found
+
+
+def probed_rows(points: int) -> int:
+    """Samples on which each of ``points`` roundings is probed: the more, the fewer points.
+
+    The errors of some models, recurrent ones for example, differ much from sample to sample.
+    """
+    rows = _PROBED_IN_ALL // max(points, 1)
+    return min(max(rows, PROBED_ROWS), MOST_PROBED_ROWS)
+
+
+def run_all(session: Session, feeds: Sequence[Mapping[str, Array]]) -> None:
+    """One pass over the timing feeds."""
+    for one in feeds:
+        session.run(one)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,257 @@
+"""Times of kernels that earlier runs measured on this machine: a file in the user's cache.
+
+A profile of a model takes seconds, and models of a family run the same kernels. So each time
+is kept by what it depends on: the kernel's implementation, the shapes, layouts and types of
+what it reads and writes, its ops with their attributes; and by the machine with its engine.
+
+Laws: times guide a search and decide nothing, as each model that is chosen was timed in its
+own run. What was measured while other processes kept this one waiting is not kept. A file that
+cannot be read or written, or that finecast did not make, is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from finecast.measure.environment import cpu_label, environment
+
+_VERSION: Final = 1
+_APPLICATION: Final = int.from_bytes(b"fcpb")
+_PRICES: Final = """CREATE TABLE prices (
+    machine TEXT NOT NULL, kernel TEXT NOT NULL, samples TEXT NOT NULL,
+    used_s INTEGER NOT NULL, PRIMARY KEY (machine, kernel)
+)"""
+_TABLES: Final = (
+    "CREATE TABLE machines (digest TEXT PRIMARY KEY, label TEXT NOT NULL)",
+    _PRICES,
+    "CREATE INDEX by_use ON prices (used_s)",
+)
+_SAMPLES: Final = (
+    "SELECT kernel, samples FROM prices"
+    " WHERE machine = ? AND kernel IN (SELECT value FROM json_each(?))"
+)
+_MACHINES: Final = (
+    "SELECT label, count(*), max(used_s) FROM machines JOIN prices ON machine = digest"
+    " GROUP BY digest ORDER BY max(used_s) DESC"
+)
+_TRIM: Final = (
+    "DELETE FROM prices WHERE rowid IN"
+    " (SELECT rowid FROM prices ORDER BY used_s DESC, rowid DESC LIMIT -1 OFFSET ?)"
+)
+# Prices that are kept, those used last: some 20 MB. A net of a hundred kernels in four formats
+# has 400 at most.
+_MOST_PRICES: Final = 100_000
+# Samples of a price, those measured last: enough for a median that one outlier does not move.
+_MOST_SAMPLES: Final = 9
+# Samples further apart than this, as a share of their median, are measured again.
+_MOST_SPREAD: Final = 0.25
+_WAITS_S: Final = 2.0
+"""For another process that writes; then the book is ignored."""
+
+
+def default_path() -> Path | None:
+    """The file in the user's cache folder; None where the user has no home."""
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    try:
+        home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    except RuntimeError:
+        home = None
+    folder = Path(base) if base and Path(base).is_absolute() else home
+    return None if folder is None else folder / "finecast" / "prices.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookedMachine:
+    """A machine with one engine, as listed.
+
+    Attributes:
+        label: The CPU, the number of CPUs, the engine and its version.
+        prices: How many kernels have a time.
+        used_s: When one of them was last used or measured, in seconds since 1970.
+    """
+
+    label: str
+    prices: int
+    used_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceBook:
+    """The times of kernels on one machine in one engine.
+
+    Attributes:
+        path: The file.
+        label: The machine and the engine, for people.
+        digest: Identifies the machine, the engine and all that changes its kernels.
+    """
+
+    path: Path
+    label: str
+    digest: str
+
+    @classmethod
+    def here(cls, engine: str, device: str, path: Path | None = None) -> PriceBook | None:
+        """The book for an engine on this machine; None where the user has no cache folder."""
+        path = path or default_path()
+        if path is None:
+            return None
+        machine = environment()
+        version = {n: v for n, v in machine.libraries.items() if n.startswith(engine)}
+        decides = (
+            machine.cpu,
+            machine.flags,
+            machine.isa_limit,
+            machine.cores,
+            engine,
+            device,
+            version,
+            machine.numerics.get(engine),
+            machine.numerics.get("variables"),
+            os.environ.get("OMP_NUM_THREADS"),
+        )
+        versions = " ".join(version.values()) or "of unknown version"
+        return cls(
+            path=path,
+            label=f"{cpu_label(machine)}, {machine.cores} CPUs, {engine}:{device} {versions}",
+            digest=_digest(json.dumps(decides, sort_keys=True)),
+        )
+
+    def prices(self, kernels: Iterable[str]) -> dict[str, float]:
+        """Median seconds of those ``kernels`` that are known, and whose times agree."""
+        found: dict[str, float] = {}
+        with _opened(self.path) as db:
+            if db is not None:
+                for kernel, samples in self._samples(db, kernels).items():
+                    middle = median(samples)
+                    if max(samples) - min(samples) <= _MOST_SPREAD * middle:
+                        found[kernel] = middle
+                now_s = int(time.time())
+                db.executemany(
+                    "UPDATE prices SET used_s = ? WHERE machine = ? AND kernel = ?",
+                    [(now_s, self.digest, kernel) for kernel in found],
+                )
+        return found
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Keep one measured time of each kernel."""
+        with _opened(self.path, create=True) as db:
+            if db is None:
+                return
+            known, now_s = self._samples(db, seconds), int(time.time())
+            rows: list[tuple[str, str, str, int]] = []
+            for kernel, took_s in seconds.items():
+                samples = [*known.get(kernel, ()), float(took_s)][-_MOST_SAMPLES:]
+                rows.append((self.digest, kernel, json.dumps(samples), now_s))
+            db.execute(
+                "INSERT OR REPLACE INTO machines VALUES (?, ?)", (self.digest, self.label)
+            )
+            db.executemany("INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)", rows)
+            db.execute(_TRIM, (_MOST_PRICES,))
+
+    def _samples(
+        self, db: sqlite3.Connection, kernels: Iterable[str]
+    ) -> dict[str, list[float]]:
+        rows = db.execute(_SAMPLES, (self.digest, json.dumps([*kernels])))
+        return {kernel: samples for kernel, text in rows if (samples := _read(text))}
+
+
+def machines(path: Path) -> list[BookedMachine]:
+    """The machines of a book, those used last first; none if there is no book."""
+    found: list[BookedMachine] = []
+    with _opened(path) as db:
+        for label, count, used_s in () if db is None else db.execute(_MACHINES):
+            found.append(
+                BookedMachine(label=str(label), prices=int(count), used_s=int(used_s))
+            )
+    return found
+
+
+def clear(path: Path) -> int:
+    """Forget all prices; returns how many there were."""
+    count = 0
+    with _opened(path) as db:
+        if db is not None:
+            count = int(db.execute("SELECT count(*) FROM prices").fetchone()[0])
+            db.execute("DELETE FROM prices")
+            db.execute("DELETE FROM machines")
+    return count
+
+
+@contextmanager
+def _opened(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection | None]:
+    """The database in one transaction; None if there is none that can be used.
+
+    What fails inside the block for SQLite's reasons ends it without a change.
+    """
+    db: sqlite3.Connection | None = None
+    try:
+        if create:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if create or path.is_file():
+            db = sqlite3.connect(path, timeout=_WAITS_S, isolation_level=None)
+            if not _prepared(db):
+                db.close()
+                db = None
+    except (OSError, sqlite3.Error):
+        db = None
+    if db is None:
+        yield None
+        return
+    with closing(db):
+        try:
+            yield db
+            db.execute("COMMIT")
+        except sqlite3.Error:
+            pass  # the next run measures what this one could not keep
+
+
+def _prepared(db: sqlite3.Connection) -> bool:
+    """Begin a transaction on a book of this version, made if there is none.
+
+    False for a file that finecast did not make. A book of another version starts anew.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    made_by, version = (
+        int(db.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("application_id", "user_version")
+    )
+    tables = [
+        name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'")
+    ]
+    if made_by != _APPLICATION and (made_by or tables):
+        return False
+    if made_by == _APPLICATION and version == _VERSION:
+        return True
+    for name in ("prices", "machines"):
+        db.execute(f"DROP TABLE IF EXISTS {name}")
+    for statement in _TABLES:
+        db.execute(statement)
+    db.execute(f"PRAGMA application_id = {_APPLICATION}")
+    db.execute(f"PRAGMA user_version = {_VERSION}")
+    return True
+
+
+def _read(text: Any) -> list[float]:
+    """The samples that are stated as JSON; none if these are no times."""
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return []
+    times = [x for x in found if isinstance(x, float)] if isinstance(found, list) else []
+    return [x for x in times if math.isfinite(x) and x > 0][-_MOST_SAMPLES:]
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

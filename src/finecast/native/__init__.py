@@ -1,0 +1,1 @@
+"""Opened models of all libraries, joined with what runs them."""

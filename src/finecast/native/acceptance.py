@@ -1,0 +1,427 @@
+"""Whether a converted model's formats explain its outputs, and if not, the first wrong op.
+
+Law: a model is refused if it gives NaN or Inf where fp32 gives none; if no digit of an output
+is right; or if an output's error in the engine is far above that of the model's formats, which
+means that the engine computes some op wrongly. The error does not count for outputs that
+hinge on a decision between rounded numbers, and for those whose digits fp32 itself does not
+determine.
+
+On random inputs a good model may lose all digits: numbers that it never saw in training
+cancel or grow. There an output without a right digit is accepted, with a warning, if low
+products alone cost as much: those that the engine lowers by its own precision hint, or those
+of the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from finecast.data.deviation import (
+    LIMIT,
+    USELESS,
+    Deviation,
+    Expected,
+    deviation,
+    excused,
+    expected,
+)
+from finecast.data.response import blurred, nan_outputs, untold
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
+from finecast.engines.loading import load_model
+from finecast.engines.ports import feeds_for
+from finecast.errors import EngineError, WrongNumbersError
+from finecast.frontends.prepared import AppliedModel
+from finecast.graph import Graph, Node
+from finecast.native.first_wrong import FirstWrong, Outputs
+from finecast.native.source import EngineBuilt, Source
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.planning.plan import Plan
+
+_FIX: Final = (
+    "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
+    "--no-verify writes the model all the same"
+)
+
+_ON_DATA: Final = "Verify the model on data of its own: --data FILE.npz, or `tune`"
+
+_RANDOM: Final = "; the inputs were random numbers: --data FILE.npz verifies with yours"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """An fp32 model and the model that a plan makes of it, both to run in one engine.
+
+    Attributes:
+        source: The fp32 model.
+        built: What the plan made.
+        written: The same model as it was written: what an engine loads.
+        engine: The engine.
+    """
+
+    source: Source
+    built: EngineBuilt
+    written: Loadable
+    engine: Engine
+
+    def reference(self) -> tuple[Session, Kernels]:
+        """The fp32 model in the engine, and the nodes in its kernels, if the engine tells.
+
+        A device may have no fp32 products of its own: it is compared with exact fp32.
+        """
+        if self.engine.emulates is not None:
+            return self.source.reference(), ()
+        return try_with_kernels(self.engine, self.source.loadable)
+
+    def converted(self) -> tuple[Session, Kernels]:
+        """The plan's model in the engine, and the nodes in its kernels."""
+        return self.source.load_written(self.built, self.written, self.engine)
+
+    def original(self) -> AppliedModel:
+        """The model in which the plan lowers nothing, with the same names of values."""
+        return self.source.build(replace(self.built.plan, decisions=(), io={})).applied
+
+    def exact(self, feeds: Feeds) -> Outputs:
+        """The fp32 model's outputs by the definitions of its ops."""
+        session = self.source.reference()
+        return session.run(feeds_for(session, feeds))
+
+    def explained(self, plan: Plan, feeds: Feeds) -> Outputs:
+        """The outputs that the formats of ``plan`` alone explain."""
+        return self.source.explained(self.built, self.written, plan, feeds)
+
+    def usual(self, feeds: Feeds) -> tuple[str, Outputs] | None:
+        """What the fp32 model gives if it is lowered in the usual way, with that way's name.
+
+        The engine's own hint is one; where it has none, products alone in the plan's formats.
+        None if neither can be run.
+        """
+        with suppress(EngineError):
+            hinted = self._under_hint(feeds)
+            if hinted is not None:
+                return hinted
+        if not self.source.explains:
+            return None
+        with suppress(EngineError):
+            outputs = self.explained(_products_of(self.built.plan), feeds)
+            return "the model with its products alone lowered", outputs
+        return None
+
+    def _under_hint(self, feeds: Feeds) -> tuple[str, Outputs] | None:
+        """The fp32 model's outputs under the engine's hint for the plan's format, by name."""
+        engine, lows = self.engine, self.built.plan.low_formats
+        if not engine.lowers_by_hint or len(lows) != 1:
+            return None
+        (low,) = lows
+        session = engine.load_hinted(self.source.loadable, low)
+        if all(kernel.computed != low.label for kernel in session.kernel_formats()):
+            return None
+        name = f"{engine.name}'s own {low.label} hint"
+        return name, session.run(feeds_for(session, feeds))
+
+
+def _products_of(plan: Plan) -> Plan:
+    """``plan`` with all but its matrix products in fp32."""
+    decisions = tuple(
+        d if by_name(d.op).matmul_engine else replace(d, format=Format.FP32)
+        for d in plan.decisions
+    )
+    return replace(plan, decisions=decisions, by_hint=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A converted model that was run beside the fp32 one.
+
+    Attributes:
+        pair: Both models, which can be run again.
+        feeds: The inputs of both.
+        random: Whether they were drawn: a model may need data that look like its own.
+        followed: The relative change of fp32's outputs with other inputs; empty if unknown.
+    """
+
+    pair: Pair
+    feeds: Feeds
+    random: bool
+    followed: Mapping[str, float]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that ran both."""
+        return self.pair.engine
+
+    @property
+    def applied(self) -> AppliedModel:
+        """The converted model."""
+        return self.pair.built.applied
+
+    @property
+    def formats(self) -> dict[int, Format]:
+        """The plan's formats, by node id."""
+        ids = {n.name: n.id for n in self.applied.graph.nodes}
+        return {ids[n]: f for n, f in self.pair.built.plan.formats.items()}
+
+    @property
+    def fix(self) -> str:
+        """What a user can do about wrong numbers."""
+        return f"{_FIX}{_RANDOM if self.random else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """What is wrong with ``output``; ``bad`` tells whether an inner value is wrong, too.
+
+    ``engine`` is true if the formats are not at fault, but the engine, by one of the ops.
+    """
+
+    output: str
+    text: str
+    engine: bool = False
+    bad: Callable[[Deviation], bool]
+
+
+def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
+    """Check that the converted model's formats explain its outputs ``got``.
+
+    Returns warnings: of outputs in which fp32 has NaN, of errors that are explained though no
+    digit of an output is right, and of outputs that would show no error on these inputs.
+
+    Args:
+        case: Both models.
+        got: Outputs of the converted model.
+        wanted: Those of the fp32 model.
+
+    Raises:
+        WrongNumbersError: If not; names an output and, if found, the first op that is wrong.
+    """
+    graph = case.applied.graph
+    bounds = expected(graph, case.formats)
+    fault, warnings = _fault(case, bounds, got, wanted)
+    if fault is None:
+        inputs = "random inputs" if case.random else "these inputs"
+        nans = (f"{text}. {_ON_DATA}" for text in nan_outputs(wanted, inputs))
+        return *nans, *warnings, *_untold(case, bounds, got, wanted)
+    node = _first_wrong(case, bounds, fault)
+    where = f"first at {node.name!r} ({node.native})" if node is not None else ""
+    miscomputed = node.name if node is not None and fault.engine else ""
+    raise WrongNumbersError(fault.text, where=where, fix=case.fix, miscomputed=miscomputed)
+
+
+def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
+    """Check that a model converted from fp64 to fp32 gives right digits.
+
+    Args:
+        graph: The graph of the fp32 model.
+        taken: Outputs of the fp32 model.
+        exact: Outputs of the fp64 model.
+        nudged: Outputs of the fp64 model for feeds that are off by one unit in the last
+            place: digits that change by that are not judged.
+
+    Raises:
+        WrongNumbersError: If no digit of an output is right; names the output.
+    """
+    every = {node.id: Format.BF16 for node in graph.float_nodes}  # any rounding will do
+    decided = expected(graph, every).decided
+    ids = {v.name: v.id for v in graph.outputs}
+    for name, wanted in exact.items():
+        found = deviation(taken[name], wanted)
+        text = ""
+        if found.nonfinite:
+            text = "has NaN or Inf where fp64 has none"
+        elif ids.get(name) not in decided and found.relative >= LIMIT:
+            noise = deviation(nudged[name], wanted).relative
+            text = f"has a relative error of {found.relative:.3g}" if noise < LIMIT else ""
+        if text:
+            raise WrongNumbersError(
+                f"output {name!r} of the model taken to fp32 {text}",
+                where="--from-type fp64",
+                fix="it needs fp64: leave it as it is, or scale its numbers",
+            )
+
+
+def _fault(
+    case: Case, bounds: Expected, got: Outputs, wanted: Outputs
+) -> tuple[_Fault | None, tuple[str, ...]]:
+    """The first output that the formats do not explain, and warnings of explained ones."""
+    ids = {v.name: v.id for v in case.applied.graph.outputs}
+    suspects: dict[str, Deviation] = {}
+    for name, reference in wanted.items():
+        found, index = deviation(got[name], reference), ids.get(name)
+        if found.nonfinite:
+            text = f"output {name!r} has NaN or Inf where fp32 has none"
+            return _Fault(output=name, text=text, bad=lambda d: d.nonfinite), ()
+        if index in bounds.decided:
+            continue
+        if not found.comparable:
+            raise WrongNumbersError(
+                f"output {name!r} has shape {list(got[name].shape)}, fp32's has "
+                f"{list(reference.shape)}",
+                fix=case.fix,
+            )
+        if index is not None and found.relative > bounds.relative.get(index, 0.0):
+            suspects[name] = found
+    allowed = {name: bounds.relative.get(ids[name], 0.0) for name in suspects}
+    _check_given(case, suspects, wanted)
+    fault = _mistaken(case, suspects, allowed, wanted)
+    return (fault, ()) if fault is not None else _hopeless(case, suspects, allowed, wanted)
+
+
+def _check_given(case: Case, suspects: Mapping[str, Deviation], wanted: Outputs) -> None:
+    """Raise EngineError if the engine computes the fp32 model wrongly."""
+    lost = [name for name, found in suspects.items() if found.relative >= LIMIT]
+    exact = _outputs_on(case, case.feeds) if lost else None
+    if exact is None:
+        return
+    for name in lost:
+        off = deviation(wanted[name], exact[name]).relative
+        if off >= LIMIT and _fp32_noise(case, name, exact) < LIMIT:
+            raise EngineError(
+                f"{case.engine.name} computes the model wrongly as it was given: output"
+                f" {name!r} has a relative error of {off:.3g} in fp32",
+                fix="use another engine: an ONNX model runs in onnxruntime",
+            )
+
+
+def _hopeless(
+    case: Case,
+    suspects: Mapping[str, Deviation],
+    allowed: Mapping[str, float],
+    wanted: Outputs,
+) -> tuple[_Fault | None, tuple[str, ...]]:
+    """The fault of an output of which no digit is right, though fp32 determines some.
+
+    With warnings of those that low products explain on random inputs.
+    """
+    limits = {name: min(USELESS, max(LIMIT, allowed[name])) for name in suspects}
+    lost = {
+        name: found
+        for name, found in suspects.items()
+        if found.relative >= limits[name] and _fp32_noise(case, name, wanted) <= allowed[name]
+    }
+    usual = case.pair.usual(case.feeds) if lost and case.random else None
+    warnings: list[str] = []
+    for name, found in lost.items():
+        text = f"output {name!r} has a relative error of {found.relative:.3g}"
+        as_usual = deviation(usual[1][name], wanted[name]).relative if usual else 0.0
+        if usual is None or not found.relative <= excused(as_usual) < math.inf:
+            return _Fault(
+                output=name,
+                text=f"{text}: no digit of it is right",
+                bad=partial(_lost, limit=limits[name]),
+            ), ()
+        warnings.append(
+            f"{text} on random inputs: no digit of it is right there. The formats explain it:"
+            f" {usual[0]} errs by {as_usual:.3g}. {_ON_DATA}"
+        )
+    return None, tuple(warnings)
+
+
+def _lost(found: Deviation, limit: float) -> bool:
+    return found.nonfinite or found.relative >= limit
+
+
+def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
+    """A warning if the inputs leave lowered outputs as they are, errors or none."""
+    ids = {v.name: v.id for v in case.applied.graph.outputs}
+
+    def near() -> Outputs | None:
+        feeds = blurred(case.feeds)
+        return None if feeds is None else _outputs_on(case, feeds)
+
+    found = untold(
+        (wanted, got),
+        {
+            name: allowed
+            for name, array in wanted.items()
+            if (allowed := bounds.relative.get(ids.get(name, -1), 0.0)) > 0
+            and not _all_nan(array)  # which is said by itself
+        },
+        max((f.unit_roundoff for f in case.formats.values()), default=0.0),
+        case.followed,
+        near,
+    )
+    return tuple(f"{text}. {_ON_DATA}" for text in found)
+
+
+def _all_nan(array: Array) -> bool:
+    return array.dtype.kind not in "biuOSU" and bool(np.isnan(array.astype(np.float64)).all())
+
+
+def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:
+    """What the fp32 model gives on other feeds, by the definitions of its ops."""
+    try:
+        return case.pair.exact(feeds)
+    except EngineError:
+        return None
+
+
+def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
+    """Relative error of fp32 against itself, by other kernels and inputs off by one unit."""
+    nudged = each_call(case.feeds, lambda call: {n: nudge(a) for n, a in call.items()})
+    again = _outputs_on(case, nudged)
+    return 0.0 if again is None else deviation(again[name], wanted[name]).relative
+
+
+def nudge(array: Array) -> Array:
+    """Numbers of fp32 or fp64 off by one unit in the last place, up and down in turns."""
+    if array.dtype.name not in ("float32", "float64"):
+        return array
+    towards = np.where(np.arange(array.size) % 2, np.inf, -np.inf)
+    return np.nextafter(array, towards.astype(array.dtype).reshape(array.shape))
+
+
+def _mistaken(
+    case: Case,
+    suspects: Mapping[str, Deviation],
+    allowed: Mapping[str, float],
+    wanted: Outputs,
+) -> _Fault | None:
+    """The fault of an output whose error is far above that of the model's formats."""
+    if case.engine.emulates is not None or not case.pair.source.explains or not suspects:
+        return None
+    try:
+        model = case.pair.explained(case.pair.built.plan, case.feeds)
+    except EngineError:
+        return None  # no other engine here runs it
+    for name, found in suspects.items():
+        predicted = deviation(model[name], wanted[name]).relative
+        limit = max(allowed[name], excused(predicted))
+        if found.relative > limit:
+            return _Fault(
+                output=name,
+                text=f"output {name!r} has a relative error of {found.relative:.3g} in "
+                f"{case.engine.name}, where its formats give {predicted:.2g}: "
+                "an op is computed wrongly",
+                engine=True,
+                bad=partial(_lost, limit=limit),
+            )
+    return None
+
+
+def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
+    """The op whose result is wrong though its inputs are right; None if it is not found."""
+    original, converted = case.pair.original(), case.applied
+    shown = converted.observable().keys()
+    names = {
+        index: name
+        for name, index in original.observable().items()
+        if name in shown and index not in bounds.decided
+    }
+
+    def run(model: Any) -> Outputs:
+        session = load_model(case.engine, model)
+        return session.run(feeds_for(session, case.feeds))
+
+    def both(values: Sequence[str]) -> tuple[Outputs, Outputs]:
+        return run(converted.with_outputs(values)), run(original.with_outputs(values))
+
+    search = FirstWrong(graph=converted.graph, names=names, both=both, wrong=fault.bad)
+    return search.op_before(fault.output)

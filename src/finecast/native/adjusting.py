@@ -1,0 +1,237 @@
+"""Adjusting a plan's operands by runs on calibration data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from finecast.engines.base import Engine, Feeds
+from finecast.engines.integers import codes_results
+from finecast.engines.loading import exact_session, load_model
+from finecast.frontends.prepared import PreparedModel
+from finecast.native.gains import Gain, gaining_kinds, measure_gains, output_error
+from finecast.native.observing import observe, observe_channels
+from finecast.native.source import Source
+from finecast.numbers.formats import Format
+from finecast.planning.biases import biases, corrected
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.range_scaling import range_scalings, scaled_facts
+from finecast.planning.rescaling import (
+    Rescaling,
+    equalised,
+    re_encoded,
+    reasons,
+    smoothable,
+    smoothed,
+)
+from finecast.rules.facts import ValueFacts
+from finecast.rules.observed import OBSERVED
+from finecast.rules.policy import Adjust
+
+Batches = Callable[[], Iterable[Feeds]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rescaled:
+    """A model with rescaled channels, and facts of its values.
+
+    ``steps`` are the lists of rescalings, in order, each with the model that it was made for.
+    """
+
+    model: PreparedModel
+    facts: Mapping[int, ValueFacts]
+    steps: tuple[tuple[PreparedModel, Sequence[Rescaling]], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Adjuster:
+    """Adjusts plans of one model, made by ``planner``, by runs on ``batches``.
+
+    Rescaled models are cached for all plans: channels are rescaled for every product that may
+    be on codes.
+    """
+
+    model: PreparedModel
+    facts: Mapping[int, ValueFacts]
+    planner: Planner
+    batches: Batches
+    _found: dict[tuple[Adjust, ...], _Rescaled] = field(init=False, default_factory=dict)
+
+    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
+        """``plan`` with these kinds of adjustments, made one after the other.
+
+        It is unchanged if the model's operands cannot be adjusted, or none need be.
+
+        Raises:
+            EngineError: If a copy of the model that outputs its values does not run.
+        """
+        if not self.model.adjusts:
+            return plan
+        scaling = tuple(k for k in kinds if k in (Adjust.EQUALISE, Adjust.SMOOTH))
+        rescaled = self._rescaled(self.model, scaling)
+        plan = self._planned(plan, rescaled)
+        if Adjust.BIAS in kinds:
+            plan = _corrected(rescaled.model, plan, self.batches())
+        return plan
+
+    @property
+    def _codes(self) -> Format | None:
+        """The policy's format whose operands are codes, if there is one."""
+        found = (f for f in self.planner.policy.formats if f.needs_ranges)
+        return next(found, None)
+
+    def _rescaled(self, model: PreparedModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
+        """``model`` after these kinds of rescaling; cached."""
+        if not kinds:
+            return _Rescaled(model=model, facts=self.facts)
+        if kinds not in self._found:
+            before = self._rescaled(model, kinds[:-1])
+            self._found[kinds] = self._rescale(before, kinds[-1])
+        return self._found[kinds]
+
+    def _rescale(self, before: _Rescaled, kind: Adjust) -> _Rescaled:
+        """``before`` after one more kind of rescaling; itself if nothing is rescaled."""
+        model, graph, fmt = before.model, before.model.graph, self._codes
+        permissions, own = self.planner.permissions, self.planner.graph
+        may = {own.nodes[i].name for i, p in permissions.items() if fmt in p.formats}
+        coded = {n.id for n in graph.nodes if n.name in may}
+        if fmt is None or not coded:
+            return before
+        if kind is Adjust.EQUALISE:
+            found = [
+                r for r in equalised(graph) if any(one.node in coded for one in r.site.readers)
+            ]
+        else:
+            sites = smoothable(graph, coded)
+            axes = {r.value: r.axis for s in sites for r in s.readers}
+            seen = observe_channels(model, axes, before.facts, self.batches)
+            found = smoothed(graph, sites, seen, fmt)
+        found = [r for r in found if r.exponents.any()]
+        if not found:
+            return before
+        made = model.adjusted([a for r in found for a in r.adjustments(graph, coded)])
+        steps = (*before.steps, (model, found))
+        return _Rescaled(model=made, facts=observe(made, self.batches), steps=steps)
+
+    def _planned(self, plan: Plan, rescaled: _Rescaled) -> Plan:
+        """``plan`` with the adjustments of ``rescaled``, and encodings by its facts."""
+        coded = {name for name, f in plan.formats.items() if f.needs_ranges}
+        if not coded or not rescaled.steps:
+            return plan
+        results = {f for f in plan.formats.values() if codes_results(self.planner.engine, f)}
+        graph, calibration = rescaled.model.graph, self.planner.policy.calibration
+        try:
+            made = re_encoded(plan, graph, rescaled.facts, calibration, results)
+        except ValueError:  # an operand has no scale there
+            return plan
+        for model, found in rescaled.steps:
+            ids = {n.id for n in model.graph.nodes if n.name in coded}
+            changes = (a for r in found for a in r.adjustments(model.graph, ids))
+            made = made.adjusted(changes, reasons(model.graph, found, ids))
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A model whose every op the rules judged, in which values may have been scaled.
+
+    ``facts`` are those of ``prepared``, which the plans of ``planner`` are made for.
+    """
+
+    prepared: PreparedModel
+    facts: Mapping[int, ValueFacts]
+    planner: Planner
+
+
+def range_scaled(
+    judged: Judged, judge: Callable[[PreparedModel, Mapping[int, ValueFacts]], Planner]
+) -> Judged:
+    """``judged``, with values scaled that keep ops out of a format by their range alone.
+
+    ``judge`` lets the rules judge the scaled model.
+    """
+    planner, graph = judged.planner, judged.prepared.graph
+    policy = planner.policy
+    wanted = policy.adjust is None or Adjust.RANGE in policy.adjust
+    low = next((f for f in policy.formats if f.has_less_range), None)
+    if not (wanted and judged.prepared.adjusts and judged.facts) or policy.by_hint:
+        return judged
+    kept = [] if low is None else kept_by_range(planner, low)
+    if low is None or not kept:
+        return judged
+    scalings = range_scalings(graph, judged.facts, low, kept)
+    if not scalings:
+        return judged
+    model = judged.prepared.adjusted([a for s in scalings for a in s.adjustments])
+    facts = scaled_facts(graph, judged.facts, model.graph, scalings)
+    made = replace(judge(model, facts), scalings=scalings)
+    return Judged(prepared=model, facts=facts, planner=made)
+
+
+def kept_by_range(planner: Planner, low: Format) -> list[int]:
+    """Ids of the ops that keep out of ``low`` for the range of observed values alone."""
+    found: list[int] = []
+    for index, permission in planner.permissions.items():
+        against = {
+            r.rule for r in permission.reasons if not r.waived and low.label not in r.permits
+        }
+        if low not in permission.formats and against == {OBSERVED.name}:
+            found.append(index)
+    return found
+
+
+def rounded_error(source: Source, batches: Sequence[Feeds], plan: Plan) -> float:
+    """The relative output error of a plan's numbers on ``batches``, by arithmetic in fp32.
+
+    Raises:
+        EngineError: If the model does not run.
+    """
+    return output_error(source.rounded_session(plan), source.reference(), batches)
+
+
+def adjusted_if_it_gains(
+    plan: Plan,
+    adjuster: Adjuster,
+    source: Source,
+    engine: Engine,
+    batches: Sequence[Feeds],
+) -> tuple[Plan, tuple[Gain, ...]]:
+    """``plan`` with those requested adjustments that gain on ``batches``, and what each does.
+
+    Raises:
+        EngineError: If the engine does not run the model.
+    """
+    asked = adjuster.planner.policy.adjust or ()
+    kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
+    if not kinds:
+        return plan, ()
+    reference = engine.load(source.loadable)
+
+    def error(one: Plan) -> float:
+        return output_error(load_model(engine, source.build(one).model), reference, batches)
+
+    found = measure_gains(plan, kinds, adjuster.adjusted, error)
+    return adjuster.adjusted(plan, gaining_kinds(found)), found
+
+
+def _corrected(model: PreparedModel, plan: Plan, batches: Iterable[Feeds]) -> Plan:
+    """``plan`` with biases corrected by the mean errors on ``batches``."""
+    graph = model.graph
+    ids = {n.name: n.id for n in graph.nodes}
+    formats = {ids[n]: f for n, f in plan.formats.items() if f.has_scales}
+    encodings = {ids[n]: e for n, e in plan.encodings.items()}
+    places = biases(graph, formats)
+    if not places:
+        return plan
+    session = exact_session(model.with_mean_errors(formats, encodings, places))
+    sums = [np.zeros(place.channels) for place in places]
+    count = 0
+    for feeds in batches:
+        shown = session.run(feeds)
+        for total, spec in zip(sums, session.outputs, strict=True):
+            total += shown[spec.name].reshape(-1).astype(np.float64)
+        count += 1
+    return corrected(plan, graph, places, [s / max(count, 1) for s in sums])

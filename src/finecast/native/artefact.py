@@ -1,0 +1,185 @@
+"""A converted model: where it goes, and how its numbers are compared with fp32's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.data.deviation import LIMIT, deviation, differing
+from finecast.engines.base import Array
+from finecast.engines.exact import worst_first
+from finecast.errors import UsageError
+from finecast.files import DATA_SUFFIX, check_writable
+from finecast.naming import Option, convert_options, path_of
+from finecast.native.gains import Gain
+from finecast.planning.plan import Plan
+from finecast.planning.sensitivity import is_float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a model goes.
+
+    Attributes:
+        path: The model's file; None for a model in memory, verified as if it were written.
+        force: Whether existing files may be replaced.
+        external_data: Whether tensors go to ``NAME.data`` beside the model; None for where
+            the source had them, or where they do not fit one file.
+        clean: Whether what nothing needs is left out, though it came with the model.
+    """
+
+    path: Path | None = Option(
+        help="The model that is written.",
+        flags=("-o", "--output"),
+        metavar="FILE",
+        kind=Path,
+        keywords=("output",),
+        convert=path_of,
+    ).field(None)
+    force: bool = Option(help="Replace files that exist.", kind=bool).field(False)
+    external_data: bool | None = Option(
+        help="Tensors in NAME.data beside the output, or all in one file; default: as the"
+        " model came, and beside it from 1.8 GB on.",
+        flags=("--external-data/--one-file",),
+        kind=bool,
+    ).field(None)
+    clean: bool = Option(
+        help="Leave out what no output needs and came so: nodes, initializers, functions.",
+        kind=bool,
+    ).field(False)
+
+    def __post_init__(self) -> None:
+        """Read a path that was given as text."""
+        convert_options(self)
+
+    def check_plain(self, kind: str) -> None:
+        """Raise UsageError for an option that is for ONNX files alone, not for ``kind``."""
+        given = {
+            "--external-data/--one-file": self.external_data is not None,
+            "--clean": self.clean,
+        }
+        for option in (o for o, is_given in given.items() if is_given):
+            raise UsageError(
+                f"{option} does not apply to {kind}", where=str(self.path), fix="leave it out"
+            )
+
+    def check(self, *, apart: bool = False) -> None:
+        """Raise UsageError unless the model, and its tensors if ``apart``, may be written."""
+        if self.path is None:
+            return
+        check_writable(self.path, force=self.force)
+        if apart:
+            data = self.path.with_name(self.path.name + DATA_SUFFIX)
+            check_writable(data, force=self.force)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """How the written model was verified.
+
+    Attributes:
+        engine: The engine that ran it; None where it was not run.
+        max_abs_error: The largest absolute error of an output; None where nothing was run.
+        relative_error: The largest over outputs y of ||y - r|| / ||r||, where r is the
+            output of the reference; None where nothing was run, or no output has floats.
+        outputs: The relative error by output, the worst first.
+        note: What was not done or not compared, and why.
+        reference: What the errors are against: the fp32 model, the fp64 model that it was
+            converted from, or the model given where that was converted or quantized before.
+        taken_error: Of an error against fp64, what the conversion to fp32 alone gives.
+        sizes: Sizes of the free dimensions of the inputs.
+        kernels: Number of kernels of the fp32 model and of the written one, where known.
+        apart: Texts on kernels of the fp32 model whose low ops run in several kernels now.
+        random: Whether the errors are those on random inputs, and not on data.
+        warnings: Why the errors say little of the model: they are large and yet explained,
+            or the inputs cannot show an error.
+    """
+
+    engine: str | None
+    max_abs_error: float | None = None
+    relative_error: float | None = None
+    outputs: Mapping[str, float] = field(default_factory=dict[str, float])
+    note: str = ""
+    reference: str = "fp32"
+    taken_error: float | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    kernels: tuple[int, int] | None = None
+    apart: tuple[str, ...] = ()
+    random: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """A model converted by a policy or a plan.
+
+    Attributes:
+        plan: The format of every op, and why.
+        counts: Number of ops by the format that they compute in.
+        nodes: Nodes of the graph before the conversion.
+        casts: Casts in the model.
+        size_bytes: Bytes of the model before and after.
+        seconds: How long the conversion took.
+        verified: How the model was verified as it was written, or would be.
+        output: The file or folder that was written.
+        model: The model in the kind that was given. None if it was converted to a file.
+        warnings: Notes for the user.
+        restated: Low ops that were rewritten as the engine's matchers know them, and why.
+        gains: What the adjustments asked for do to the error. The model has those that gain.
+    """
+
+    plan: Plan
+    counts: Mapping[str, int]
+    nodes: int
+    casts: int
+    size_bytes: tuple[int, int]
+    seconds: float
+    verified: Verified
+    output: Path | None = None
+    model: Any = None
+    warnings: tuple[str, ...] = ()
+    restated: tuple[str, ...] = ()
+    gains: tuple[Gain, ...] = ()
+
+
+def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) -> Verified:
+    """Largest absolute and relative error over float outputs, and what else differs."""
+    found = {n: deviation(got[n], array) for n, array in wanted.items() if is_float(array)}
+    outputs = worst_first({n: d.relative for n, d in found.items() if d.comparable})
+    relative = max(outputs.values(), default=0.0)
+    notes = _apart(got, wanted, every=not found)
+    if all(not one.size for one in wanted.values()):
+        notes = ["every output is empty: nothing was compared"]
+    if relative >= LIMIT:
+        notes.append(
+            "no digit of the worst output agrees: judge the model on your data, by `tune`"
+        )
+    return Verified(
+        engine=engine,
+        max_abs_error=max(d.largest for d in found.values()) if found else None,
+        relative_error=relative if found else None,
+        outputs=outputs,
+        note="; ".join(notes),
+    )
+
+
+_MOST_TOLD: Final = 4
+
+
+def _apart(got: Mapping[str, Array], wanted: Mapping[str, Array], *, every: bool) -> list[str]:
+    """What differs beside the numbers of floats: values of other types, and shapes.
+
+    If ``every``, outputs that do not differ are listed, too.
+    """
+    found: list[str] = []
+    for name, array in wanted.items():
+        shape, count = got[name].shape, differing(got[name], array)
+        if count is None:
+            text = f"output {name!r} has shape {list(shape)}, fp32's {list(array.shape)}"
+            found.append(f"{text}: what is in it decides that")
+        elif not is_float(array) and (count or every):
+            found.append(f"output {name!r}: {count} of {array.size} values differ")
+    more = len(found) - _MOST_TOLD
+    return found[:_MOST_TOLD] + ([f"and {more} more outputs differ"] if more > 0 else [])

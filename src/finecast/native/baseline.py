@@ -1,0 +1,147 @@
+"""Whether a second engine computes the fp32 model as the first one does.
+
+All errors are measured against what the engine gives for the fp32 model. If the engine
+computes an op of that model wrongly, a conversion that keeps the fault looks right. So the
+model is run once in a second engine, which costs loading it there and one run. The same
+session tells random feeds whose sizes do not fit the model: not every engine checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from finecast.data.deviation import ENGINE_FACTOR, Deviation, deviation, expected
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call
+from finecast.engines.exact import CachedSession
+from finecast.engines.loading import load_model
+from finecast.engines.ports import feeds_for
+from finecast.errors import EngineError
+from finecast.graph import Graph
+from finecast.native.acceptance import nudge
+from finecast.native.first_wrong import FirstWrong, Outputs
+from finecast.native.source import AS_IT_IS, Source
+from finecast.numbers.formats import Format
+from finecast.rules.quantized import quantized_notes
+
+_LIMIT: Final = Format.BF16.unit_roundoff
+"""Engines approximate some functions, and differ by less than this: one rounding to bf16."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SecondOpinion:
+    """The fp32 model in another engine than ``engine``, if there is one that loads it."""
+
+    source: Source
+    engine: Engine
+    _loaded: Session | None = None
+
+    @property
+    def other(self) -> Engine | None:
+        """The other engine."""
+        return self.source.second_engine(self.engine)
+
+    @property
+    def session(self) -> Session | None:
+        """The model there, loaded once; feeds are run once. None if it cannot be loaded."""
+        other = self.other
+        if self._loaded is None and other is not None:
+            with suppress(EngineError):
+                self._loaded = CachedSession(other.load(self.source.loadable))
+        return self._loaded
+
+
+def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Outputs) -> str:
+    """What the user is told if a second engine gives other outputs; empty if it does not.
+
+    Digits that fp32 does not determine, and outputs that hinge on a decision between numbers,
+    are no difference. Quantized models are not compared: each engine rounds codes in its way.
+
+    Args:
+        second: The fp32 model in the second engine.
+        graph: Its graph.
+        feeds: The inputs.
+        outputs: What the first engine gave.
+    """
+    session = None if quantized_notes(graph) else second.session
+    if session is None:
+        return ""
+    try:
+        wanted = session.run(feeds_for(session, feeds))
+        apart = _apart(graph, outputs, wanted)
+        if not apart:
+            return ""
+        nudged = each_call(feeds, lambda call: {n: nudge(a) for n, a in call.items()})
+        again = session.run(feeds_for(session, nudged))
+    except EngineError:
+        return ""  # it does not run there, so that there is no second opinion
+    for name, found in apart.items():
+        limit = max(_LIMIT, ENGINE_FACTOR * deviation(again[name], wanted[name]).relative)
+        if not found.comparable or found.nonfinite or found.relative > limit:
+            return _text(second, feeds, name, found, limit)
+    return ""
+
+
+def _apart(graph: Graph, outputs: Outputs, wanted: Outputs) -> dict[str, Deviation]:
+    """The outputs that differ, with their deviations."""
+    every = {node.id: Format.BF16 for node in graph.float_nodes}  # any rounding will do
+    decided = expected(graph, every).decided
+    hinge = {v.name for v in graph.outputs if v.id in decided}
+    found: dict[str, Deviation] = {}
+    for name, array in wanted.items():
+        one = _of(outputs[name], array)
+        certain = not one.comparable or one.nonfinite
+        if certain or (name not in hinge and one.relative > _LIMIT):
+            found[name] = one
+    return found
+
+
+def _of(got: Array, wanted: Array) -> Deviation:
+    """The deviation; of arrays that are no floats, whether the shape is another one."""
+    if got.shape != wanted.shape:
+        return Deviation(comparable=False)
+    return deviation(got, wanted)
+
+
+def _text(
+    second: SecondOpinion, feeds: Feeds, name: str, found: Deviation, limit: float
+) -> str:
+    assert second.other is not None
+    engines = (second.engine, second.other)
+    engine, other = (one.name for one in engines)
+    what = f"by a relative {found.relative:.3g}"
+    if not found.comparable:
+        what = "in its shape"
+    elif found.nonfinite:
+        what = "by NaN or Inf"
+    first = _first_op(second.source, engines, feeds, name, limit) if found.comparable else ""
+    return (
+        f"{engine} and {other} disagree about the fp32 model: output {name!r} differs"
+        f" {what}{first}. Errors here are against {engine}'s; --engine {other} takes the other"
+    )
+
+
+def _first_op(
+    source: Source, engines: tuple[Engine, Engine], feeds: Feeds, name: str, limit: float
+) -> str:
+    """The first op that both engines disagree about; empty if it is not found."""
+    prepared = source.prepare(AS_IT_IS)
+
+    def run(engine: Engine, model: Any) -> Outputs:
+        session = load_model(engine, model)
+        return session.run(feeds_for(session, feeds))
+
+    def both(values: Sequence[str]) -> tuple[Outputs, Outputs]:
+        first, second = (run(e, prepared.with_outputs(values)) for e in engines)
+        return first, second
+
+    search = FirstWrong(
+        graph=prepared.graph,
+        names={index: shown for shown, index in prepared.observable().items()},
+        both=both,
+        wrong=lambda one: one.nonfinite or one.relative > limit,
+    )
+    node = search.op_before(name)
+    return "" if node is None else f", first at {node.name!r} ({node.native})"

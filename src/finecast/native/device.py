@@ -1,0 +1,232 @@
+"""A model on one emulated device: its modelled time, and what the emulator needs of it.
+
+Laws: a model's time is the roofline's, its metric the emulation's on all data; casting more
+ops never makes the modelled time longer where casts are free.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from finecast.data.workload import Workload
+from finecast.devices.emulation import Emulation, Setting, is_relayout
+from finecast.devices.targets import Relayout
+from finecast.engines.base import EmulatedSession, Feeds, Session
+from finecast.engines.exact import Exact
+from finecast.graph import Graph, Node
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.ops.flops import bytes_moved, flops
+from finecast.planning.cost import RooflineCost
+from finecast.planning.plan import Plan
+from finecast.rules.facts import ValueFacts
+
+CALIBRATION_FEEDS: Final = 8
+"""Calibration batches on which output errors are measured."""
+# A byte move writes each 4-byte element as one burst of 64 bytes and reads it in sequence:
+# (16 + 1) / 2 times the traffic of a copy. An estimate; the guides say only "slower".
+_BYTE_MOVE_TRAFFIC: Final = 8.5
+_TERA: Final = 1e12
+_GIGA: Final = 1e9
+
+
+@dataclass(slots=True, kw_only=True)
+class DeviceModel:
+    """A model on a device, with what all its evaluations share: facts and exact outputs.
+
+    Attributes:
+        program: The model as the emulator takes it.
+        workload: The data.
+        reference: The fp32 model.
+        feeds: Calibration data.
+        facts: Facts of the fp32 model's values, by id in ``graph``.
+        exact: The fp32 model's outputs on ``feeds``.
+    """
+
+    program: Program
+    workload: Workload
+    reference: Session
+    feeds: Sequence[Feeds] = field(init=False)
+    facts: Mapping[int, ValueFacts] = field(init=False)
+    exact: Exact = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Run the fp32 model on calibration data and observe its values."""
+        self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
+        self.exact = Exact.of(self.reference, self.feeds, self.workload.of)
+        self.facts = self.program.observe(self.feeds)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is emulated."""
+        return self.program.graph
+
+    def session(self, emulation: Emulation, setting: Setting) -> EmulatedSession:
+        """The model as the device runs it under ``setting``."""
+        return self.program.session(emulation, setting)
+
+    def evaluate(self, session: EmulatedSession) -> tuple[float, Mapping[str, float]]:
+        """Metric on all data, and relative errors by output on calibration data."""
+        errors = self.exact.errors(session)
+        return self.workload.evaluate(session.restart(), self.reference), errors
+
+    def computes_fp32(self, emulation: Emulation, setting: Setting) -> bool:
+        """Whether the device computes just what fp32 does: nothing need be evaluated.
+
+        An emulated session would differ by an engine's fusions, which no device has.
+        """
+        if setting.reads or emulation.relayout not in (None, Format.FP32):
+            return False
+        exact = all(emulation.own_read(n) is Format.FP32 for n in self.graph.float_nodes)
+        transposed = emulation.relayout is not None and any(
+            f.infs for f in self.facts.values()
+        )
+        return exact and not transposed
+
+    def cost(self, emulation: Emulation) -> RooflineCost:
+        """The device's roofline with the observed shapes."""
+        shapes = {i: f.shape for i, f in self.facts.items()}
+        return RooflineCost(target=emulation.target, shapes=shapes)
+
+    def time_s(self, emulation: Emulation, setting: Setting) -> float:
+        """Modelled time of one run under a setting."""
+        reads = dict.fromkeys(setting.reads, emulation.format)
+        writes = dict.fromkeys(setting.writes, emulation.format)
+        cost = self.cost(emulation)
+        return modelled_time_s(self.graph, cost, emulation, reads, writes)
+
+    def plan_time_s(self, emulation: Emulation, plan: Plan) -> float:
+        """Modelled time of one run of a plan's model."""
+        formats = self.program.formats(plan)
+        return plan_time_s(self.graph, self.cost(emulation), emulation, formats)
+
+
+class Program(ABC):
+    """A model that the emulator can run."""
+
+    @property
+    @abstractmethod
+    def graph(self) -> Graph:
+        """The emulated graph: accumulations are written out as the device computes them."""
+
+    @abstractmethod
+    def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
+        """Facts of the fp32 model's values, by id in ``graph``."""
+
+    @abstractmethod
+    def session(
+        self, emulation: Emulation, setting: Setting, *, switched: bool = False
+    ) -> EmulatedSession:
+        """The model as the device runs it under ``setting``.
+
+        A ``switched`` session takes other settings later.
+        """
+
+    @abstractmethod
+    def formats(self, plan: Plan) -> dict[int, Format]:
+        """The plan's formats by id in ``graph``; each step of an op has the op's format."""
+
+    @abstractmethod
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
+        """The model of a plan as the device runs it."""
+
+
+def plan_time_s(
+    graph: Graph, cost: RooflineCost, emulation: Emulation, formats: Mapping[int, Format]
+) -> float:
+    """Seconds for one run of a plan's model; ``formats`` are the plan's, by node id."""
+    low = {n: f for n, f in formats.items() if f is not Format.FP32}
+    stored = {n: f for n, f in low.items() if f.encodes_results}
+    return modelled_time_s(graph, cost, emulation, low, stored)
+
+
+def modelled_time_s(
+    graph: Graph,
+    cost: RooflineCost,
+    emulation: Emulation,
+    reads: Mapping[int, Format],
+    writes: Mapping[int, Format],
+) -> float:
+    """Seconds for one run: each op's roofline, and the casts that are not free.
+
+    Args:
+        graph: The graph.
+        cost: The roofline.
+        emulation: How the device moves bytes.
+        reads: The format that each cast op reads, by node id; others read fp32.
+        writes: The format that each cast op writes, by node id; others write fp32.
+    """
+    stored = _stored_formats(graph, reads, writes)
+    ops = sum(
+        _op_time_s(graph, cost, emulation, reads.get(n.id, Format.FP32), stored, n)
+        for n in graph.nodes
+    )
+    return ops + _cast_time_s(graph, cost, reads, stored)
+
+
+def _stored_formats(
+    graph: Graph, reads: Mapping[int, Format], writes: Mapping[int, Format]
+) -> dict[int, Format]:
+    """The format in which each value is stored, by id, where that is not the model's own."""
+    stored: dict[int, Format] = {}
+    for node in graph.float_nodes:
+        if node.id in writes:
+            for value in graph.following_outputs(node):
+                stored[value.id] = writes[node.id].storage
+        if node.id in reads:
+            for value in graph.following_inputs(node):
+                if value.constant is not None:  # weights are converted ahead of time
+                    stored[value.id] = reads[node.id].storage
+    return stored
+
+
+def _op_time_s(
+    graph: Graph,
+    cost: RooflineCost,
+    emulation: Emulation,
+    fmt: Format,
+    stored: Mapping[int, Format],
+    node: Node,
+) -> float:
+    engine = cost.target.engine_for(by_name(node.op).kind)
+    rate = engine.rate_tflops(fmt) or max(engine.rates_tflops.values())
+    shapes = cost.node_shapes(graph, node)
+    compute_s = (flops(graph, node, shapes) or 0.0) / (rate * _TERA)
+    moved = bytes_moved(graph, node, stored, shapes) or 0.0
+    if moved == 0.0 and compute_s == 0.0:
+        return 0.0  # a view: no kernel at all
+    by_matmul = Relayout.MATMUL in cost.target.relayouts
+    if is_relayout(node) and emulation.relayout is None and by_matmul:
+        moved *= _BYTE_MOVE_TRAFFIC
+    memory_s = moved / (cost.target.bandwidth_gb_s * _GIGA)
+    return max(compute_s, memory_s) + cost.target.op_overhead_s
+
+
+def _cast_time_s(
+    graph: Graph,
+    cost: RooflineCost,
+    reads: Mapping[int, Format],
+    stored: Mapping[int, Format],
+) -> float:
+    """Seconds of one cast for each value and each format other than its own that is read."""
+    total = 0.0
+    for value in graph.values:
+        if value.format is not Format.FP32 or value.constant is not None:
+            continue
+        own = stored.get(value.id, Format.FP32)
+        wanted = {
+            _read_in(reads.get(n, Format.FP32))
+            for n in value.uses
+            if any(v.id == value.id for v in graph.following_inputs(graph.nodes[n]))
+        }
+        total += sum(cost.cast_time_s(value, own, w) for w in wanted if w is not own)
+    return total
+
+
+def _read_in(fmt: Format) -> Format:
+    """What an op in ``fmt`` reads values in: as they are, if its constants alone are low."""
+    return fmt.storage if fmt.encodes_values else Format.FP32

@@ -1,0 +1,368 @@
+"""A model in an engine of this machine: accuracy and times are measured."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import islice
+from typing import Any, Final
+
+from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.exact import Exact, feeds_digest
+from finecast.engines.fallen_apart import load_with_kernels
+from finecast.engines.integers import tried_unnamed
+from finecast.engines.loading import from_memory, load_model
+from finecast.engines.probe import Speed, probe_one, speed_of
+from finecast.errors import EngineError
+from finecast.frontends.prepared import PreparedModel
+from finecast.measure.environment import environment
+from finecast.measure.prices import PriceBook
+from finecast.measure.racing import Effort, Race
+from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
+from finecast.native.baseline import SecondOpinion, differing
+from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
+from finecast.native.integers import (
+    check_on_integers,
+    check_on_one_thread,
+    drop_unfused,
+    kernels_of,
+    quantized_mismatch,
+)
+from finecast.native.observing import observe
+from finecast.native.planning import (
+    Judging,
+    check_stated,
+    make_planner,
+)
+from finecast.native.profiles import profile_ends
+from finecast.native.roundings import Times, probe_sensitivity, switched_probe
+from finecast.native.source import AS_IT_IS, EngineBuilt, Source
+from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.points import Switch, switches
+from finecast.planning.problem import Analysis
+from finecast.planning.sensitivity import Probe, Sensitivity
+from finecast.progress import Progress
+from finecast.rules.calibration import uncalibrated
+from finecast.rules.facts import ValueFacts, first_nonfinite
+from finecast.rules.policy import Adjust, Policy
+
+# Requests that are timed together, for each that is in flight: so many that starting the first
+# and waiting for the last take a small part of the time.
+_REQUESTS_A_STREAM: Final = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineSubject(Subject):
+    """A model in ``engine``; ``reference`` is the fp32 model, loaded there."""
+
+    model: Source  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
+    engine: Engine
+
+    @property
+    def book(self) -> PriceBook | None:
+        """The times of kernels that earlier runs kept; None if none are to be used."""
+        engine = self.engine
+        return PriceBook.here(engine.name, engine.device) if self.keeps_prices else None
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """bf16, and codes that models can state and the engine computes with here."""
+        name, states = self.engine.name, self._plain.states
+        codes = (f for f in tried_unnamed(name) if f in states)
+        return (Format.BF16, *(f for f in codes if probe_one(self.engine, f).runs))
+
+    @property
+    def runner(self) -> str:
+        """The name of the engine."""
+        return self.engine.name
+
+    @property
+    def verifiers(self) -> Sequence[Engine]:
+        """The engine."""
+        return [self.engine]
+
+    def check_formats(self, policy: Policy) -> None:
+        """Raise UsageError for a format that the engine lacks or a model cannot state."""
+        check_stated(policy, self.engine, self._plain)
+
+    def speed(self, fmt: Format) -> Speed:
+        """Whether a format is faster than fp32, by short probes of the engine."""
+        return speed_of(self.engine, fmt)
+
+    def first_nan(self, workload: Workload) -> str:
+        """The op that first gives NaN or Inf, by a run that outputs all values."""
+        prepared = self._plain
+        facts = observe(prepared, lambda: islice(workload.calibration(), 1))
+        return first_nonfinite(prepared.graph, facts) or ""
+
+    @property
+    def _plain(self) -> PreparedModel:
+        """The model prepared without a change."""
+        return self.prepared(AS_IT_IS)
+
+    def prepared(self, policy: Policy) -> PreparedModel:
+        """The model prepared for ``policy``."""
+        return self.model.prepare(policy)
+
+    def examine(
+        self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
+    ) -> EngineExamined:
+        """Observe values on calibration data, then let the rules judge."""
+        prepared = self.prepared(policy)
+        facts = self.observed(prepared, workload, progress)
+        self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
+        self._compare_engines(prepared, workload.timing()[0])
+
+        def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
+            how = Judging(facts=facts, user_rules=user_rules, measured=True)
+            planner = make_planner(model, policy, self.engine, how)
+            with suppress(EngineError):  # the analysis runs the same plan and reports it
+                planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
+            return planner
+
+        own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
+        found = range_scaled(own, judge)
+        return self.judged(
+            prepared=found.prepared,
+            facts=found.facts,
+            planner=found.planner,
+            workload=workload,
+            progress=progress,
+        )
+
+    def judged(self, **parts: Any) -> EngineExamined:
+        """The model as the rules judged it, of these parts."""
+        return EngineExamined(subject=self, **parts)
+
+    def observed(
+        self, prepared: PreparedModel, workload: Workload, progress: Progress
+    ) -> Mapping[int, ValueFacts]:
+        """Facts of the model's values on calibration data."""
+        return observe(
+            prepared,
+            workload.calibration,
+            on_step=lambda done, total: progress("calibration", done, total),
+        )
+
+    def _compare_engines(self, prepared: PreparedModel, feeds: Feeds) -> None:
+        """Note it if the engine computes the model wrongly as it came: the baseline."""
+        got = self.reference.run(feeds)
+        note = quantized_mismatch(
+            prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
+        )
+        second = SecondOpinion(source=self.model, engine=self.engine)
+        differs = differing(second, prepared.graph, feeds, got)
+        self.tell(*filter(None, (note, differs)))
+
+    def hints(self, planner: Planner) -> Sequence[Hinted]:
+        """The fp32 model under each precision hint of the engine, if it has any."""
+        return tuple(hinted_models(self.model, self.engine, planner))
+
+    def original(self, planner: Planner) -> Built | None:
+        """The quantized model that the fp32 one was made from, if there is one and it runs."""
+        return original_model(self.model, self.engine, planner)
+
+    def session(self, built: Built) -> Session:
+        """The session of a plan's model, loaded once."""
+        if built.loaded is None:
+            built.loaded = load_model(self.engine, built.model)
+        return built.loaded
+
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """Time all models on the workload's timing feeds."""
+        timing = workload.timing()
+        exact = cache(partial(self.reference.run, timing[0]))
+        calls: dict[str, Callable[[], object]] = {}
+        for name, one in built.items():
+            try:
+                fresh = one if isinstance(one, EngineBuilt) and one.loaded is None else None
+                if fresh is not None:
+                    check_on_integers(self.engine, fresh.plan, fresh.applied, timing[0])
+                    self._check_marks(fresh)
+                session = self.session(one)
+                got = session.run(timing[0])  # a missing kernel may show only in a run
+                if fresh is not None and fresh.plan.encodings:
+                    check_on_one_thread(self.engine, fresh.model, timing[0], got, exact())
+                calls[name] = partial(run_all, session, timing)
+            except EngineError as error:
+                # The same plan by casts, if it races, stands for it.
+                if replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
+                    self.tell(f"a plan was dropped: {error.what}")
+        return Race.of(partial(run_all, self.reference, timing), calls, effort)
+
+    def _check_marks(self, built: EngineBuilt) -> None:
+        """Load a plan by a hint; raise EngineError if ops do not keep fp32 that should."""
+        if built.plan.by_hint:
+            session, _ = load_with_kernels(self.engine, built.model)
+            check_marks(built.plan, built.applied.graph, session)
+            built.loaded = session
+
+    def by_hint(self, plan: Plan) -> Plan | None:
+        """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
+        return by_hint(self.engine, self._plain, plan)
+
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels of a model by one profile; none if the engine has no profile."""
+        if not self.engine.tells_kernels:
+            return ()
+        try:
+            model = self._plain.model if built is None else built.model
+            return kernels_of(self.engine, model, workload.timing()[0])
+        except EngineError as error:
+            self.tell(f"the kernels of the result are not known: {error.what}")
+            return ()
+
+    def check_streams(self) -> None:
+        """Raise UsageError if the engine takes one request at a time."""
+        if not self.engine.serves_streams:
+            Subject.check_streams(self)
+
+    def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """Time all models with as many requests in flight as the engine serves best."""
+        engine, timing = self.engine, workload.timing()
+        anchor = engine.load_streams(self.model.loadable)
+        share = max(1, math.ceil(_REQUESTS_A_STREAM * anchor.requests / len(timing)))
+        load = list(timing) * share
+        calls: dict[str, Callable[[], object]] = {}
+        for name, one in built.items():
+            try:
+                if isinstance(one, Hinted):
+                    streams = engine.load_streams(self.model.loadable, one.format)
+                else:
+                    streams = from_memory(one.model, engine.load_streams)
+                calls[name] = partial(streams.serve, load)
+            except EngineError as error:
+                self.tell(f"a plan was dropped: {error.what}")
+        return Race.of(partial(anchor.serve, load), calls, effort, share=share)
+
+    def stream_session(self, built: Built) -> Session:
+        """A session in the configuration that ``streamed`` times; not kept."""
+        engine = self.engine.as_one_stream()
+        if isinstance(built, Hinted):
+            return engine.load_hinted(self.model.loadable, built.format)
+        return load_model(engine, built.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineExamined(Examined):
+    """A model whose values were observed, with its planner."""
+
+    subject: EngineSubject
+    prepared: PreparedModel
+    facts: Mapping[int, ValueFacts]
+    planner: Planner
+    workload: Workload
+    progress: Progress
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether there are codes among the operands of such models."""
+        return self.prepared.adjusts
+
+    def rounded_error(self, plan: Plan) -> float:
+        """The relative output error of a plan with scaled values, by arithmetic in fp32."""
+        subject = self.subject
+        return rounded_error(subject.model, subject.feeds(self.workload), plan)
+
+    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
+        """``plan`` with adjustments found by runs on the calibration data.
+
+        If such a run fails, that is noted, and the plan stays as it is.
+        """
+        adjuster = Adjuster(
+            model=self.prepared,
+            facts=self.facts,
+            planner=self.planner,
+            batches=self.workload.calibration,
+        )
+        try:
+            return adjuster.adjusted(plan, kinds)
+        except EngineError as error:
+            self.subject.tell(f"operands were not adjusted: {error.what}")
+            return plan
+
+    def analysis(self, *, of_time: bool = True) -> Analysis:
+        """Times as ``times`` tells them, errors as ``errors`` does."""
+        calls = self.calls()
+        exact = Exact.of(self.subject.reference, calls, self.workload.of)
+        times = self.times(exact, of_time=of_time)
+        return times.analysis(self.prepared, self.planner, self._known_errors(times, exact))
+
+    def _known_errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """The errors, of the study where it has them; what is measured is kept there."""
+        study = self.subject.study
+        if study is None:
+            return self.errors(times, exact)
+        keys = {fmt: self._key(fmt, times, exact) for fmt in times.points}
+        known = {fmt: study.sensitivity(key) for fmt, key in keys.items()}
+        found = {
+            fmt: one
+            for fmt, one in known.items()
+            if one is not None and one.fits(times.points[fmt])
+        }
+        missing = {fmt: at for fmt, at in times.points.items() if fmt not in found}
+        measured = self.errors(replace(times, points=missing), exact) if missing else {}
+        for fmt, one in measured.items():
+            study.keep_sensitivity(keys[fmt], one)
+        self.subject.reused = tuple(fmt.label for fmt in found)
+        return {fmt: (found | dict(measured))[fmt] for fmt in times.points}
+
+    def _key(self, fmt: Format, times: Times, exact: Exact) -> str:
+        """A digest of all that the errors of a format depend on."""
+        rounded = switches(times.points[fmt], self.planner.permissions, fmt)
+        calls = self.probed(exact.calls, len(rounded))
+        data = *map(feeds_digest, calls), sorted(exact.counted)
+        model = self.planner.graph.digest, self.planner.from_type
+        parts = model, data, fmt.label, rounded, environment()
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by probing each rounding alone."""
+
+        def prober(switches: Sequence[Switch]) -> Probe:
+            feeds = self.probed(exact.calls, len(switches))
+            return switched_probe(self.prepared, switches, feeds)
+
+        return probe_sensitivity(
+            self.planner,
+            times.points,
+            prober,
+            counted=exact.counted,
+            progress=self.progress,
+        )
+
+    def calls(self) -> Sequence[Feeds]:
+        """The calls on which errors are measured."""
+        inputs = self.subject.reference.inputs
+        return probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
+
+    def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
+        """Those calls, or as much of them as is enough for ``count`` roundings."""
+        return probed(calls, self.subject.reference.inputs, probed_rows(count))
+
+    def times(self, exact: Exact, *, of_time: bool) -> Times:
+        """Times by profiles of the fp32 model and of the lowest plans."""
+        subject = self.subject
+        self.progress("profile", 0, 1)
+        profiles = profile_ends(
+            subject.model,
+            self.planner,
+            subject.engine,
+            self.workload.timing()[0],
+            output_error=lambda session: exact.error(session) ** 2,
+            progress=self.progress,
+            book=subject.book,
+        )
+        if of_time:
+            profiles, slow = profiles.without_slow_formats()
+            for fmt in slow:
+                subject.tell(f"{fmt.label} gains nothing on this workload: left out")
+        return Times.measured(self.planner, profiles, subject.engine, self.facts)

@@ -1,0 +1,135 @@
+"""What adjustments of operands gain: the errors of a plan without and with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from finecast.engines.base import Feeds, Session
+from finecast.engines.exact import Exact
+from finecast.errors import UsageError
+from finecast.naming import number_of
+from finecast.planning.plan import Plan
+from finecast.rules.policy import Adjust
+
+# An adjustment gains if it leaves less than this share of the error; more may be noise.
+_WORTH: Final = 0.98
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What one kind of adjustment does to a plan.
+
+    ``operands`` is the number of operands that it changes; the errors are relative errors of
+    the outputs.
+    """
+
+    kind: Adjust
+    operands: int
+    error_without: float
+    error_with: float
+
+    @classmethod
+    def of(cls, kind: Adjust, plans: tuple[Plan, Plan], errors: tuple[float, float]) -> Gain:
+        """From the plans without and with the adjustment, and their errors."""
+        without, made = plans
+        changed = set(made.adjustments) - set(without.adjustments)
+        return cls(
+            kind=kind,
+            operands=len(changed),
+            error_without=errors[0],
+            error_with=errors[1],
+        )
+
+    @property
+    def gains(self) -> bool:
+        """Whether the error falls by more than noise."""
+        return self.error_with < _WORTH * self.error_without
+
+    @property
+    def share(self) -> float:
+        """The share of the squared error that is left with the adjustment."""
+        return (self.error_with / self.error_without) ** 2 if self.error_without else 1.0
+
+    @property
+    def text(self) -> str:
+        """The kind, the number of operands and the errors, as text."""
+        return f"{self.kind.value}: {number_of(self.operands, 'operand')}, {self.change}"
+
+    @property
+    def change(self) -> str:
+        """The errors without and with the adjustment, as text."""
+        return f"relative output error {self.error_without:.3g} -> {self.error_with:.3g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The gain in JSON's types."""
+        errors = {"without": self.error_without, "with": self.error_with}
+        return {"kind": self.kind.value, "operands": self.operands, "relative_error": errors}
+
+
+def range_gain(plan: Plan, rounded_error: Callable[[Plan], float]) -> Gain | None:
+    """What scaled values do to the numbers of ``plan``; None if it has none.
+
+    ``rounded_error`` measures a plan by arithmetic: an engine may compute and keep in fp32
+    what the plan has in fp16.
+    """
+    others = tuple(a for a in plan.adjustments if not a.of_whole)
+    if others == plan.adjustments:
+        return None
+    without = replace(plan, adjustments=others)
+    errors = rounded_error(without), rounded_error(plan)
+    return Gain.of(Adjust.RANGE, (without, plan), errors)
+
+
+def no_adjustments(what: str) -> UsageError:
+    """The error for a model, described by ``what``, whose operands cannot be adjusted."""
+    return UsageError(
+        "operands are adjusted in models of ONNX and OpenVINO alone, as engines run them: this"
+        f" is {what}",
+        where="--adjust",
+        fix="leave it out",
+    )
+
+
+def measure_gains(
+    plan: Plan,
+    kinds: Sequence[Adjust],
+    adjusted: Callable[[Plan, Sequence[Adjust]], Plan],
+    error: Callable[[Plan], float],
+) -> tuple[Gain, ...]:
+    """What each of ``kinds`` does to ``plan`` in addition to the earlier ones that gain.
+
+    Kinds that find nothing to adjust are left out. ``adjusted`` makes the adjustments of some
+    kinds, ``error`` gives a plan's relative output error.
+    """
+    found: list[Gain] = []
+    best, least = plan, math.nan
+    for kind in kinds:
+        made = adjusted(plan, (*gaining_kinds(found), kind))
+        if made.adjustments == best.adjustments:
+            continue
+        least = error(plan) if math.isnan(least) else least
+        gain = Gain.of(kind, (best, made), (least, error(made)))
+        found.append(gain)
+        if gain.gains:
+            best, least = made, gain.error_with
+    return tuple(found)
+
+
+def gaining_kinds(found: Sequence[Gain]) -> tuple[Adjust, ...]:
+    """The kinds of adjustments that gain."""
+    return tuple(g.kind for g in found if g.gains)
+
+
+def share_left(found: Sequence[Gain]) -> float:
+    """The share of the squared error that is left with all adjustments that gain."""
+    return math.prod(g.share for g in found if g.gains)
+
+
+def output_error(
+    session: Session, reference: Session, calls: Sequence[Feeds], of: Sequence[str] = ()
+) -> float:
+    """Relative error of the worst output on all ``calls``; ``of`` are those the user names."""
+    return Exact.of(reference, calls, of).error(session)

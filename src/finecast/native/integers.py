@@ -1,0 +1,181 @@
+"""Ops that a plan puts in int8 or int8_weights, and that the engine computes in fp32.
+
+Engines fuse quantize and dequantize nodes into integer kernels by patterns of their own. Where
+no pattern fits they compute in fp32 between the roundings, or from widened weights, without a
+message: slower than fp32 and less exact. So every such plan is checked against the kernels
+that ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from finecast.data.deviation import LIMIT, deviation, excused
+from finecast.engines.base import Array, Engine, Feeds, KernelFormats, KernelTime, Loadable
+from finecast.engines.integers import fuses, not_as_planned
+from finecast.engines.loading import load_model
+from finecast.errors import EngineError, UsageError
+from finecast.frontends.prepared import AppliedModel
+from finecast.graph import Graph
+from finecast.native.source import Source
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.rules.policy import Policy
+from finecast.rules.quantized import quantized_notes
+
+# Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
+_MOST_TURNS: Final = 4
+
+
+def quantized_mismatch(
+    graph: Graph,
+    engine: str,
+    got: Mapping[str, Array],
+    exact: Callable[[], Mapping[str, Array]],
+) -> str:
+    """A note if ``engine`` computes a model that came quantized wrongly; else empty.
+
+    OpenVINO does so with convolutions of signed codes (``openvino-signed-codes``).
+
+    Args:
+        graph: The model's graph.
+        engine: The engine's name.
+        got: The engine's outputs.
+        exact: Gives the outputs by the definitions of the ops; called for quantized models.
+    """
+    if not quantized_notes(graph):
+        return ""
+    wanted = exact()
+    errors = (deviation(got[name], array).relative for name, array in wanted.items())
+    worst = max(errors, default=0.0)
+    if worst < LIMIT:
+        return ""
+    return (
+        f"{engine} computes the quantized model otherwise than it states (relative error"
+        f" {worst:.2g}): run it in another engine, or plan it anew by --from-type int8"
+    )
+
+
+def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
+    """Check that there are data to choose scales by, if a format of ``policy`` needs them.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    for fmt in (f for f in policy.formats if f.needs_ranges):
+        if not data:
+            raise UsageError(
+                f"{fmt.label} needs the ranges of the model's values, and there is no data",
+                where="--auto-cast-type",
+                fix="give some of the model's inputs: --data calib.npz (data=...)",
+            )
+
+
+def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
+    """``planner`` without ops that the engine does not fuse into kernels of a scaled format.
+
+    These are found by runs of the lowest plan in the format. An emulated device has no kernels
+    to check.
+
+    Raises:
+        EngineError: If the engine cannot run the lowest plan.
+    """
+    for fmt in (f for f in planner.policy.formats if fuses(engine.name, f)):
+        for _ in range(_MOST_TURNS):
+            plan = planner.lowest(fmt)
+            failed = unfused(engine, plan, source.build(plan).applied, feeds)
+            if not failed:
+                break
+            planner = planner.without(fmt, failed)
+    return planner
+
+
+def unfused(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> dict[str, str]:
+    """Ops that ``plan`` puts in a scaled format, and the format that they ran in, by name.
+
+    Raises:
+        EngineError: If the engine cannot run the model.
+    """
+    planned = {name: fmt for name, fmt in plan.formats.items() if fuses(engine.name, fmt)}
+    if not planned:
+        return {}
+    return not_as_planned(kernels_of(engine, applied.model, feeds, repeats=1), planned)
+
+
+def kernels_of(
+    engine: Engine, model: Loadable, feeds: Feeds, *, repeats: int = 5
+) -> list[KernelTime]:
+    """The kernels of a model, by ``repeats`` runs of it with ``feeds``, the slowest first.
+
+    Profiles leave out some kernels that take less than a microsecond, in some runs: these are
+    added by what the engine tells of its kernels without times, with a time of 0.
+
+    Raises:
+        EngineError: If the engine cannot run the model.
+    """
+    session = load_model(engine, model, profiling=True)
+    timed = session.profile(feeds, repeats=repeats)
+    known = {op for kernel in timed for op in kernel.ops}
+    untimed = [k for k in session.kernel_formats() if known.isdisjoint(k.ops)]
+    return [*timed, *map(_without_time, untimed)]
+
+
+def _without_time(kernel: KernelFormats) -> KernelTime:
+    return KernelTime(
+        kernel="",
+        kind="",
+        ops=kernel.ops,
+        format=kernel.computed,
+        time_s=0.0,
+        constants=kernel.constants,
+    )
+
+
+def check_on_integers(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> None:
+    """Check that every op that ``plan`` puts in a scaled format runs so in ``engine``.
+
+    Raises:
+        EngineError: If one does not; names the first.
+    """
+    for name, ran in unfused(engine, plan, applied, feeds).items():
+        raise EngineError(
+            f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
+            fix="keep it in fp32 by --exclude",
+        )
+
+
+def check_on_one_thread(
+    engine: Engine,
+    model: Loadable,
+    feeds: Feeds,
+    got: Mapping[str, Array],
+    exact: Mapping[str, Array],
+) -> None:
+    """Check that a model on codes is as exact on one thread as on all.
+
+    Engines choose kernels by the number of threads, and some kernels on codes are wrong.
+
+    Args:
+        engine: The engine that runs the model.
+        model: The model.
+        feeds: Inputs to run the model on.
+        got: The outputs on all threads.
+        exact: The outputs of the fp32 model.
+
+    Raises:
+        EngineError: If an output is far less exact so, or the model does not run.
+    """
+    one_thread = engine.on_one_thread()
+    if one_thread is None:
+        return
+    alone = load_model(one_thread, model).run(feeds)
+    for name, wanted in exact.items():
+        error = deviation(alone[name], wanted).relative
+        usual = deviation(got[name], wanted).relative
+        if error > excused(usual):
+            raise EngineError(
+                f"on one thread {engine.name} computes output {name!r} of a plan with a"
+                f" relative error of {error:.2g}, on all threads with {usual:.2g}",
+                fix="keep ops in fp32 by --exclude",
+            )

@@ -1,0 +1,446 @@
+"""Opening models: which frontend reads a file or an object, and what it writes.
+
+A new frontend has its row here.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from finecast.errors import EngineError, UsageError
+from finecast.files import DATA_SUFFIX, check_spelling
+from finecast.files.staging import staging
+from finecast.native.artefact import Destination
+from finecast.native.model import OpenedModel, ReadOptions, RunOptions
+from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy, Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendEntry:
+    """A frontend: which models it reads and writes.
+
+    Attributes:
+        suffixes: Suffixes of the files that it reads, the one that it writes first. The first
+            frontend also reads files of unknown suffix.
+        packages: Packages, of a library or its own, whose objects it opens.
+        module: The module with ``read``, which opens a path, and ``take``, for an object.
+        requires: The library that it needs.
+        install: How to install that.
+        engines: Engines that load files of its kind.
+        lacks: Options and verbs that do not apply to its models, and what to do instead.
+        folders: Files that mark a folder as one of its models.
+        beside: Names of further files that may be written with a model: ``{name}`` is the
+            name of the model's file, ``{stem}`` the same without its suffix.
+        writes_folder: Whether it writes a folder, marked like those that it reads.
+        opsets: Whether its plans state the operation set that they need.
+        captures: Whether its objects are captured by example inputs.
+    """
+
+    suffixes: tuple[str, ...]
+    packages: tuple[str, ...]
+    module: str
+    requires: str
+    install: str
+    engines: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict[str, str])
+    folders: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    writes_folder: bool = False
+    opsets: bool = False
+    captures: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it writes, in words, such as ``.onnx files``."""
+        return "SavedModels" if self.writes_folder else f"{self.suffixes[0]} files"
+
+    def reads(self, path: Path) -> bool:
+        """Whether it reads ``path``: a folder by the files in it, a file by its suffix."""
+        if path.is_dir():
+            return any((path / name).is_file() for name in self.folders)
+        return path.suffix.lower() in self.suffixes
+
+    def writes(self, path: Path) -> bool:
+        """Whether it writes an output of this name.
+
+        Folders may have any suffix that no frontend reads, unless it names another format.
+        """
+        suffix = path.suffix.lower()
+        if suffix in _OTHERS:
+            return False
+        if suffix in _known_suffixes():
+            return suffix == self.suffixes[0] and not self.writes_folder
+        return self.writes_folder
+
+    def planned(self, plan: Plan) -> bool:
+        """Whether ``plan`` may be one for a model as this frontend reads it."""
+        known = {name for entry in FRONTENDS for name in entry.engines}
+        runs = plan.engine in self.engines or plan.engine not in known
+        return runs and bool(plan.opset) == self.opsets
+
+    @property
+    def installed(self) -> bool:
+        """Whether its library is installed."""
+        return importlib.util.find_spec(self.requires) is not None
+
+    def load(self) -> ModuleType:
+        """Import its module.
+
+        Raises:
+            EngineError: If its library is not installed.
+        """
+        if not self.installed:
+            raise EngineError(f"{self.kind} need {self.requires}", fix=self.install)
+        return importlib.import_module(self.module)
+
+
+_OTHERS: Final = frozenset(
+    {".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".bin", ".mlmodel", ".engine", ".plan"}
+)
+"""Suffixes of formats that no frontend writes."""
+
+FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
+    FrontendEntry(
+        suffixes=(".onnx",),
+        packages=("onnx", "onnx_ir", "finecast.frontends.onnx"),
+        module="finecast.native.onnx",
+        requires="onnx",
+        install="pip install finecast",
+        engines=("openvino", "onnxruntime"),
+        beside=(f"{{name}}{DATA_SUFFIX}",),
+        opsets=True,
+    ),
+    FrontendEntry(
+        suffixes=(".keras",),
+        packages=(
+            "keras",
+            "tensorflow",
+            "finecast.frontends.tensorflow",
+            "finecast.native.tensorflow",
+        ),
+        module="finecast.native.tensorflow",
+        requires="tensorflow",
+        install="pip install 'finecast[tensorflow]'; or name an output .xml, for OpenVINO",
+        engines=("tensorflow",),
+        lacks={
+            "--external-data/--one-file": "leave it out",
+            "--from-type": "save the model in fp32 first",
+        },
+        folders=("saved_model.pb",),
+        writes_folder=True,
+    ),
+    FrontendEntry(
+        suffixes=(".xml", ".onnx", ".keras", ".tflite", ".pb", ".pdmodel"),
+        packages=("openvino", "finecast.frontends.openvino", "keras"),
+        module="finecast.native.openvino",
+        requires="openvino",
+        install="pip install openvino",
+        engines=("openvino",),
+        lacks={
+            "--external-data/--one-file": "leave it out: constants are in the .bin beside it",
+            "--from-type": "convert the model in fp32",
+        },
+        folders=("saved_model.pb",),
+        beside=("{stem}.bin",),
+    ),
+    FrontendEntry(
+        suffixes=(".pt2",),
+        packages=("torch",),
+        module="finecast.native.torch.model",
+        requires="torch",
+        install="pip install 'finecast[torch]'",
+        engines=("torch", "torch-eager"),
+        lacks={
+            "--external-data/--one-file": "leave it out",
+            "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
+        },
+        captures=True,
+    ),
+)
+
+
+@cache
+def foreign() -> Mapping[str, tuple[str, str]]:
+    """Files that no frontend reads, by the end of their names: what they are, what to give.
+
+    The first that fits counts. The rows are those of ``foreign.csv``.
+    """
+    lines = (files("finecast.native") / "foreign.csv").read_text(encoding="utf-8")
+    return {
+        end: (row["what"], row["instead"])
+        for row in csv.DictReader(lines.splitlines())
+        for end in row["ends"].split()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What is written for a model's output.
+
+    Attributes:
+        beside: Files that may be written beside the output.
+        folder: The file that marks an output folder as a model; empty if it is a file.
+    """
+
+    beside: tuple[Path, ...] = ()
+    folder: str = ""
+
+
+def check_output_name(model: Path, output: Path) -> None:
+    """Raise UsageError unless a frontend that reads ``model`` writes ``output``.
+
+    Args:
+        model: The file or folder of the model that is converted.
+        output: Where the result goes.
+    """
+    _check_kind(model)
+    check_spelling(output)
+    readers = _readers(model)
+    if any(entry.writes(output) for entry in readers):
+        return
+    kind = "SavedModel" if model.is_dir() else model.suffix or readers[0].suffixes[0]
+    named = [
+        str(output.with_suffix("" if e.writes_folder else e.suffixes[0])) for e in readers
+    ]
+    raise UsageError(
+        f"a model of the kind {kind} gives {' or '.join(e.kind for e in readers)}",
+        where=str(output),
+        fix=f"name it {' or '.join(named)}",
+    )
+
+
+def check_written(module: str, output: Path) -> None:
+    """Raise UsageError unless the frontend of that ``module`` writes ``output``.
+
+    A path is opened by the frontend that writes the output; a model that was opened before
+    may be of another frontend.
+    """
+    entry = next((e for e in FRONTENDS if e.module == module), None)
+    if entry is None or entry.writes(output):
+        return
+    named = output.with_suffix("" if entry.writes_folder else entry.suffixes[0])
+    raise UsageError(
+        f"what is written of this model are {entry.kind}",
+        where=str(output),
+        fix=f"name it {named}, or give finecast.convert or tune the model's path, or the"
+        " object of its library, with this output",
+    )
+
+
+@contextmanager
+def file_of(model: Any, how: ReadOptions) -> Generator[tuple[str, Path]]:
+    """A model's name, and its file or folder: of one in memory a temporary one.
+
+    Raises:
+        FinecastError: As ``opened``; or if a model in memory cannot be written.
+    """
+    if isinstance(model, str | Path):
+        yield str(model), Path(model)
+        return
+    given = opened(model, how)
+    if given.path.exists():
+        yield given.name, given.path
+        return
+    entry = next(e for e in FRONTENDS if e.module == type(given).__module__)
+    with staging() as folder:
+        path = folder / f"model{'' if entry.writes_folder else entry.suffixes[0]}"
+        nothing = Policy(scope=Scope.NONE)
+        given.convert(Destination(path=path), nothing, RunOptions(verify=False))
+        yield given.name, path
+
+
+def check_options(
+    model: Path, given: Mapping[str, object], *, output: Path | None = None
+) -> None:
+    """Raise UsageError for an option or verb that does not apply to a model of this kind.
+
+    Only the model's name is needed: no library is imported.
+
+    Args:
+        model: The file or folder of the model.
+        given: The value of each option; a false one was not given.
+        output: Where the result goes, if there is one.
+    """
+    entry = _entry_of(model, output)
+    for option, fix in entry.lacks.items():
+        if given.get(option):
+            raise UsageError(f"{option} does not apply to {entry.kind}", fix=fix)
+
+
+def check_engine(model: Path, engine: str) -> None:
+    """Raise UsageError unless ``engine`` loads files of the kind of ``model``."""
+    _check_kind(model)
+    if not runs_in(model, engine):
+        names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
+        kind = "SavedModels" if model.is_dir() else f"{model.suffix.lower()} files"
+        raise UsageError(
+            f"engine {engine!r} does not run {kind}",
+            where=str(model),
+            fix=f"use --engine {' or '.join(names)}, and only models that it runs",
+        )
+
+
+def runs_in(model: Path, engine: str) -> bool:
+    """Whether ``engine`` loads files of the kind of ``model``."""
+    return any(engine in entry.engines for entry in _readers(model))
+
+
+def written_with(model: Path, output: Destination) -> Written:
+    """What is written for ``output`` by the frontend that converts ``model``."""
+    if output.path is None:
+        return Written()
+    entry = _entry_of(model, output.path)
+    if entry.writes_folder:
+        return Written(folder=entry.folders[0])
+    if output.external_data is False:
+        return Written()
+    names = (n.format(name=output.path.name, stem=output.path.stem) for n in entry.beside)
+    beside = (output.path.parent / name for name in names)
+    # An output with the name of its own companion is refused elsewhere, for its suffix.
+    return Written(beside=tuple(path for path in beside if path != output.path))
+
+
+def plan_beside(output: Path) -> Path:
+    """Where the plan of a model is written: beside it, with ``.plan.json``.
+
+    Law: ``m.onnx`` has ``m.plan.json``. Any other file keeps its suffix in the name, such as
+    ``m.pt2.plan.json``, and the folder ``m`` has ``m.saved_model.plan.json``, so that models
+    of one stem have plans of their own.
+    """
+    suffix = output.suffix.lower()
+    name = output.stem if suffix == FRONTENDS[0].suffixes[0] else output.name
+    if suffix not in _known_suffixes():
+        name += ".saved_model"
+    return output.parent / f"{name}.plan.json"
+
+
+def _known_suffixes() -> set[str]:
+    """Suffixes of the files that frontends read."""
+    return {suffix for entry in FRONTENDS for suffix in entry.suffixes}
+
+
+def _check_kind(model: Path) -> None:
+    """Raise UsageError for a file or folder that no frontend reads; tells what it is."""
+    check_spelling(model)
+    if model.exists() and not (model.is_file() or model.is_dir()):
+        raise UsageError(
+            "the model is no ordinary file",
+            where=str(model),
+            fix="give a file: models are read several times, and not from pipes or devices",
+        )
+    if model.is_dir() and not any(entry.reads(model) for entry in FRONTENDS):
+        raise UsageError(
+            "the model is a directory, and no SavedModel",
+            where=str(model),
+            fix="give a file, or a folder with saved_model.pb",
+        )
+    if any(model.name in entry.folders for entry in FRONTENDS) and model.is_file():
+        raise UsageError(
+            "the graph of a SavedModel without its variables",
+            where=str(model),
+            fix=f"give the folder: {model.parent}",
+        )
+    if model.suffix.lower() in foreign() and model.is_file():
+        name = model.name.lower()
+        what, fix = next(told for end, told in foreign().items() if name.endswith(end))
+        raise UsageError(f"a {model.suffix} file is {what}", where=str(model), fix=fix)
+
+
+def _readers(model: Path) -> list[FrontendEntry]:
+    """The frontends that read ``model``; the first frontend if none knows it."""
+    return [e for e in FRONTENDS if e.reads(model)] or [FRONTENDS[0]]
+
+
+def _entry_of(
+    model: Path, output: Path | None = None, plan: Plan | None = None
+) -> FrontendEntry:
+    """The frontend of a model: of those that read it, the one that writes ``output``.
+
+    Without an output it is the one that ``plan`` was made with, or else the first whose
+    library is installed.
+    """
+    readers = _readers(model)
+    if plan is not None:
+        readers = [e for e in readers if e.planned(plan)] or readers
+    if output is not None:
+        return next((e for e in readers if e.writes(output)), readers[0])
+    return next((e for e in readers if e.installed), readers[0])
+
+
+def opened(
+    model: Any,
+    how: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
+    *,
+    output: Path | None = None,
+    plan: Plan | None = None,
+) -> OpenedModel:
+    """Open a model.
+
+    Args:
+        model: A path, an object of its library, or a model that is open already.
+        how: How it is read; ``from_type`` is the caller's.
+        output: Where a result goes: its name decides among frontends that read the model.
+        plan: The plan whose nodes are looked up where nothing is written: it decides then.
+
+    Raises:
+        UsageError: If no frontend opens it.
+        ModelError: If it cannot be read.
+    """
+    if isinstance(model, str | Path):
+        path = Path(model)
+        entry = _entry_of(path, output, plan)
+        _check_kind(path)
+        _check_examples(how, path)
+        found: OpenedModel = entry.load().read(path, trust=how.trust)
+        return found
+    if hasattr(model, "graph_for"):
+        given: OpenedModel = model
+        _check_examples(how, given.name)
+        return given
+    homes = [f"{base.__module__}." for base in type(model).__mro__]
+    takers = [
+        entry
+        for entry in FRONTENDS
+        if any(home.startswith(f"{p}.") for home in homes for p in entry.packages)
+    ]
+    if takers:
+        entry = takers[0]
+        if output is not None:
+            entry = next((e for e in takers if e.writes(output)), entry)
+        if not entry.captures:
+            _check_examples(how, type(model).__name__)
+        take = entry.load().take
+        taken: OpenedModel = take(model, how) if entry.captures else take(model)
+        return taken
+    if hasattr(model, "plan"):
+        raise UsageError(
+            f"a {type(model).__name__} is not a model",
+            fix="give the model it was made of, with plan=result.plan, or result.model",
+        )
+    raise UsageError(
+        f"a {type(model).__name__} is not a model",
+        fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model, a Keras"
+        " model, a PyTorch module or an exported program",
+    )
+
+
+def _check_examples(how: ReadOptions, model: object) -> None:
+    """Raise UsageError for inputs to capture ``model`` with, which nothing is captured of."""
+    for name in ("example_inputs", "example_kwargs", "dynamic_shapes"):
+        if getattr(how, name) is not None:
+            raise UsageError(
+                f"{name} captures a PyTorch module, and none is given",
+                where=str(model),
+                fix="leave it out",
+            )

@@ -1,0 +1,149 @@
+"""What plans are chosen by: the rules' permissions, profiles of kernels, measured costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from finecast import rules
+from finecast.devices.emulation import check_formats
+from finecast.engines.base import Engine
+from finecast.engines.faults import faults
+from finecast.engines.integers import codes_results, engines_for
+from finecast.engines.probe import speed_of
+from finecast.errors import UsageError
+from finecast.frontends.prepared import PreparedModel
+from finecast.native.gains import no_adjustments
+from finecast.native.hint import check_by_hint
+from finecast.numbers.formats import Format
+from finecast.planning.planner import Planner
+from finecast.rules import Context
+from finecast.rules.facts import ValueFacts
+from finecast.rules.override import Overrides, active, check_overrides
+from finecast.rules.policy import Policy, Scope
+
+AUTOCASTS: Final = "torch"
+"""The engine beside whose own mixed precision the scope ``like-autocast`` is held."""
+
+_LIKE: Final[Mapping[Scope, tuple[str, str]]] = {
+    Scope.LIKE_AUTOCAST: ("torch.autocast", "PyTorch"),
+    Scope.LIKE_GRAPPLER: ("Grappler", "TensorFlow"),
+}
+"""The tool whose mixed precision a scope follows, and the library whose models it is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How ops are judged.
+
+    Attributes:
+        facts: Facts of values.
+        user_rules: The user's rule functions by name.
+        measured: Whether errors will be measured.
+        broken: Reasons why ops, by name, stay in fp32: the engine computes them wrongly.
+        judges: The rules.
+        overrides: Overrides, some of which may be for other graphs; None for those that are
+            active around the caller, which have to be for ops of this graph.
+    """
+
+    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    user_rules: Sequence[tuple[str, rules.UserRule]] = ()
+    measured: bool = False
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
+    judges: Sequence[rules.Rule] = rules.RULES
+    overrides: Overrides | None = None
+
+
+USUAL: Final = Judging()
+
+
+def make_planner(
+    prepared: PreparedModel, policy: Policy, engine: Engine, how: Judging = USUAL
+) -> Planner:
+    """Let the rules judge every op.
+
+    Raises:
+        RuleConflictError: If they leave an op no format.
+        UsageError: If the model cannot state a format, or an override names no op of it.
+    """
+    graph = prepared.graph
+    if how.overrides is None:
+        check_overrides(graph)
+    check_stated(policy, engine, prepared)
+    known = faults(engine.name, engine.device, graph, policy.formats)
+    wrong = {n.id: how.broken[n.name] for n in graph.nodes if n.name in how.broken}
+    context = Context(
+        graph=graph,
+        policy=policy,
+        facts=how.facts,
+        kernels=engine.has_kernel,
+        engine=engine.label,
+        faults={fmt: {**here, **wrong} for fmt, here in known.items()},
+        user_rules=(*how.user_rules, *active(how.overrides)),
+        measured=how.measured,
+        casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
+        coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
+    )
+    return Planner(
+        graph=graph,
+        policy=policy,
+        permissions=rules.permit(context, how.judges),
+        engine=engine.name,
+        opset=prepared.minimal_opset,
+        from_type=prepared.from_type,
+    )
+
+
+def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:
+    """Raise UsageError for a format that the engine lacks or the model cannot state.
+
+    The same for adjustments of operands if the model has no such operands.
+    """
+    if policy.adjust and not prepared.adjusts:
+        raise no_adjustments(f"one of {prepared.library}")
+    if policy.by_hint:
+        check_by_hint(policy, engine, prepared)
+    device = engine.emulates
+    tool, library = _LIKE.get(policy.scope, ("", prepared.library))
+    autocasts = policy.scope is Scope.LIKE_AUTOCAST
+    if library != prepared.library or (autocasts and engine.name != AUTOCASTS):
+        model = f"one of {prepared.library}" + ("" if device is None else " on a device")
+        raise UsageError(
+            f"scope {policy.scope.value} follows {tool}, for models of {library}, and this is"
+            f" {model}",
+            where="--auto-cast",
+            fix="use auto or all",
+        )
+    if device is not None:
+        check_formats(device, policy)
+    for fmt in policy.formats:
+        if fmt is Format.TF32 and device is None:
+            raise UsageError(
+                f"no engine here computes in {fmt.label}",
+                fix="name the device with --target (target=...), or use bf16 or fp16",
+            )
+        if fmt not in prepared.states:
+            _refuse(fmt, prepared)
+        if fmt.has_scales and device is None and not engine.capability(fmt).runs:
+            needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
+            raise UsageError(
+                speed_of(engine, fmt).text,
+                where=f"--auto-cast-type {fmt.label}",
+                fix=f"use bf16 or fp16, or {engines_for(fmt)}{needs}",
+            )
+
+
+def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
+    """Raise the error for a format that a model of this library cannot state."""
+    if fmt.has_scales:
+        raise UsageError(
+            f"{fmt.label} is planned for models of ONNX and OpenVINO, and this is one of"
+            f" {prepared.library}",
+            where=f"--auto-cast-type {fmt.label}",
+            fix="write OpenVINO's IR, which may have it (-o NAME.xml), or use bf16 or fp16",
+        )
+    raise UsageError(
+        f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",
+        fix="use bf16 or fp16",
+    )

@@ -1,0 +1,317 @@
+"""Units of ops by kernels, the points at which plans round, and the errors made there.
+
+Errors are measured in sessions whose roundings are switched on one by one. A session with all
+switches computes every rounding in each run, and holds weights as values: its runs take
+several times as long as the model's. If many long runs are to come, the switches are therefore
+split into parts, and each part has a session without the other roundings.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call, outputs_on
+from finecast.engines.loading import exact_session
+from finecast.engines.ports import feeds_for
+from finecast.errors import EngineError
+from finecast.frontends.prepared import PreparedModel
+from finecast.native.profiles import (
+    Profiles,
+    kernel_nodes,
+    measure_casts,
+    measured_cost,
+)
+from finecast.numbers.formats import Format
+from finecast.planning.cost import CostModel
+from finecast.planning.planner import Planner
+from finecast.planning.points import (
+    SWITCH,
+    RoundingPoints,
+    Switch,
+    rounding_points,
+    scaled_points,
+    switches,
+)
+from finecast.planning.problem import Analysis, pins, roundings
+from finecast.planning.sensitivity import Probe, Sensitivity, joined, measure
+from finecast.planning.units import Units, make_units
+from finecast.progress import Progress
+from finecast.rules.facts import ValueFacts
+
+Points = Mapping[Format, RoundingPoints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """The times that plans are chosen by, measured in an engine or modelled for a device.
+
+    Attributes:
+        units: Ops that run in one kernel, and so are one decision.
+        points: Where plans round, by format.
+        cost: Seconds of ops and casts.
+        lowest_s: Measured seconds of the fastest of the lowest plans; infinite if unknown.
+        errors: Measured squared errors of the lowest plans, by format.
+    """
+
+    units: Units
+    points: Points
+    cost: CostModel
+    lowest_s: float = math.inf
+    errors: Mapping[Format, float] = field(default_factory=dict[Format, float])
+
+    @classmethod
+    def measured(
+        cls,
+        planner: Planner,
+        profiles: Profiles,
+        engine: Engine,
+        facts: Mapping[int, ValueFacts],
+    ) -> Times:
+        """By profiles in an engine, whose kernels make the units."""
+        graph = planner.graph
+        low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
+        kernels = [
+            *kernel_nodes(graph, profiles.high),
+            *(k for of in low.values() for k in of),
+        ]
+        units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
+        return cls(
+            units=units,
+            points=points_of(planner, units, low),
+            cost=measured_cost(graph, profiles, partial(measure_casts, engine), facts),
+            lowest_s=profiles.low_s,
+            errors=profiles.errors,
+        )
+
+    @classmethod
+    def modelled(
+        cls,
+        planner: Planner,
+        cost: CostModel,
+        kernels: Sequence[frozenset[int]],
+        fused: Sequence[frozenset[int]] = (),
+    ) -> Times:
+        """By a cost model.
+
+        Ops in one of ``kernels`` are one unit; in one of ``fused`` they do not round.
+        """
+        low = planner.policy.formats
+        units = make_units(planner.graph, planner.permissions, low, kernels)
+        points = points_of(planner, units, dict.fromkeys(low, fused))
+        return cls(units=units, points=points, cost=cost)
+
+    def analysis(
+        self,
+        prepared: PreparedModel,
+        planner: Planner,
+        sensitivity: Mapping[Format, Sensitivity] | None = None,
+    ) -> Analysis:
+        """The costs and errors that plans are chosen by, with the requested types of ports.
+
+        Sensitivities are scaled to measured errors. Without any no rounding makes an error.
+        """
+        found = {f: Sensitivity.zero(at) for f, at in self.points.items()}
+        given = sensitivity or {}
+        found |= {f: one.toward(self.errors.get(f)) for f, one in given.items()}
+        io = prepared.resolve_io(planner.highest().io)
+        saturation, errors = joined(found)
+        pinned = pins(io, (Format.FP32, *self.points))
+        analysis = Analysis.of(
+            planner.graph,
+            self.units,
+            self.cost,
+            {
+                fmt: roundings(self.units, where, errors[fmt], fmt, pinned)
+                for fmt, where in self.points.items()
+            },
+            io=io,
+            lowest_s=self.lowest_s,
+            probes=sum(s.probes for s in found.values()),
+        )
+        return replace(analysis, saturation=saturation)
+
+
+def points_of(
+    planner: Planner, units: Units, fused: Mapping[Format, Sequence[frozenset[int]]]
+) -> Points:
+    """The points at which plans round, by format.
+
+    Args:
+        planner: Makes the plans.
+        units: The units.
+        fused: By format the kernels of its lowest plan, as the ids of their nodes.
+    """
+    graph = planner.graph
+    return {
+        fmt: scaled_points(graph, units, planner.permissions, fmt)
+        if fmt.has_scales
+        else rounding_points(graph, units, kernels)
+        for fmt, kernels in fused.items()
+    }
+
+
+def probe_sensitivity(
+    planner: Planner,
+    points: Points,
+    prober: Callable[[Sequence[Switch]], Probe],
+    progress: Progress,
+    counted: Collection[int] | None = None,
+) -> dict[Format, Sensitivity]:
+    """Errors of the outputs with each point rounded alone, by format.
+
+    Values are rounded to the encoding that a plan would give them.
+
+    Args:
+        planner: Makes the plans.
+        points: Where they round.
+        prober: Makes a function that runs the model with some of these switches on.
+        progress: Told of each run.
+        counted: Numbers of the outputs that errors are of; None for all.
+    """
+    found: dict[Format, Sensitivity] = {}
+    for fmt, where in points.items():
+        rounded = switches(where, planner.permissions, fmt)
+        if not rounded:  # all values are out of the format's range, say
+            found[fmt] = Sensitivity.zero(where)
+            continue
+        found[fmt] = measure(
+            len(where.points),
+            prober(rounded),
+            weights=len(where.weights),
+            counted=counted,
+            on_probe=lambda done, total: progress("sensitivity", done, total),
+        )
+    return found
+
+
+# Fewer parts than this are not worth the time to load their sessions.
+_FEWEST_PARTS: Final = 3
+
+Load = Callable[[Sequence[Switch]], Session]
+
+
+def switched_probe(
+    prepared: PreparedModel, switches: Sequence[Switch], feeds: Sequence[Feeds]
+) -> Probe:
+    """A function from the state of all switches to the outputs on ``feeds``."""
+    return SwitchedProbe(
+        lambda some: exact_session(prepared.with_switches(some)), switches, feeds
+    )
+
+
+def part_size(count: int, load_s: float, run_s: float) -> int:
+    """How many of ``count`` switches a session should have if each is probed once.
+
+    A part of s switches costs load_s and one more run, and each of its runs about
+    run_s * s / count. Over all parts the sum is least at
+    s = sqrt(count * (load_s + run_s) / run_s).
+
+    Args:
+        count: Number of all switches.
+        load_s: Seconds to load a session.
+        run_s: Seconds of a run of a session with all switches.
+    """
+    if run_s <= 0:
+        return count
+    size = max(1, math.ceil(math.sqrt(count * (load_s + run_s) / run_s)))
+    return size if count >= _FEWEST_PARTS * size else count
+
+
+class SwitchedProbe:
+    """Outputs with some roundings on, in sessions of as few switches as is fast.
+
+    Law: the difference from the outputs with nothing on is that of one session with every
+    switch. One session is held at a time; switches of different parts that are on together
+    take the session of all. So does a part that the engine refuses: engines fuse other ops
+    where other roundings are left out, and may fail at what they make of it.
+    """
+
+    def __init__(self, load: Load, switches: Sequence[Switch], feeds: Sequence[Feeds]) -> None:
+        self.load = load
+        self.switches = switches
+        self.feeds = feeds
+        self.size = len(switches)
+        self.span: range | None = None  # of the switches that the session has
+        self.refused: set[range] = set()  # parts that the engine does not load or run
+        self.session: Session | None = None
+        self.exact: list[Array] = []  # of the session with nothing on
+        self.reference: list[Array] = []  # of the session of all switches with nothing on
+
+    def __call__(self, switch: NDArray[np.bool_]) -> list[Array]:
+        """Outputs on all feeds with these switches on."""
+        if self.span is None:
+            self._begin()
+        on = np.flatnonzero(switch)
+        if not len(on):
+            return self.reference
+        span = self._span(on)
+        if span != self.span:
+            try:
+                self._open(span)
+            except EngineError:
+                if len(span) == len(self.switches):
+                    raise
+                self.refused.add(span)
+                self._open(range(len(self.switches)))
+        outputs = self._run(switch)
+        if self.exact is self.reference:
+            return outputs
+        return [
+            _moved(a, b, c)
+            for a, b, c in zip(self.reference, outputs, self.exact, strict=True)
+        ]
+
+    def _begin(self) -> None:
+        """Load the session of all switches; its times of loading and running set the size."""
+        load_s, run_s = self._open(range(len(self.switches)))
+        self.reference = self.exact
+        self.size = part_size(len(self.switches), load_s, run_s)
+
+    def _span(self, on: NDArray[np.int64]) -> range:
+        """The switches of the smallest session that has all that are on."""
+        start = int(on[0]) // self.size * self.size
+        part = range(start, min(start + self.size, len(self.switches)))
+        alone = int(on[-1]) < part.stop and part not in self.refused
+        return part if alone else range(len(self.switches))
+
+    def _open(self, span: range) -> tuple[float, float]:
+        """Load the session of these switches and run it with none on; seconds of either."""
+        self.session = None  # free the other session first
+        start = time.perf_counter()
+        self.session = self.load(self.switches[span.start : span.stop])
+        self.span = span
+        loaded = time.perf_counter()
+        self.exact = self._run(np.zeros(len(self.switches), dtype=bool))
+        return loaded - start, time.perf_counter() - loaded
+
+    def _run(self, switch: NDArray[np.bool_]) -> list[Array]:
+        assert self.session is not None
+        assert self.span is not None
+        mine = switch[self.span.start : self.span.stop]
+        session = self.session
+
+        def switched(call: Feeds) -> Feeds:
+            # A model taken to fp32 keeps the types of its inputs, but not where switches are.
+            return feeds_for(session, {**call, SWITCH: mine})
+
+        return outputs_on(self.session, (each_call(f, switched) for f in self.feeds))
+
+
+def _moved(reference: Array, output: Array, exact: Array) -> Array:
+    """``reference`` plus the difference of ``output`` from ``exact``, of another session.
+
+    Two sessions may add up in different orders, so that their outputs are not compared.
+    """
+    if reference.dtype.kind != "f" or not reference.shape == output.shape == exact.shape:
+        return output
+    with np.errstate(invalid="ignore"):  # Inf - Inf
+        moved = output.astype(np.float64) - exact.astype(np.float64)
+        return reference.astype(np.float64) + moved

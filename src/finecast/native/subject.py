@@ -1,0 +1,310 @@
+"""A model joined with what runs it, as the search asks for it.
+
+The search knows these classes and no frontend or engine by name. A class of a frontend states
+what differs from the defaults here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from finecast.data.workload import Workload
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.probe import Speed
+from finecast.errors import UsageError
+from finecast.graph import Graph
+from finecast.measure.racing import Effort, Race
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import MAX_STEPS
+from finecast.planning.sensitivity import SensitivityStore
+from finecast.progress import Progress
+from finecast.rules import UserRule
+from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Adjust, Policy
+
+UserRules = Sequence[tuple[str, UserRule]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Built:
+    """The model that a plan gives, in its frontend's form.
+
+    Attributes:
+        model: The native model.
+        plan: The plan that it was built from.
+        size_bytes: Bytes of the model where it is stored.
+        casts: Number of casts, without those of the model's inputs and outputs, and without
+            those that an engine puts in by itself.
+        loaded: Its session, once it was run.
+        stays_loaded: Whether ``release`` leaves it loaded: it is timed again at the end.
+    """
+
+    model: Any
+    plan: Plan
+    size_bytes: int
+    casts: int = 0
+    loaded: Session | None = field(default=None, repr=False)
+    stays_loaded: bool = False
+
+    def release(self) -> None:
+        """Unload what was loaded to run it."""
+        if not self.stays_loaded:
+            self.loaded = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Hinted(Built):
+    """The fp32 model under an engine's precision hint; ``plan`` states what it lowers there.
+
+    Attributes:
+        format: The format of the hint.
+        exact: ``plan`` with those products in fp32 whose results the engine leaves unrounded.
+            A low product in a model rounds its result.
+    """
+
+    format: Format
+    exact: Plan
+    stays_loaded: bool = True
+
+    @property
+    def choices(self) -> tuple[tuple[str, Plan], ...]:
+        """Names and plans of what the engine lowers under the hint."""
+        return ("the hint's choice", self.plan), ("the hint's choice, exact", self.exact)
+
+
+class Examined(ABC):
+    """A subject whose every op the rules have judged under one policy.
+
+    Attributes:
+        planner: Makes plans that the rules permit.
+        facts: What calibration data showed of the model's values, by id; none if not observed.
+    """
+
+    planner: Planner
+    facts: Mapping[int, ValueFacts]
+
+    @abstractmethod
+    def analysis(self, *, of_time: bool = True) -> Analysis:
+        """Units, their times and the errors of rounding, measured or modelled.
+
+        Args:
+            of_time: Whether plans are chosen by time. If not, a format that gains none stays,
+                as it may make the model smaller.
+
+        Raises:
+            EngineError: If no plan in a low format can be run at all.
+        """
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether operands can be adjusted for a plan."""
+        return False
+
+    def rounded_error(self, plan: Plan) -> float:
+        """The relative output error of a plan with scaled values, by arithmetic in fp32."""
+        raise NotImplementedError("operands are adjusted where this is")
+
+    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
+        """``plan`` with these kinds of adjustments; itself if there is nothing to adjust."""
+        del kinds
+        return plan
+
+
+class SourceModel(ABC):
+    """The fp32 model that plans are made for, and that they are built of.
+
+    Attributes:
+        model: The model in its frontend's form.
+        name: The model's name in messages.
+        digest: Identifies its content, in plans and studies.
+    """
+
+    model: Any
+    name: str
+    digest: str
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes of the model where it is stored."""
+
+    @abstractmethod
+    def check_policy(self, policy: Policy) -> None:
+        """Raise UsageError if a policy does not fit the model, as by an unknown name."""
+
+    @abstractmethod
+    def build(self, plan: Plan) -> Built:
+        """The model of ``plan``.
+
+        Raises:
+            ModelError: If the plan was made for another model.
+        """
+
+    def reference_name(self, graph: Graph) -> str:
+        """The baseline's name: fp32, or "the model given" if that was low or quantized."""
+        del graph
+        return Format.FP32.label
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Notes for the user on the model under the planner's policy, whatever is found."""
+        del planner
+        return ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject(ABC):
+    """A model joined with the engine that runs it here, or the emulator of another device.
+
+    Attributes:
+        model: The model.
+        reference: The fp32 model, loaded.
+        truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
+        told: Notes for the user on how the model was read and run, whatever tuning finds.
+        study: Where sensitivities are kept, and found if they were measured before.
+        reused: Labels of the formats whose sensitivities were found there.
+        keeps_prices: Whether measured times of kernels are taken from the user's price book
+            and kept there, where kernels are timed at all.
+    """
+
+    model: SourceModel
+    reference: Session
+    truth: Session | None = None
+    told: Sequence[str] = ()
+    study: SensitivityStore | None = field(default=None, init=False)
+    reused: tuple[str, ...] = field(default=(), init=False)
+    keeps_prices: bool = False
+
+    @property
+    @abstractmethod
+    def runner(self) -> str:
+        """Identifies what runs plans, with every setting that changes numbers."""
+
+    @property
+    def target(self) -> str:
+        """The device that is emulated, with modelled times; empty if times are measured."""
+        return ""
+
+    @property
+    @abstractmethod
+    def formats(self) -> tuple[Format, ...]:
+        """Low formats that are tried if the user names none, in order of preference."""
+
+    @property
+    def max_steps(self) -> int:
+        """The most plans of the frontier that are built and timed."""
+        return MAX_STEPS
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a plan's model is compiled to be timed, and runs without that.
+
+        Compiling takes far longer than running: plans are then evaluated before it.
+        """
+        return False
+
+    @property
+    def verifiers(self) -> Sequence[Engine]:
+        """Engines that verify a model that was tuned here, as it is written."""
+        return ()
+
+    def tell(self, *notes: str) -> None:
+        """Add notes for the user, each once."""
+        self.told = (*dict.fromkeys((*self.told, *notes)),)
+
+    @abstractmethod
+    def check_formats(self, policy: Policy) -> None:
+        """Raise UsageError for a format that the engine or device does not compute in."""
+
+    @abstractmethod
+    def speed(self, fmt: Format) -> Speed:
+        """Whether a format is faster than fp32, by short probes or the device's data sheet."""
+
+    def first_nan(self, workload: Workload) -> str:
+        """The op that first gives NaN or Inf in fp32; empty if none is seen."""
+        del workload
+        return ""
+
+    @abstractmethod
+    def examine(
+        self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
+    ) -> Examined:
+        """Observe values on calibration data, and let the rules judge every op."""
+
+    @abstractmethod
+    def session(self, built: Built) -> Session:
+        """A session of a plan's model.
+
+        Raises:
+            EngineError: If the engine has no kernels for it.
+        """
+
+    @abstractmethod
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """Each model timed in turns with the fp32 model, the anchor of the race.
+
+        Models that cannot be loaded are left out. Modelled times are given without a spread.
+        """
+
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels in which a plan's model runs, or the fp32 model for None.
+
+        Empty where the engine does not tell.
+        """
+        del built, workload
+        return ()
+
+    def feeds(self, workload: Workload) -> Sequence[Feeds]:
+        """The inputs on which the output error of a plan is measured: those that are timed."""
+        return workload.timing()
+
+    def hints(self, planner: Planner) -> Sequence[Hinted]:
+        """The model under each precision hint of the engine, if it has any.
+
+        Each can be run and timed like the model of a plan. A hint under which the engine
+        lowers nothing, or cannot run the model, is left out.
+        """
+        del planner
+        return ()
+
+    def by_hint(self, plan: Plan) -> Plan | None:
+        """``plan`` stated by the engine's hint instead of by casts; None if it cannot be."""
+        del plan
+        return None
+
+    def original(self, planner: Planner) -> Built | None:
+        """The model that the fp32 one was made from, quantized by another tool and faster.
+
+        None if there is none to compare with, or it does not run.
+        """
+        del planner
+        return None
+
+    def check_streams(self) -> None:
+        """Raise UsageError if requests run one at a time."""
+        where = self.target or self.runner
+        raise UsageError(
+            f"{where} is run with one request at a time here: its throughput is not measured",
+            where="--objective throughput",
+            fix="use --objective latency, or a model that OpenVINO or ONNX Runtime runs",
+        )
+
+    def streamed(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """Each model timed in turns with the fp32 model, with many requests in flight.
+
+        The engine decides how many. A time is that of all requests divided by their number.
+        """
+        raise NotImplementedError("check_streams refuses it")
+
+    def stream_session(self, built: Built) -> Session:
+        """A session of a plan's model in the configuration that ``streamed`` times.
+
+        Raises:
+            EngineError: If the engine has no kernels for it.
+        """
+        raise NotImplementedError("check_streams refuses it")

@@ -1,0 +1,441 @@
+"""A module or an exported program, opened: each verb's work on it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from finecast.data.deviation import LIMIT
+from finecast.data.lengths import MOST_LENGTH, MOST_PRODUCTS
+from finecast.data.sources import DataOptions, FeedMaker, known_outputs
+from finecast.data.workload import Workload
+from finecast.devices.emulation import Emulation
+from finecast.engines.base import Engine, Feeds, Loadable, Session
+from finecast.engines.fallen_apart import FallenApart, Kernels
+from finecast.engines.torch import NAME
+from finecast.engines.torch.session import (
+    Arguments,
+    ProgramSignature,
+    arguments_of,
+    examples,
+    runnable,
+)
+from finecast.errors import EngineError, UsageError, WrongNumbersError
+from finecast.files import check_writable, digest
+from finecast.frontends import torch as frontend
+from finecast.frontends.prepared import PreparedModel
+from finecast.frontends.torch import (
+    RunnableModule,
+    TorchApplied,
+    TorchFile,
+    TorchPrepared,
+)
+from finecast.frontends.torch.aten import BODIES
+from finecast.frontends.torch.capture import exported
+from finecast.frontends.torch.converted import own_tensors
+from finecast.frontends.torch.input_check import check_examples
+from finecast.frontends.torch.native import TorchNative
+from finecast.graph import Dim, Graph
+from finecast.native.artefact import Destination, Verified
+from finecast.native.conversion import Converter
+from finecast.native.device import Program
+from finecast.native.engine_model import EngineModel
+from finecast.native.model import ReadOptions, RunOptions
+from finecast.native.source import EngineBuilt
+from finecast.native.subject import Built
+from finecast.native.torch.conversion import TorchConverter
+from finecast.native.torch.files import export, load, save
+from finecast.native.torch.program import TorchEmulatedSubject, TorchProgram
+from finecast.native.torch.subject import TorchSubject, TuneOptions
+from finecast.native.torch.workload import ModuleWorkload
+from finecast.native.verifying import verify
+from finecast.planning.adjustments import Adjustment
+from finecast.planning.plan import Plan
+from finecast.rules.guests import FINECAST
+from finecast.rules.policy import Policy, Scope
+
+
+def read(path: Path, *, trust: bool = False) -> TorchModel:
+    """Open the program in a ``.pt2`` file; no code in it is executed without ``trust``.
+
+    Raises:
+        UsageError: If there is no such file.
+        ModelError: If it is no exported program, or would execute code.
+    """
+    program = load(path, trust=trust)
+    file = TorchFile(
+        path=path,
+        name=str(path),
+        model=program,
+        program=program,
+        digest=digest(path),
+        size_bytes=path.stat().st_size,
+    )
+    return TorchModel(file=file)
+
+
+def take(model: Any, how: ReadOptions) -> TorchModel:
+    """Open a module or a program in memory, with the example inputs that ``how`` has.
+
+    Raises:
+        UsageError: If it is neither, or a module comes without inputs.
+        ModelError: If it cannot be captured.
+    """
+    arguments = arguments_of(model, how.example_inputs, how.example_kwargs)
+    found = of_module(model, arguments, dynamic_shapes=how.dynamic_shapes)
+    found.as_program = isinstance(model, ExportedProgram)
+    return found
+
+
+def of_module(
+    module: torch.nn.Module | ExportedProgram,
+    arguments: Arguments,
+    *,
+    dynamic_shapes: Any = None,
+    policy: Policy | None = None,
+) -> TorchModel:
+    """Open a module, or a program in memory, with example inputs.
+
+    Raises:
+        UsageError: If the inputs are not those of the program.
+        ModelError: If the module cannot be captured.
+    """
+    program = exported(module, *arguments, dynamic_shapes=dynamic_shapes)
+    original = runnable(module) if isinstance(module, ExportedProgram) else module
+    name = type(original).__name__
+    file = TorchFile(
+        path=Path(f"({name} in memory).pt2"),  # no file of a user's has that name
+        name=name,
+        model=original,
+        program=program,
+        digest="",
+        size_bytes=state_bytes(original),
+    )
+    captured = file.captured((policy or Policy()).label)
+    check_examples(captured.module, captured.program, *arguments)
+    file = replace(file, digest=captured.graph.digest)
+    return TorchModel(file=file, given=arguments)
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchBuilt(EngineBuilt):
+    """The module of a plan.
+
+    Attributes:
+        run: The prepared module that is timed, once it was made.
+        program: The module exported, once it was.
+    """
+
+    run: Callable[..., Any] | None = None
+    program: ExportedProgram | None = None
+
+    def release(self) -> None:
+        """Forget the session and the prepared module."""
+        EngineBuilt.release(self)
+        self.run = None
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
+class TorchModel(EngineModel[TorchFile, TorchPrepared]):
+    """A module or a program, opened.
+
+    Attributes:
+        given: Example arguments of a module in memory; None for those of the program.
+        rule_set: Which rules judge its ops.
+        calibration: Feeds by whose ranges scales are chosen; empty for the examples.
+        tuning: How plans are tried.
+        as_program: Whether a result is given back as an exported program, not as a module.
+    """
+
+    library: ClassVar[str] = "PyTorch"
+    engine: ClassVar[str] = NAME
+    builds: ClassVar[type[EngineBuilt]] = TorchBuilt
+    converts: ClassVar[type[Converter]] = TorchConverter
+    fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
+
+    given: Arguments | None = None
+    rule_set: str = FINECAST
+    calibration: Sequence[Feeds] = ()
+    tuning: TuneOptions = TuneOptions()
+    as_program: bool = False
+    signature: ProgramSignature = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The facts of the model are those of its file."""
+        EngineModel.__post_init__(self)
+        self.signature = ProgramSignature.of(self.file.program)
+
+    @property
+    def arguments(self) -> Arguments:
+        """The example arguments."""
+        return self.given if self.given is not None else examples(self.file.program)
+
+    @property
+    def examples(self) -> Feeds:
+        """The feeds of the example arguments."""
+        return self.signature.feeds(*self.arguments)
+
+    @property
+    def loadable(self) -> RunnableModule:
+        """The module with its program."""
+        model = self.file.model
+        module = runnable(model) if isinstance(model, ExportedProgram) else model
+        return RunnableModule(module=module, program=self.file.program)
+
+    @property
+    def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
+        """Declared shapes of the inputs."""
+        return {spec.name: spec.shape for spec in self.signature.inputs}
+
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchNative:
+        """A copy whose values can be rounded."""
+        assert not adjustments
+        return TorchNative.of(self.file.captured(policy))
+
+    def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
+        """None: PyTorch does not tell its kernels, so nothing is compiled to compare them."""
+        del plan, engine
+        return ()
+
+    def program(self, emulation: Emulation) -> Program:
+        """The program in the form that the emulator runs."""
+        return TorchProgram(source=self, emulation=emulation)
+
+    def load_written(
+        self, built: EngineBuilt, written: Loadable, engine: Engine
+    ) -> tuple[Session, Kernels]:
+        """The plan's model as it was written; a device's emulator takes the program."""
+        device = engine.emulates
+        if device is None:
+            return EngineModel.load_written(self, built, written, engine)
+        return self.program(device).plan_session(built.plan, device), ()
+
+    def measured(self, **parts: Any) -> TorchSubject:
+        """The program compiled, if there is a compiler, else as it is; of these parts."""
+        return TorchSubject(model=self, options=self.tuning, **parts)
+
+    def workload(self, options: DataOptions, session: Session) -> Workload:
+        """The data; of a module in memory the user's metric gets the module itself."""
+        evaluate: Any = options.evaluate
+        if evaluate is None or self.given is None:
+            return EngineModel.workload(self, options, session)
+        return ModuleWorkload(
+            function=evaluate,
+            known=options.baseline,
+            lower_is_better=options.lower_is_better,
+            examples=self.examples,
+            of=known_outputs(options.of, session),
+        )
+
+    def emulated(self, **parts: Any) -> TorchEmulatedSubject:
+        """The program on a device, of these parts."""
+        return TorchEmulatedSubject(model=self, **parts)
+
+    def observed(
+        self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
+    ) -> Sequence[Feeds]:
+        """The user's batches; without them the examples, for scales and for devices."""
+        needed = options.device is not None or any(f.runs_on_codes for f in policy.formats)
+        return batches or ((self.calibration or [self.examples]) if needed else ())
+
+    def _prepare(self, policy: Policy) -> TorchPrepared:
+        if policy.io or policy.io_low:
+            raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
+        return frontend.prepare(self.file, policy)
+
+    def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
+        del prepared
+        done = frontend.applied(self.file.captured(plan.policy), plan, self.name)
+        if done.edits or not plan.decisions:
+            return done
+        # Of a plan that lowers nothing the module stays as it was: a batch norm that is folded
+        # into a convolution, so that both are planned as one, rounds otherwise.
+        plain = self.file.captured(Scope.NONE.value)
+        model = frontend.apply(plain, ())
+        model.eval()
+        model.finecast_plan = plan
+        return replace(done, model=model, captured=plain)
+
+    def _size_of(self, model: torch.nn.Module) -> int:
+        return state_bytes(model)
+
+    def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
+        """Notes on ops that keep another type than fp32, and on bodies, which keep theirs."""
+        if policy.scope is Scope.NONE:
+            return []
+        bodies = Counter(n.native for n in graph.nodes if n.native.startswith(f"{BODIES}::"))
+        return EngineModel.kept_notes(self, graph, policy) + [
+            f"what is inside of {native} keeps its types ({count} in the model): state short"
+            " branches by torch.where, or convert modules that have none"
+            for native, count in bodies.items()
+        ]
+
+    def check(self, output: Destination) -> None:
+        """Raise UsageError unless the program, converted, may be written there."""
+        output.check_plain(".pt2 files")
+        if output.path is not None:
+            check_writable(output.path, force=output.force)
+
+    def store(
+        self,
+        built: EngineBuilt,
+        output: Destination,
+        engines: Sequence[Engine],
+        feeds: FeedMaker,
+    ) -> tuple[int, Verified]:
+        """Write the module, exported; a module in memory stays one."""
+        assert isinstance(built, TorchBuilt)
+        if output.path is None and not engines:
+            return built.size_bytes, verify(self, built, built.model, (), feeds)
+        built.program = export(built.model, self.file.program)
+        written = RunnableModule(module=runnable(built.program), program=self.file.program)
+        verified = self._verified(built, written, engines, feeds)
+        if output.path is None:
+            return built.size_bytes, verified
+        return save(built.program, output.path, plan=built.plan), verified
+
+    def given_back(self, built: Built | None) -> Any:
+        """The converted module, with tensors of its own, or the program exported of it."""
+        if built is None:
+            return self.file.program if self.as_program else self.model
+        assert isinstance(built, TorchBuilt)
+        if self.given is not None and not self.as_program:
+            own_tensors(built.model)
+            return built.model
+        return built.program or export(built.model, self.file.program)
+
+    def _verified(
+        self,
+        built: TorchBuilt,
+        written: RunnableModule,
+        engines: Sequence[Engine],
+        feeds: FeedMaker,
+    ) -> Verified:
+        """How ``written`` was verified: on the feeds, and at the largest free sizes.
+
+        The larger error counts.
+
+        Raises:
+            WrongNumbersError: If its formats do not explain its outputs.
+        """
+        found = verify(self, built, written, engines, feeds)
+        measured = engines and engines[0].emulates is None
+        if feeds.examples is None or feeds.batches or not measured:
+            return found
+        long = longest(self.file.program, self.arguments)
+        if long is None:
+            return found
+        arguments, sizes = long
+        at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        given = self.signature.feeds(*arguments)
+        larger = replace(feeds, examples=given, dims={}, batch=1)
+        try:
+            self.reference().run(given)
+        except EngineError as error:
+            return replace(found, note=f"the program does not run at {at}: {error.what}")
+        with _at_sizes(at):
+            there = verify(self, built, written, engines, larger)
+        before, after = found.relative_error or 0.0, there.relative_error or 0.0
+        if after >= LIMIT > before:
+            raise WrongNumbersError(
+                f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
+                fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
+            )
+        worst = max(found, there, key=lambda v: v.relative_error or 0.0)
+        return replace(worst, sizes=sizes, warnings=found.warnings)
+
+
+@contextmanager
+def _at_sizes(at: str) -> Generator[None]:
+    """Put the sizes before the message of a WrongNumbersError inside."""
+    try:
+        yield
+    except WrongNumbersError as error:
+        raise WrongNumbersError(
+            f"at {at} {error.what}", where=error.where, fix=error.fix
+        ) from error
+
+
+def state_bytes(module: torch.nn.Module) -> int:
+    """Bytes of parameters and buffers; of sparse ones those that they would have if dense."""
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def longest(
+    program: ExportedProgram, inputs: Arguments
+) -> tuple[Arguments, dict[str, int]] | None:
+    """``inputs`` as large as the program's bounds allow, and their sizes by INPUT.AXIS.
+
+    Law: larger inputs repeat the example; integers that count up by 1 along an axis, such as
+    positions, go on counting. None if no bound is above the example's size. Sizes are smaller
+    if a run at the bounds would take too long.
+    """
+    leaves, tree = tree_flatten(inputs)
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    specs = ProgramSignature.of(program).inputs
+    shapes = [fakes[spec.name].shape for spec in specs]
+    have: dict[Any, int] = {}
+    names: dict[Any, str] = {}
+    for number, spec, shape in zip(tensors, specs, shapes, strict=True):
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int) and dim.node.expr.is_Symbol:
+                have[dim.node.expr] = leaves[number].shape[axis]
+                names.setdefault(dim.node.expr, f"{spec.name}.{axis}")
+    sizes = _affordable(_bounds(program, have), have, program)
+    if sizes == have:
+        return None
+    for number, shape in zip(tensors, shapes, strict=True):
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int):
+                size = int(dim.node.expr.subs(sizes))
+                leaves[number] = _grown(leaves[number], axis, size)
+    return tree_unflatten(leaves, tree), {names[s]: size for s, size in sizes.items()}
+
+
+def _bounds(program: ExportedProgram, have: Mapping[Any, int]) -> dict[Any, int]:
+    """The upper bound of each free size; its size in the example if there is no bound."""
+    found = dict(have)
+    for name, size in have.items():
+        bounds = program.range_constraints.get(name)
+        if bounds is not None and bounds.upper.is_Integer:
+            found[name] = max(size, min(int(bounds.upper), MOST_LENGTH))
+    return found
+
+
+def _affordable(
+    sizes: dict[Any, int], have: Mapping[Any, int], program: ExportedProgram
+) -> dict[Any, int]:
+    """``sizes``, the largest halved until weights times all sizes are few enough."""
+    weights = sum(p.numel() for p in program.parameters()) or 1
+    while math.prod(sizes.values()) * weights > MOST_PRODUCTS:
+        larger = [name for name in sizes if sizes[name] > have[name]]
+        if not larger:
+            break
+        most = max(larger, key=lambda name: sizes[name])
+        sizes[most] = max(sizes[most] // 2, have[most])
+    return sizes
+
+
+def _grown(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """``tensor`` repeated, or counted on, along ``axis`` up to ``size``."""
+    old = tensor.shape[axis]
+    if size == old or not old:
+        return tensor
+    index = torch.arange(size, device=tensor.device)
+    repeated = tensor.index_select(axis, index % old)
+    whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
+    if not whole or old == 1 or bool((tensor.diff(dim=axis) != 1).any()):
+        return repeated
+    steps = (index - index % old).to(tensor.dtype)
+    return repeated + steps.reshape([-1] + [1] * (tensor.ndim - axis - 1))

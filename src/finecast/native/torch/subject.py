@@ -1,0 +1,255 @@
+"""A PyTorch module, run compiled or as it is: accuracy and times are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from finecast.data.workload import Workload
+from finecast.engines.base import Feeds, Session
+from finecast.engines.exact import Exact
+from finecast.engines.torch import TorchEngine, deployed
+from finecast.engines.torch.integers import Prepare, compiled_frozen
+from finecast.engines.torch.session import (
+    Arguments,
+    ModuleSession,
+    unwritten,
+)
+from finecast.errors import EngineError
+from finecast.frontends.torch import RunnableModule, TorchPrepared
+from finecast.frontends.torch.capture import evaluating
+from finecast.measure.racing import Effort, Race
+from finecast.native.engine_subject import EngineExamined, EngineSubject
+from finecast.native.observing import observe
+from finecast.native.planning import Judging
+from finecast.native.roundings import Times
+from finecast.native.subject import Built, UserRules
+from finecast.native.torch.integers import (
+    FREEZING,
+    check_device,
+    named,
+    uses_codes,
+)
+from finecast.native.torch.planning import (
+    compiled_times,
+    device_of,
+    judged,
+    measured_errors,
+)
+from finecast.numbers.formats import Format
+from finecast.planning.sensitivity import Sensitivity
+from finecast.progress import Progress, silent
+from finecast.rules.calibration import uncalibrated
+from finecast.rules.policy import Policy
+
+if TYPE_CHECKING:
+    from finecast.native.torch.model import TorchBuilt, TorchModel
+
+FROZEN_TIMES: Final = (
+    f"times are those of modules compiled with frozen weights ({FREEZING}): on integers"
+    " products run there alone"
+)
+
+_AS_IT_IS: Final = (
+    "no plan was worth compiling: the time of a call is that of the module as it is"
+)
+
+# Plans of the frontier that are built and timed: each costs a compilation.
+_STEPS: Final = 5
+
+
+def deployed_frozen() -> Prepare:
+    """``deployed`` with frozen weights.
+
+    A module that was compiled without that option before is compiled again.
+    """
+    if deployed() is not torch.compile:
+        return deployed()
+    return partial(torch.compile, options={"freezing": True})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """How plans of modules are tried.
+
+    Attributes:
+        prepare: ``prepare(module)`` is what is timed; by default the compiled module, if there
+            is a compiler.
+        probing: Probe every rounding alone, instead of one backward pass for all.
+        steps: Plans of the frontier that are built and timed, at least 2.
+        dynamic_shapes: As ``torch.export.export`` takes them.
+    """
+
+    prepare: Prepare | None = None
+    probing: bool = False
+    steps: int = _STEPS
+    dynamic_shapes: Any = None
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchSubject(EngineSubject):
+    """A PyTorch module to tune; ``options`` say how plans are tried."""
+
+    model: TorchModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
+    options: TuneOptions = TuneOptions()
+    _frozen: bool = field(default=False, init=False)
+    _run: Callable[..., Any] | None = field(default=None, init=False)
+    _progress: Progress = field(default=silent, init=False)
+
+    def __post_init__(self) -> None:
+        """An eager engine times modules as they are."""
+        eager = isinstance(self.engine, TorchEngine) and self.engine.eager
+        if eager and self.options.prepare is None:
+            self.options = replace(self.options, prepare=lambda module: module)
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """bf16."""
+        return (Format.BF16,)
+
+    @property
+    def max_steps(self) -> int:
+        """The number of steps in the options."""
+        return self.options.steps
+
+    @property
+    def compiles(self) -> bool:
+        """Whether ``torch.compile`` is what modules are timed under.
+
+        Not for modules with codes: whether their products run on integers is seen compiled.
+        """
+        given = self.options.prepare
+        return not self._frozen and (deployed() if given is None else given) is torch.compile
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        """The module in fp32."""
+        return cast("ModuleSession", self.reference).module
+
+    def check_formats(self, policy: Policy) -> None:
+        """Raise UsageError for a format that PyTorch's ops or compiled kernels lack."""
+        EngineSubject.check_formats(self, policy)
+        check_device(policy, device_of(self._module, ()))
+
+    def examine(
+        self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress
+    ) -> TorchExamined:
+        """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
+        self._progress = progress
+        self._frozen = uses_codes(policy)
+        prepared = self.model.prepare(policy)
+        assert isinstance(self.engine, TorchEngine)
+        facts = observe(prepared, workload.calibration) if self._frozen else {}
+        how = Judging(facts=facts, user_rules=user_rules, measured=True)
+        planner, told = judged(
+            self.model, prepared, policy, self.engine, how, workload.timing()[0], progress
+        )
+        if self._frozen:
+            self.tell(*uncalibrated(planner.graph, policy.formats, facts), FROZEN_TIMES, *told)
+        return TorchExamined(
+            subject=self,
+            prepared=prepared,
+            facts=facts,
+            planner=planner,
+            workload=workload,
+            progress=progress,
+        )
+
+    def session(self, built: Built) -> Session:
+        """A session of a plan's module, not compiled."""
+        if built.loaded is None:
+            program = self.model.file.program
+            built.loaded = self.engine.load(
+                RunnableModule(module=built.model, program=program)
+            )
+        return built.loaded
+
+    def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
+        """Time all modules, each prepared as it is deployed."""
+        signature = self.model.signature
+        args, kwargs = signature.unflattened(signature.leaves(workload.timing()[0]))
+
+        def call(run: Callable[..., Any]) -> object:
+            with torch.no_grad():
+                return run(*args, **kwargs)
+
+        original = self._module
+        modules = [original, *(one.model for one in built.values())]
+        calls: dict[str, Callable[[], object]] = {}
+        with evaluating(original), unwritten(modules):
+            for name, one in built.items():
+                try:
+                    calls[name] = partial(call, self._prepared(one, (args, kwargs)))
+                except EngineError as error:
+                    self.tell(f"a plan was dropped: {error.what}")
+            if not built and self._run is None and self.compiles:
+                self.tell(_AS_IT_IS)  # a compilation takes longer than all else up to here
+                return Race.of(partial(call, original), {}, effort)
+            anchor = self._prepared(None, (args, kwargs))
+            self._compile([partial(call, anchor), *calls.values()])
+            return Race.of(partial(call, anchor), calls, effort)
+
+    def _compile(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Call each module once: ``torch.compile`` compiles at the first call."""
+        for done, first in enumerate(calls):
+            self._progress("compile", done, len(calls))
+            first()
+        self._progress("timing", 0, 1)
+
+    def _prepared(self, built: Built | None, arguments: Arguments) -> Callable[..., Any]:
+        """The prepared module of a plan, or of fp32 for None; made once."""
+        if built is None:
+            # Compared with None, as the truth of a compiled module may be its length.
+            if self._run is None:
+                self._run = self._prepare(self._module, arguments)[0]
+            return self._run
+        one = cast("TorchBuilt", built)
+        if one.run is None:
+            run, failed = self._prepare(one.model, arguments)
+            if failed:
+                raise EngineError(
+                    f"{failed[0]!r} is planned in int8 and runs in floats",
+                    fix="keep it in fp32 by --exclude",
+                )
+            one.run = run
+        return one.run
+
+    def _prepare(
+        self, module: torch.nn.Module, arguments: Arguments
+    ) -> tuple[Callable[..., Any], Sequence[str]]:
+        """A module as it is deployed, and its products on codes that run on floats there."""
+        if not self._frozen:
+            return (self.options.prepare or deployed())(module), ()
+        prepare = self.options.prepare or deployed_frozen()
+        run, failed = compiled_frozen(module, *arguments, prepare)
+        return run, named(self.model.file.captured(Policy().label), failed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchExamined(EngineExamined):
+    """A module whose every op the rules have judged."""
+
+    subject: TorchSubject
+    prepared: TorchPrepared
+
+    def calls(self) -> Sequence[Feeds]:
+        """The first of the feeds that are timed."""
+        return self.workload.timing()[:1]
+
+    def times(self, exact: Exact, *, of_time: bool) -> Times:
+        """Times by single kernels."""
+        del exact, of_time
+        self.progress("profile", 0, 1)
+        return compiled_times(self.planner, self.prepared)
+
+    def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
+        """Errors by one backward pass, of codes by probing."""
+        self.progress("sensitivity", 0, 1)
+        probing = self.subject.options.probing
+        return measured_errors(
+            self.prepared, self.planner, times, exact, probing=probing, progress=self.progress
+        )

@@ -1,0 +1,218 @@
+"""A user's evaluation of a module in memory, which gets the module itself.
+
+The calls of the module in it are recorded, and given again without a run.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from finecast.data.evaluation import (
+    OtherCallError,
+    Recording,
+    Replacement,
+    check_baseline,
+    check_finite,
+    metric_value,
+)
+from finecast.data.workload import Workload
+from finecast.engines.base import Feeds, Session
+from finecast.errors import UserCodeError
+from finecast.usercode import guarded
+
+Evaluate = Callable[[torch.nn.Module], float]
+
+
+class _OfModule(Protocol):
+    module: torch.nn.Module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleWorkload(Workload):
+    """A user's evaluation of a module; the only data are the module's example inputs."""
+
+    function: Evaluate
+    known: float | None
+    examples: Feeds
+    lower_is_better: bool = False
+    of: tuple[str, ...] = ()
+
+    @property
+    def higher_is_better(self) -> bool:
+        """As the user states it."""
+        return not self.lower_is_better
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """The function's value for the session's module; for fp32 ``known``, if given.
+
+        Raises:
+            UserCodeError: If the function fails, or what it returns for fp32 says nothing.
+        """
+        if reference is None and self.known is not None:
+            return self.known
+        module = cast("_OfModule", session).module
+        if reference is not None:
+            return self._called(module)
+        calls = RecordedCalls(module)
+        try:
+            with calls.recorded():
+                value = self._called(module)
+        except UserCodeError:
+            # It may compile the module as one graph, and then needs it as it is.
+            value = self._called(module)
+            check_finite(value, self._name)
+            return value
+        check_baseline(
+            value,
+            self._name,
+            runs=calls.runs > 0,
+            again=lambda: self._within(module, calls.replayed()),
+            replaced=lambda how: (
+                self._within(module, calls.replaced(how)) if calls.is_whole else None
+            ),
+            call="the module",
+        )
+        return value
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.function, "__qualname__", "evaluate")
+
+    def _within(self, module: torch.nn.Module, calls: AbstractContextManager[None]) -> float:
+        with calls:
+            return self._called(module)
+
+    def _called(self, module: torch.nn.Module) -> float:
+        with (
+            torch.no_grad(),
+            guarded(
+                "the evaluation function failed",
+                where=self._name,
+                fix="it gets a module and returns a number: try it on the fp32 module",
+            ),
+        ):
+            found = self.function(module)
+        return metric_value(found, self._name)
+
+    def calibration(self) -> Iterable[Feeds]:
+        """The module's example inputs."""
+        return (self.examples,)
+
+
+Forward = Callable[..., Any]
+
+
+class RecordedCalls:
+    """The outputs that a module gave in an evaluation.
+
+    The module's own ``forward`` is put in another's place for as long as an evaluation takes,
+    so that ``module(x)``, hooks and ``module.forward(x)`` all work as they did.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.runs = 0
+        self._recording = Recording[Any]()
+        self._own: Forward = module.forward
+
+    @contextmanager
+    def recorded(self) -> Generator[None]:
+        """Record the outputs of calls inside."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            key = _key((args, kwargs))  # before the call, which may write to its inputs
+            found = self._own(*args, **kwargs)
+            self.runs += 1
+            tensors = [*_tensors(found)]
+            if tensors:
+                size_bytes = sum(t.numel() * t.element_size() for t in tensors)
+                self._recording.keep(key, _copied(found), size_bytes)
+            else:
+                self._recording.lose()
+            return found
+
+        with self._instead(forward):
+            yield
+
+    @contextmanager
+    def replayed(self) -> Generator[None]:
+        """Give the outputs again for calls inside; for other inputs the module runs."""
+        recording = self._recording.again()
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            known = recording.next(_key((args, kwargs)))
+            return self._own(*args, **kwargs) if known is None else _copied(known)
+
+        with self._instead(forward):
+            yield
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the outputs of all calls are known."""
+        return self.runs > 0 and self._recording.is_whole
+
+    @contextmanager
+    def replaced(self, replacement: Replacement) -> Generator[None]:
+        """Give replaced outputs for calls inside; other calls fail, and nothing is run."""
+        recording = self._recording.again()
+
+        def changed(leaf: Any) -> Any:
+            return _replaced(leaf, replacement) if isinstance(leaf, torch.Tensor) else leaf
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            known = recording.next(_key((args, kwargs)))
+            if known is None:
+                raise OtherCallError
+            return tree_map(changed, known)
+
+        with self._instead(forward):
+            yield
+
+    @contextmanager
+    def _instead(self, forward: Forward) -> Generator[None]:
+        """``forward`` in place of the module's own."""
+        attributes = self.module.__dict__
+        before = {k: attributes[k] for k in ("forward",) if k in attributes}
+        attributes["forward"] = torch.compiler.disable(functools.wraps(self._own)(forward))
+        try:
+            yield
+        finally:
+            del attributes["forward"]
+            attributes.update(before)
+
+
+def _tensors(tree: Any) -> Iterable[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _copied(tree: Any) -> Any:
+    return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, tree)
+
+
+def _replaced(tensor: torch.Tensor, replacement: Replacement) -> torch.Tensor:
+    """A tensor of replaced numbers; numpy has no arrays of bf16."""
+    plain = tensor.detach().cpu()
+    plain = plain.float() if plain.is_floating_point() else plain
+    changed = torch.from_numpy(replacement(plain.numpy()).copy())
+    return changed.to(device=tensor.device, dtype=tensor.dtype)
+
+
+def _key(inputs: Any) -> bytes:
+    """Tells inputs apart by what their tensors hold."""
+    found = hashlib.sha256()
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor):
+            plain = leaf.detach().cpu().contiguous()
+            found.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
+            found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(leaf).encode())
+    return found.digest()

@@ -1,0 +1,388 @@
+"""Verifying a converted model beside the fp32 one, in the first engine that runs both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from finecast.data.deviation import NOTICED, deviation
+from finecast.data.input_ranges import Range, input_ranges, without_masks
+from finecast.data.lengths import affordable, length_limits
+from finecast.data.response import change, nan_outputs, resampled
+from finecast.data.sizes import cached_lengths, guessed_dims, input_specs, size_guesses
+from finecast.data.sources import FeedMaker
+from finecast.engines import crashes, what_loads_it
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps, TensorSpec
+from finecast.engines.fallen_apart import broken_by
+from finecast.engines.ports import feeds_for
+from finecast.errors import EngineError, UsageError, WrongNumbersError
+from finecast.files import writing
+from finecast.graph import Graph
+from finecast.native.acceptance import Case, Outputs, Pair, accept
+from finecast.native.artefact import Verified, compare
+from finecast.native.baseline import SecondOpinion, differing
+from finecast.native.hint import check_marks
+from finecast.native.integers import check_on_integers
+from finecast.native.source import EngineBuilt, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What both models of a pair gave on ``feeds``."""
+
+    feeds: Feeds
+    got: Outputs
+    wanted: Outputs
+
+
+def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
+    """Load and run both models; None if no feeds could be made for them.
+
+    Raises:
+        WrongNumbersError: If the plan's formats do not explain its outputs.
+        EngineError: If the engine cannot run one of the models.
+    """
+    engine, plan, applied = pair.engine, pair.built.plan, pair.built.applied
+    emulated, name = engine.emulates is not None, engine.label
+    with as_given():
+        reference, before = pair.reference()
+        second = SecondOpinion(source=pair.source, engine=engine)
+        ran = reference_run(reference, feeds, applied.graph, second)
+    followed = _followed(reference, ran)
+    doubt = ""
+    if ran.feeds is not None:
+        doubt = differing(second, applied.graph, ran.feeds, ran.outputs)
+    del reference, second  # one large model at a time
+    session, after = pair.converted()
+    check_marks(plan, applied.graph, session)
+    seen = Verified(
+        engine=name,
+        note=ran.note,
+        sizes=ran.sizes,
+        kernels=(len(before), len(after)) if before and after else None,
+        apart=tuple(one.text for one in broken_by(plan, before, after)),
+    )
+    given, wanted = ran.feeds, ran.outputs
+    if given is None:
+        return seen, None
+    got = session.run(feeds_for(session, given))
+    del session
+    if not emulated:
+        check_on_integers(engine, plan, applied, given)
+    case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
+    warnings = (*filter(None, [doubt]), *accept(case, got, wanted))
+    alone = engine.on_one_thread()
+    if alone is not None:
+        _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
+    found = compare(name, got, wanted)
+    found = replace(
+        found,
+        sizes=seen.sizes,
+        kernels=seen.kernels,
+        apart=seen.apart,
+        random=not feeds.batches,
+        warnings=warnings,
+    )
+    return found, Compared(feeds=given, got=got, wanted=wanted)
+
+
+def _accept_on_one_thread(case: Case, got: Outputs) -> None:
+    """Check that outputs on one thread are right, too, where they differ from ``got``.
+
+    Engines have other kernels for fewer threads, and the user's machine may have fewer.
+
+    Raises:
+        WrongNumbersError: If the plan's formats do not explain them.
+        EngineError: If the engine cannot run the model so.
+    """
+    session, _ = case.pair.converted()
+    alone = session.run(feeds_for(session, case.feeds))
+    del session
+    if all(deviation(alone[name], array).relative < NOTICED for name, array in got.items()):
+        return
+    reference, _ = case.pair.reference()
+    wanted = reference.run(feeds_for(reference, case.feeds))
+    try:
+        accept(case, alone, {name: wanted[name] for name in got})
+    except WrongNumbersError as error:
+        raise WrongNumbersError(
+            f"on one thread {error.what}", where=error.where, fix=error.fix
+        ) from error
+
+
+def _followed(reference: Session, ran: ReferenceRun) -> Mapping[str, float]:
+    """By how much the fp32 model's outputs change with other inputs; empty if unknown."""
+    others = None if ran.feeds is None else resampled(ran.feeds)
+    if others is None:
+        return {}
+    try:
+        return change(ran.outputs, reference.run(others))
+    except EngineError:
+        return {}
+
+
+def verify(
+    source: Source,
+    built: EngineBuilt,
+    written: Loadable,
+    engines: Sequence[Engine],
+    feeds: FeedMaker,
+) -> Verified:
+    """Load and run the fp32 model and ``written``, in the first engine that can.
+
+    Args:
+        source: The fp32 model.
+        built: The model of a plan.
+        written: The same model as it was written.
+        engines: Engines to try; none to leave it unverified.
+        feeds: Makes the inputs of both.
+
+    Raises:
+        WrongNumbersError: If its formats do not explain its outputs.
+        EngineError: If no engine can run it.
+    """
+    if engines:
+        feeds.check(source.input_shapes)
+
+    def verify_in(engine: Engine) -> Verified:
+        pair = Pair(source=source, built=built, written=written, engine=engine)
+        return run_both(pair, feeds)[0]
+
+    return verified_by_first(engines, verify_in)
+
+
+_MOST_POSITIONS: Final = 1 << 20
+"""The most elements that such sizes may make of one channel: a run shall take seconds."""
+
+
+class GivenModelError(EngineError):
+    """An engine does not run the model as it was given, so that no conversion is at fault."""
+
+
+@contextmanager
+def as_given() -> Generator[None]:
+    """Turn an EngineError inside into a GivenModelError."""
+    try:
+        yield
+    except EngineError as error:
+        raise GivenModelError(error.what, where=error.where, fix=error.fix) from error
+
+
+def verified_by_first(
+    engines: Sequence[Engine], verify_in: Callable[[Engine], Verified]
+) -> Verified:
+    """The verification by the first of ``engines`` that runs both models.
+
+    Raises:
+        EngineError: If none does.
+    """
+    if not engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    failures: dict[str, EngineError] = {}
+    for engine in engines:
+        try:
+            found = verify_in(engine)
+        except EngineError as error:
+            failures[engine.name] = error
+        else:
+            notes = (found.note, *crashes(failures))
+            return replace(found, note="; ".join(filter(None, notes)))
+    raise _not_verified(failures)
+
+
+def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
+    """The error where every engine failed to verify a conversion; ``failures`` by name."""
+    given = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
+    every = given == set(failures)
+    told = dict.fromkeys(() if every else given, ", even as it was given")
+    where = "; ".join(f"{n}{told.get(n, '')}: {e.what}" for n, e in failures.items())
+    if every:
+        fix = what_loads_it(failures)
+        unverified = "write the conversion unverified with --no-verify"
+        return GivenModelError(
+            "no engine here can run the model as it was given, before any conversion",
+            where=where,
+            fix=f"{fix}; or {unverified}" if fix else unverified,
+        )
+    alone = next(iter(failures.values())).fix if len(failures) == 1 else ""
+    return EngineError(
+        "no engine here can run the converted model",
+        where=where,
+        fix=f"{alone or 'choose another format or engine'}, or write it unverified with"
+        " --no-verify",
+    )
+
+
+def publish(parts: Sequence[Path], place: Path, where: str) -> None:
+    """Move staged files to their place, in this order: data before the model that names it.
+
+    Raises:
+        UsageError: If one cannot be moved; earlier files are then put back.
+    """
+    done: list[tuple[Path, Path | None]] = []
+    with writing(where):
+        try:
+            for part in parts:
+                target, backup = place / part.name, part.with_name(f"{part.name}.before")
+                kept = target.replace(backup) if target.exists() else None
+                done.append((target, kept))
+                part.replace(target)
+        except OSError:
+            for target, kept in reversed(done):
+                target.unlink(missing_ok=True)
+                if kept is not None:
+                    kept.rename(target)
+            raise
+
+
+def _sizes(session: Session, feeds: Feeds) -> dict[str, int]:
+    """Sizes of the inputs' named free dimensions in ``feeds``."""
+    return {
+        dim: size
+        for spec in session.inputs
+        if spec.name in feeds
+        for dim, size in zip(spec.shape or (), feeds[spec.name].shape, strict=False)
+        if isinstance(dim, str) and dim
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRun:
+    """A run of the fp32 model, with which a converted one is compared.
+
+    Attributes:
+        feeds: The inputs; None if it was not run.
+        outputs: Its outputs by name.
+        sizes: Sizes of the inputs' named free dimensions.
+        note: Why it was not run; else empty.
+    """
+
+    feeds: Feeds | None = None
+    outputs: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    note: str = ""
+
+
+def reference_run(
+    reference: Session,
+    feeds: FeedMaker,
+    graph: Graph,
+    second: SecondOpinion,
+) -> ReferenceRun:
+    """Run the fp32 model on the first feeds that it takes.
+
+    Where sizes of random feeds are guessed, or bodies hide them, the feeds run in ``second``
+    before, which refuses sizes that do not fit: OpenVINO may read beyond an array instead.
+
+    Raises:
+        UsageError: If no feeds can be made with the sizes that the user gave.
+    """
+    remedy = _remedy(reference)
+    note = f"loaded, not run: {remedy} to compare outputs"
+    hidden = any(node.region for node in graph.nodes) or guessed_dims(input_specs(graph))
+    careful = second.session if hidden and not feeds.batches else None
+    for lengths, ranges in _extremes(graph, feeds):
+        try:
+            given = feeds.draw(reference, ranges, lengths)
+        except UsageError as error:
+            if feeds.dims:
+                raise
+            note = f"loaded, not run: {error.what}: {error.fix}"
+            continue
+        try:
+            if careful is not None:
+                careful.run(feeds_for(careful, given))
+            outputs = reference.run(given)
+            if nan_outputs(outputs, "") and (others := without_masks(ranges)) != ranges:
+                # It has no numbers where all is masked, and NaN would hide all else.
+                given = feeds.draw(reference, others, lengths)
+                outputs = reference.run(given)
+            given, outputs = _with_more_steps(reference, given, outputs)
+        except EngineError as error:
+            # The fp32 model refuses these feeds: they say nothing about the converted one.
+            note = f"loaded, not run: {error.what}: {remedy}"
+            continue
+        if feeds.batches or any(array.size for array in outputs.values()):
+            return ReferenceRun(feeds=given, outputs=outputs, sizes=_sizes(reference, given))
+        note = f"loaded, nothing was compared: outputs are empty on random inputs: {remedy}"
+    return ReferenceRun(note=note)
+
+
+# The first step of a sequence has an empty state, the second reads what the first one stored,
+# and the third what a step stored that read a state.
+_STEPS: Final = 3
+
+
+def _with_more_steps(
+    reference: Session, given: Feeds, outputs: Mapping[str, Array]
+) -> tuple[Feeds, Mapping[str, Array]]:
+    """Feeds of a sequence, if the model keeps a state and takes the same feeds again.
+
+    What an op does with a state does not show while the state is empty.
+    """
+    if not reference.keeps_state or isinstance(given, Steps):
+        return given, outputs
+    sequence = Steps([given] * _STEPS)
+    try:
+        return sequence, reference.run(sequence)
+    except EngineError:
+        return given, outputs
+
+
+def _remedy(reference: Session) -> str:
+    """What a user can do if random feeds do not run: give data, or the sizes of dimensions."""
+    free = [
+        dim or f"{spec.name}.{axis}"
+        for spec in reference.inputs
+        for axis, dim in enumerate(spec.shape or ())
+        if not isinstance(dim, int)
+    ]
+    sized = " ".join(
+        f"--dim {name}=SIZE" for name in guessed_dims(reference.inputs) or free[:1]
+    )
+    return "give --data" + (f", or sizes by {sized}" if sized else "")
+
+
+def _extremes(
+    graph: Graph, feeds: FeedMaker
+) -> Iterator[tuple[dict[str, int], Mapping[str, Range]]]:
+    """Lengths and ranges of random feeds, to be tried until the fp32 model runs.
+
+    First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
+    in RoBERTa; then small ones, which a model may need for a reason that the graph hides, and
+    larger ones (see ``data/sizes``).
+    """
+    if feeds.batches:  # data is taken as it is
+        yield {}, {}
+        return
+    ranges = input_ranges(graph)
+    limits = length_limits(graph)
+    for spare in (0, 2):
+        lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
+        if lengths:
+            most = affordable(lengths, graph)
+            together = [*cached_lengths(graph, feeds.dims, most)]
+            yield from ((sizes, ranges) for sizes in together or [most])
+    inputs = input_specs(graph)
+    for number, sizes in enumerate(size_guesses(graph, feeds.dims)):
+        if number == 0 or _positions(inputs, sizes) <= _MOST_POSITIONS:
+            yield sizes, ranges
+        if number == 0 and ranges:
+            yield sizes, {}
+
+
+def _positions(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    """The most elements of one channel of an input, where its sizes are free."""
+    found = [
+        math.prod(
+            sizes.get(f"{spec.name}.{axis}", sizes.get(dim or "", 1))
+            for axis, dim in enumerate(spec.shape or ())
+            if axis and not isinstance(dim, int)
+        )
+        for spec in inputs
+    ]
+    return max(found, default=1)

@@ -1,0 +1,273 @@
+"""A plan on another version of its model: retrained, changed or exported anew.
+
+Laws: each op of the version that is an op of the plan's model, by ``graph.matching``, has
+the format that it had there, if the op may have it here; an op that only moves numbers follows
+what it reads; any other op stays fp32. Scales of constants are made of the version's own
+numbers, scales of values are those of the plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from finecast.errors import ModelError
+from finecast.graph import Graph, Node
+from finecast.graph.matching import Matching, match
+from finecast.graph.structure import OpStructure, Structure, structure_of
+from finecast.naming import number_of
+from finecast.numbers.encodings import Encodings, Scaled
+from finecast.numbers.formats import Format
+from finecast.ops import by_name
+from finecast.planning.plan import Decision, Plan
+from finecast.rules.base import DECISION, Reason
+from finecast.rules.policy import BY_HINT, Policy
+from finecast.rules.scaled_operands import coded_result, scaled_operands
+
+_LEAST_PLACED: Final = 0.5
+"""The least share of a plan's ops that another version of its model has, and of the version's
+ops that the plan knows. Two exporters' files of one net are above it, different nets below
+(``benchmarks/RESULTS-diff.md``)."""
+_MOST_NAMED: Final = 3
+
+NEW: Final = "the plan that was applied does not name it"
+MOVES: Final = "it only moves numbers, and what it reads has this format"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What became of a plan's decisions on another version of its model.
+
+    Attributes:
+        plan: The plan of the version.
+        placed: The version's ops that have a decision of the plan: the op's name there by
+            its name here.
+        found: Ops of the plan that are placed, alone or as a group.
+        moving: The version's ops that follow what they read, as they only move numbers.
+        new: The version's ops that the plan does not know, and that stay fp32.
+        refused: The version's ops that cannot have the plan's format and stay fp32, with why.
+        gone: Ops of the plan that the version has not.
+    """
+
+    plan: Plan
+    placed: Mapping[str, str]
+    found: frozenset[str]
+    moving: tuple[str, ...]
+    new: tuple[str, ...]
+    refused: Mapping[str, str]
+    gone: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """The lesser share: of the plan's ops that are here, or of the ops here it knows."""
+        known = len(self.placed) + len(self.moving)
+        shares = (len(self.found), len(self.gone)), (known, len(self.new))
+        return min(one / (one + lacking) if one + lacking else 1.0 for one, lacking in shares)
+
+    @property
+    def text(self) -> str:
+        """How many ops were placed, and what the others are in."""
+        renamed = sum(name != old for name, old in self.placed.items())
+        total = number_of(len(self.found) + len(self.gone), "op")
+        parts = [f"{len(self.found)} of its {total} are here"]
+        parts += [f"{renamed} by other names"] if renamed else []
+        parts += [f"gone: {_some(self.gone)}"] if self.gone else []
+        parts += [f"new, in fp32: {_some(self.new)}"] if self.new else []
+        parts += [f"in fp32, {why}: {_some(names)}" for why, names in self._refused().items()]
+        return "; ".join(parts)
+
+    def _refused(self) -> dict[str, list[str]]:
+        by_why: dict[str, list[str]] = {}
+        for name, why in self.refused.items():
+            by_why.setdefault(why, []).append(name)
+        return by_why
+
+    def check(self, *, where: str, partial: bool) -> None:
+        """Check that the plan is for a version of the model, unless ``partial`` is allowed.
+
+        Raises:
+            ModelError: If the share is less than ``_LEAST_PLACED``.
+        """
+        if partial or self.share >= _LEAST_PLACED:
+            return
+        raise ModelError(
+            f"the plan was made for another model: {self.text}",
+            where=where,
+            fix="make a plan for this model; --partial (partial=True) applies it as far as ops"
+            " are found",
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    """The number of the names, and the first of them."""
+    more = ", ..." if len(names) > _MOST_NAMED else ""
+    return f"{len(names)} ({', '.join(list(names)[:_MOST_NAMED])}{more})"
+
+
+def structure_in(plan: Plan) -> Structure:
+    """The structure that a plan keeps of its model; of an older plan the names alone."""
+    if plan.structure:
+        return plan.structure
+    return tuple(OpStructure(name=d.node, op=d.op) for d in plan.decisions)
+
+
+def policy_of(plan: Plan) -> Policy:
+    """The policy that a model is prepared for so that ``plan`` can be placed on it."""
+    made = Policy.parse(plan.policy.replace(BY_HINT, ""))
+    return replace(made, keep_ops=plan.keep_ops, by_hint=plan.by_hint)
+
+
+def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]) -> Placement:
+    """Put the decisions of ``plan`` on ``graph``, another version of its model.
+
+    Args:
+        plan: A plan of any model.
+        graph: The version's graph.
+        opset: Gives the ONNX opset that formats, by node id, need; 0 for other models.
+    """
+    before = structure_in(plan)
+    found = match(before, structure_of(graph))
+    decided = {d.node: d for d in plan.decisions}
+    sources, kept = _sources(before, decided, found)
+    made: dict[int, Decision] = {}
+    placed: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    rest: list[Node] = []
+    for node in graph.float_nodes:
+        if node.format is not Format.FP32:
+            continue
+        old = sources.get(node.id)
+        if old is None:
+            rest.append(node)
+            continue
+        placed[node.name] = old.node
+        decision, why = _decision(graph, node, old)
+        made[node.id] = decision
+        if why:
+            refused[node.name] = why
+    moving, new = _follow(graph, rest, made)
+    decisions = tuple(made[n.id] for n in graph.float_nodes if n.id in made)
+    names = {old: name for name, old in placed.items()}
+    moved = replace(
+        plan,
+        model=graph.digest,
+        opset=opset({i: d.format for i, d in made.items()}),
+        decisions=decisions,
+        io={n: f for n, f in plan.io.items() if n in _ports(graph)},
+        adjustments=tuple(
+            there
+            for one in plan.adjustments
+            if (there := replace(one, node=names.get(one.node, ""))).edit(
+                graph, {n.name: n for n in graph.nodes}
+            )
+            is not None
+        ),
+        structure=structure_of(graph),
+    )
+    counted = {d.node for d in plan.counted}
+    return Placement(
+        plan=moved,
+        placed={n: o for n, o in placed.items() if o in counted},
+        found=frozenset(kept & counted),
+        moving=moving,
+        new=new,
+        refused=refused,
+        gone=tuple(d.node for d in plan.counted if d.node not in kept),
+    )
+
+
+def _ports(graph: Graph) -> set[str]:
+    return {v.name for v in (*graph.inputs, *graph.outputs) if v.format is not None}
+
+
+def _sources(
+    before: Structure, decided: Mapping[str, Decision], found: Matching
+) -> tuple[dict[int, Decision], set[str]]:
+    """The old decision of each op of the version that has one, by its number; and their names.
+
+    Ops that stand for old ones as a group have the decision of these, if it is one format for
+    all of them, which needs no scales.
+    """
+    sources = {
+        other: decided[before[n].name]
+        for n, other in found.pairs.items()
+        if before[n].name in decided
+    }
+    kept = {d.node for d in sources.values()}
+    for group in found.regroupings:
+        old = [decided[before[n].name] for n in group.before if before[n].name in decided]
+        formats = {d.format for d in old}
+        if len(formats) == 1 and not old[0].format.has_scales:
+            kept |= {d.node for d in old}
+            sources |= dict.fromkeys(group.after, old[0])
+    return sources, kept
+
+
+def _decision(graph: Graph, node: Node, old: Decision) -> tuple[Decision, str]:
+    """The old decision on ``node``; or fp32, and why."""
+    fmt = old.format
+    if fmt is not Format.FP32 and fmt.encodes_results and fmt not in node.admits:
+        why = f"its definition here does not allow {fmt.label}"
+        return _fp32(node, why), why
+    try:
+        encodings = _encodings(graph, node, old) if fmt.has_scales else Encodings()
+    except ValueError as error:
+        return _fp32(node, str(error)), str(error)
+    made = replace(old, node=node.name, op=node.op, encodings=encodings)
+    return made, ""
+
+
+def _fp32(node: Node, why: str) -> Decision:
+    return _stated(node, Format.FP32, why)
+
+
+def _stated(node: Node, fmt: Format, why: str) -> Decision:
+    reason = Reason(rule=DECISION, text=why, permits=(fmt.label,))
+    return Decision(node=node.name, op=node.op, format=fmt, reasons=(reason,))
+
+
+def _encodings(graph: Graph, node: Node, old: Decision) -> Encodings:
+    """The encodings of an op on codes: of values those of the plan, of constants new ones.
+
+    Raises:
+        ValueError: If the op reads other kinds of operands than the plan's.
+    """
+    values = [scaled for _, scaled in sorted(old.encodings.operands.items())]
+    constants: dict[int, Scaled] = {}
+    operands: dict[int, Scaled] = {}
+    for index, axes in scaled_operands(graph, node, old.format).items():
+        value = graph.read(node, index)
+        assert value is not None
+        if value.constant is not None:
+            constants[index] = Scaled.of_constant(old.format, value.constant.read(), axes)
+        elif values:
+            operands[index] = values.pop(0)
+        else:
+            raise ValueError(f"the plan has no {old.format.label} scale for its operand")
+    if values or len(constants) != len(old.encodings.constants):
+        raise ValueError("its operands are others than in the plan")
+    result = old.encodings.result
+    if not isinstance(result, Format) and coded_result(graph, node) is None:
+        raise ValueError("its result cannot be stored in codes")
+    return Encodings(operands=operands, constants=constants, result=result)
+
+
+def _follow(
+    graph: Graph, rest: Iterable[Node], made: dict[int, Decision]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Decide the ops that the plan does not know; names of those that follow, and the rest."""
+    moving: list[str] = []
+    new: list[str] = []
+    for node in rest:
+        makers = (v.producer for v in graph.following_inputs(node) if v.constant is None)
+        read = Counter(made[m].format if m in made else None for m in makers)
+        fmt = next(iter(read), None) if len(read) == 1 else None
+        follows = by_name(node.op).places and fmt is not None and fmt in node.admits
+        made[node.id] = _stated(node, fmt, MOVES) if follows and fmt else _fp32(node, NEW)
+        if fmt is None or not follows:
+            new += [node.name] if by_name(node.op).has_numbers else []
+        elif by_name(node.op).has_numbers:
+            moving.append(node.name)
+    return tuple(moving), tuple(new)

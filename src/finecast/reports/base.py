@@ -1,0 +1,112 @@
+"""What verbs give, in the forms in which people look at it: text, tables, JSON, a notebook.
+
+Law: all forms say the same. Text that comes from a model is escaped: on a terminal it moves no
+cursor, and in a notebook it is no markup.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.files import check_writable, write_text
+from finecast.terminal import finite, one_line, safe
+
+_VERSION: Final = 1
+"""Of the files that ``Report.save`` writes."""
+_MOST_ROWS: Final = 100
+"""Rows of a table in a notebook."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """A table of text.
+
+    Attributes:
+        left: Headings of the columns of words.
+        right: Headings of the columns of figures, which follow these.
+        rows: The cells.
+        title: A line above it; may be empty.
+        fold: Columns of words whose cells take several lines where the width does not suffice.
+        notes: Lines below it.
+    """
+
+    left: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[str] = ()
+    title: str = ""
+    fold: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def html(self) -> str:
+        """The table as HTML, folded away under its title."""
+        shown = self.rows[:_MOST_ROWS]
+        heads = "".join(
+            f"<th>{escape(one_line(head))}</th>" for head in (*self.left, *self.right)
+        )
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(safe(cell))}</td>" for cell in row) + "</tr>"
+            for row in shown
+        )
+        rest = len(self.rows) - len(shown)
+        notes = (*self.notes, *([f"and {rest} more rows"] if rest else ()))
+        below = "".join(f"<p>{escape(safe(note))}</p>" for note in notes)
+        title = escape(safe(self.title or self.left[0]))
+        return (
+            f"<details><summary>{title}</summary><table><tr>{heads}</tr>{body}</table>{below}"
+            "</details>"
+        )
+
+
+class Report(ABC):
+    """What a verb gives.
+
+    ``print`` shows its ``lines``, a terminal's verb and a notebook its ``tables``, too;
+    ``to_dict`` is what ``--json`` prints, and ``save`` writes that.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def lines(self) -> Sequence[str]:
+        """It in a few lines; the first one stands above the tables."""
+
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """It in full; none if the lines say all."""
+        return ()
+
+    @abstractmethod
+    def _content(self) -> dict[str, Any]:
+        """All of it as JSON has it, where numbers may be NaN or infinite."""
+
+    def __repr__(self) -> str:
+        """The lines, each escaped."""
+        return "\n  ".join(map(one_line, self.lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as ``--json`` prints it: strict JSON."""
+        found: dict[str, Any] = finite(self._content())
+        return found
+
+    def _repr_html_(self) -> str:
+        """The lines and the tables, for a notebook."""
+        text = escape("\n".join(map(safe, self.lines)))
+        return "".join((f"<pre>{text}</pre>", *(table.html() for table in self.tables)))
+
+    def save(self, output: str | Path, *, force: bool = False) -> None:
+        """Write ``to_dict`` to a file, as JSON.
+
+        Raises:
+            UsageError: If the file exists and ``force`` is not given, or cannot be written.
+        """
+        path = Path(output)
+        check_writable(path, force=force)
+        content = {"version": _VERSION, "report": type(self).__name__, **self.to_dict()}
+        write_text(path, json.dumps(content, indent=1) + "\n")

@@ -1,1 +1,0 @@
-"""Models of any library that an engine loads and runs: the parts that frontends share."""

@@ -1,1 +1,0 @@
-"""ONNX models as subjects of the pipeline."""

@@ -1,1 +1,0 @@
-"""OpenVINO models as subjects of the pipeline."""

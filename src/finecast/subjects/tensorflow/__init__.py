@@ -1,1 +1,0 @@
-"""Models of TensorFlow and Keras as subjects of the pipeline, run in TensorFlow."""

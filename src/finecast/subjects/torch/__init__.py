@@ -1,1 +1,0 @@
-"""PyTorch modules and exported programs as subjects of the pipeline."""

@@ -1,0 +1,340 @@
+"""The end of a search: its last race, and its outcome, which says what was found or why not.
+
+The first race, of all plans, tells times to some percent only, and the fastest of many plans
+is the fastest partly by chance. What one race says of two plans that differ by about 3% may
+differ in the next. So in the last race, between the plan found and those that may be better, a
+more accurate plan counts as equally fast until it is known to be more than 3% slower, and two
+runs of one search agree. Errors are measured, too: predicted ones may put two nearly equal
+plans in the wrong order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from finecast.data.scoring import by_output
+from finecast.data.workload import Workload
+from finecast.engines.probe import Speed
+from finecast.measure.racing import ANCHOR, Effort, Interval, Race
+from finecast.native.gains import Gain
+from finecast.native.subject import Built, SourceModel, Subject
+from finecast.planning.choices import SAME_TIME
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis, predicted_parts
+from finecast.tuning import measuring
+from finecast.tuning.findings import Findings
+from finecast.tuning.goal import MIN_SPEEDUP, takes
+from finecast.tuning.hint import Anchor, better_alone
+from finecast.tuning.measuring import Measurements, Measuring
+from finecast.tuning.result import Measured, Result, Verdict
+from finecast.tuning.search import Candidate, chain
+from finecast.tuning.trials import Trials
+
+_EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """Makes the outcome of a search.
+
+    Attributes:
+        subject: What was tuned.
+        workload: The data.
+        planner: Makes plans.
+        analysis: The costs and errors that plans were chosen by; None if there are none.
+        trials: What was evaluated.
+        measuring: Measures by the objective.
+        hints: Models that stand beside the result, by name: what the engine lowers by itself.
+        left_out: Formats that were not tried, and why.
+        findings: What the search considered.
+    """
+
+    subject: Subject
+    workload: Workload
+    planner: Planner
+    analysis: Analysis | None
+    trials: Trials
+    measuring: Measuring
+    hints: Mapping[str, Built]
+    left_out: tuple[str, ...]
+    findings: Findings
+
+    def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Measurements:
+        """The last race, of models of plans and those that stand beside the result."""
+        return self._measure({**built, **self.hints}, replace(measuring.FINAL, errors=errors))
+
+    def improved(
+        self,
+        found: Candidate,
+        built: Built,
+        measurements: Measurements,
+        gains: tuple[Gain, ...] = (),
+    ) -> Result:
+        """The plan found, or the fp32 model if the plan gained too little in the last race.
+
+        ``gains`` are those of the plan's adjustments.
+        """
+        name = found.plan.digest
+        gain, least = measurements.costs.speed(name), self.trials.budget.goal.min_speedup
+        if gain.median < least:
+            built.release()
+            what = f"the plan {found.name} is not {self._wanted} here"
+            return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
+        keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
+        exact = self.measuring.exact()
+        errors = exact.errors(self.measuring.session(built))
+        kernels = self.subject.kernels(built, self.workload)
+        outcome = self._outcome(
+            "; ".join((f"{found.name} {keeps}", *self.left_out)),
+            measurements,
+            baseline=self._fp32(measurements),
+            tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
+            plan=found.plan,
+            built=built,
+            predicted_error=math.sqrt(found.error),
+        )
+        built.release()
+        speed = measurements.times.speed(name)
+        return replace(
+            outcome,
+            kernels=tuple(kernels),
+            predicted_parts={} if gains else self._parts(found.plan),
+            output_errors=errors,
+            left_out=exact.left_out,
+            gains=gains,
+            speedup=speed.median,
+            speedup_spread=speed.high - speed.low,
+            gain=gain.median,
+            gain_spread=gain.high - gain.low,
+        )
+
+    def _parts(self, plan: Plan) -> Mapping[str, float]:
+        """Predicted output errors of codes of weights alone, and of activations alone."""
+        if self.analysis is None:
+            return {}
+        ids = {node.name: node.id for node in self.planner.graph.nodes}
+        formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
+        parts = predicted_parts(self.analysis, formats)
+        if parts is None:
+            return {}
+        return dict(zip(("weights", "activations"), map(math.sqrt, parts), strict=True))
+
+    def none_better(self, candidates: Sequence[Candidate], fp32: float) -> str:
+        """Why none of the ``candidates`` gains enough; ``fp32`` is the fp32 model's cost."""
+        objective, least = self.measuring.objective, self.trials.budget.goal.min_speedup
+        words, emulated = objective.words, self.subject.target
+        found = "what runs the model here takes none of them"
+        if candidates:
+            share = min(c.cost for c in candidates) / fp32
+            by = "" if any(c.timed for c in candidates) else ", by times of single kernels,"
+            found = f"the {words.best}{by} {takes(share, least)}"
+        where = "by the model" if emulated else "here"
+        speeds = ()
+        if objective.of_time and not emulated:
+            speeds = map(_beside_no_gain, map(self.subject.speed, self.planner.policy.formats))
+        why = f"no plan is {self._wanted} {where}: {found}"
+        return "; ".join((why, *speeds, *self.left_out))
+
+    @property
+    def _wanted(self) -> str:
+        """Text: what a plan has to be, compared with fp32."""
+        words, least = self.measuring.objective.words, self.trials.budget.goal.min_speedup
+        if least == MIN_SPEEDUP:
+            return words.better
+        return f"{least:g} times {words.as_good} as fp32"
+
+    def unchanged(self, why: str) -> Result:
+        """The outcome that the fp32 model stays, for the reason ``why``."""
+        measurements = self._measure(self.hints, measuring.BASELINE)
+        same, plan = self._fp32(measurements), self.planner.unchanged(why)
+        return self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
+
+    def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
+        return self.measuring.measure(built, effort, self.planner, self.analysis)
+
+    def _fp32(self, measurements: Measurements) -> Measured:
+        return self._measured(measurements, ANCHOR, self.trials.baseline, self.subject.model)
+
+    def _measured(
+        self, measurements: Measurements, name: str, metric: float, sized: Built | SourceModel
+    ) -> Measured:
+        return Measured(
+            metric=float(metric),
+            outputs=by_output(metric),
+            latency_s=measurements.times.latency_s(name),
+            size_bytes=sized.size_bytes,
+            cost=measurements.costs.latency_s(name),
+        )
+
+    def _better_alone(
+        self,
+        anchors: Sequence[Anchor],
+        measurements: Measurements,
+        result: Mapping[str, Built],
+        metric: float,
+    ) -> tuple[str, ...]:
+        """A warning for each anchor that is better than the result, which has ``metric``.
+
+        ``result`` is the tuned model by its name, or empty if that is the fp32 model.
+        """
+        if not self.measuring.objective.of_time:
+            return ()
+        name = next(iter(result), ANCHOR)
+
+        def again(names: Sequence[str]) -> Callable[[str], Interval]:
+            racing = {**result, **{other: self.hints[other] for other in names}}
+            second = self._measure(racing, measuring.DUEL).costs
+            known = {name, *names} <= {ANCHOR, *second.names}  # one may have left, far behind
+            return lambda other: second.between(other, name) if known else _EQUAL
+
+        return better_alone(
+            anchors,
+            lambda found: self.trials.no_worse(found, metric),
+            lambda other: measurements.costs.between(other, name),
+            again,
+        )
+
+    def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
+        """Metric and time of the models that stand beside the result, on all data."""
+        found: list[Anchor] = []
+        for name, built in self.hints.items():
+            if name not in measurements.times.names:
+                continue
+            session, truth = self.measuring.session(built), self.subject.truth
+            metric = self.workload.evaluate(session, truth or self.subject.reference)
+            self.trials.evaluations += 1
+            found.append(
+                Anchor(
+                    name=name,
+                    metric=metric,
+                    passed=self.trials.passing(metric),
+                    latency_s=measurements.times.latency_s(name),
+                    cost=measurements.costs.latency_s(name),
+                )
+            )
+        return tuple(found)
+
+    def _outcome(
+        self,
+        why: str,
+        measurements: Measurements,
+        *,
+        baseline: Measured,
+        tuned: Measured,
+        plan: Plan,
+        built: Built | None = None,
+        predicted_error: float = 0.0,
+    ) -> Result:
+        subject, anchors = self.subject, self._anchors(measurements)
+        result = {} if built is None else {plan.digest: built}
+        return Result(
+            verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
+            why=why,
+            baseline=baseline,
+            tuned=tuned,
+            objective=self.measuring.objective,
+            plan=plan,
+            counts=plan.counts_in(self.planner.graph),
+            casts=0 if built is None else built.casts,
+            trials=tuple(self.trials.tried.values()),
+            evaluations=self.trials.evaluations,
+            seconds=self.trials.budget.seconds,
+            probes=0 if self.analysis is None else self.analysis.probes,
+            reused_sensitivities=subject.reused,
+            predicted_error=predicted_error,
+            target=subject.target,
+            reference=subject.model.reference_name(self.planner.graph),
+            warnings=(
+                *subject.told,
+                *subject.model.notes(self.planner),
+                *measurements.times.notes,
+                *self._better_alone(anchors, measurements, result, tuned.metric),
+            ),
+            anchors=anchors,
+            findings=self.findings,
+            reused=len(self.trials.reused),
+            model=subject.model.model if built is None else built.model,
+            built=built,
+        )
+
+
+# The most races. Each takes seconds; if the plans of so many were not faster after all, the
+# others hardly are.
+_MOST: Final = 4
+# Measured errors within 5% are those of other data in another order.
+_FINER: Final = 0.9
+# A plan whose median is slower by this ratio does not count as equally fast, however busy
+# the machine and uncertain the median. Of two plans 1.5% apart the medians were up to 5.5%
+# apart beside four other processes.
+_SLOWER: Final = 1.1
+
+
+def last_race(
+    found: Candidate,
+    candidates: Sequence[Candidate],
+    *,
+    fp32: float,
+    trials: Trials,
+    evaluate: Callable[[Plan], float],
+    race: Callable[[Sequence[Candidate]], Measurements],
+    error: Callable[[Candidate], float],
+) -> tuple[Candidate, Measurements]:
+    """The best plan, and the measurements of the race that tells its speed.
+
+    Where no plan that raced gains what is asked for, the search goes on among the others.
+
+    Args:
+        found: The plan that the search found.
+        candidates: All plans whose models are loaded, with their costs in the first races.
+        fp32: The cost of the fp32 model in those races.
+        trials: What was evaluated.
+        evaluate: Gives the metric of a plan.
+        race: Races some of ``candidates`` beside fp32 until their speeds are known.
+        error: Measures the squared output error of a plan.
+    """
+    least = trials.budget.goal.min_speedup
+    left = list(candidates)
+    races = 0
+    while True:
+        races += 1
+        racing = [found, *trials.rivals([c for c in left if c is not found], found)]
+        measurements = race(racing)
+        costs, raced = measurements.costs, {c.plan.digest for c in racing}
+        known = [
+            replace(c, cost=fp32 * costs.slowdown(c.plan.digest).median, error=error(c))
+            for c in racing
+            if racing[1:] and c.plan.digest in costs.names
+        ]
+        same = partial(_same_time, costs)
+        chained = chain(known, fp32, least, same, _FINER)
+        best = trials.search(chained, evaluate, same) if racing[1:] else None
+        best = _as_predicted(best, racing) if best else found
+        left = [c for c in left if c.plan.digest not in raced]
+        if costs.speed(best.plan.digest).median >= least or races == _MOST:
+            return best, measurements
+        following = trials.search(chain(left, fp32, least), evaluate)
+        if following is None:
+            return best, measurements
+        found = following
+
+
+def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:
+    """``best`` with its predicted error instead of the measured one."""
+    digest = best.plan.digest
+    return replace(best, error=next(c.error for c in racing if c.plan.digest == digest))
+
+
+def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
+    """Whether ``other`` is not known to be more than ``SAME_TIME`` slower than ``fast``."""
+    slower = costs.between(other.plan.digest, fast.plan.digest)
+    return slower.low <= SAME_TIME and slower.median <= _SLOWER
+
+
+def _beside_no_gain(speed: Speed) -> str:
+    """What to say of a format where no plan gains: its probes may gain all the same."""
+    return f"large products alone would gain ({speed.text})" if speed.gains else speed.text

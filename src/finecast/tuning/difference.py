@@ -1,0 +1,366 @@
+"""What differs between two plans, two models, or a plan and a new version of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from finecast.graph import Graph
+from finecast.graph.matching import Matching, match
+from finecast.graph.structure import Structure, structure_of
+from finecast.naming import number_of
+from finecast.ops import by_name
+from finecast.planning.placing import Placement, structure_in
+from finecast.planning.plan import Decision, Plan
+from finecast.rules.base import DECISION
+from finecast.terminal import finite, one_line
+from finecast.tuning.explanation import decider_of, why_of
+
+_FACTOR: Final = 1.5
+"""A time or an error differs if it is so many times the other: times of single kernels are off
+by some ten percent, errors of single roundings by less."""
+_ERROR: Final = "error if {}"
+_TIME: Final = "{} us"
+
+
+class Change(Enum):
+    """How an op differs. LOST: a rule that decided before says nothing any more."""
+
+    GONE = "gone"
+    NEW = "new"
+    RESTATED = "restated"
+    TYPE = "type"
+    LOST = "lost its reason"
+    REASON = "reason"
+    WEIGHTS = "weights"
+    SHAPE = "shape"
+    ATTRIBUTES = "attributes"
+    TIME = "time"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpState:
+    """An op on one side.
+
+    Attributes:
+        node: Its name.
+        op: What it computes.
+        type: The label of its format.
+        decided_by: What decided that, in a word or two; empty for a model.
+        why: The same in a sentence.
+        rules: The rules that gave a verdict.
+        deciding: Those of them that decided.
+        us: Time of its kernel in that format, by the plan's evidence; None if not known.
+        error: Relative error of the worst output if it alone had that format; None likewise.
+    """
+
+    node: str
+    op: str
+    type: str
+    decided_by: str = ""
+    why: str = ""
+    rules: frozenset[str] = frozenset()
+    deciding: frozenset[str] = frozenset()
+    us: float | None = None
+    error: float | None = None
+
+    @classmethod
+    def of(cls, decision: Decision) -> OpState:
+        """By a plan's decision."""
+        label = decision.format.label
+        evidence: dict[str, float | str] = {}
+        for reason in decision.deciding:
+            evidence |= reason.evidence
+        return cls(
+            node=decision.node,
+            op=decision.op,
+            type=label,
+            decided_by=decider_of(decision),
+            why=why_of(decision),
+            rules=frozenset(r.rule for r in decision.reasons),
+            deciding=frozenset(r.rule for r in decision.deciding),
+            us=_figure(evidence.get(_TIME.format(label))),
+            error=_figure(evidence.get(_ERROR.format(label))),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state in JSON's types."""
+        return {
+            "node": self.node,
+            "op": self.op,
+            "format": self.type,
+            "decided_by": self.decided_by or None,
+            "why": self.why or None,
+            "us": self.us,
+            "relative_error": self.error,
+        }
+
+
+def _figure(value: float | str | None) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpDifference:
+    """An op on both sides; None where it is not there. Without ``changes`` all is equal."""
+
+    before: OpState | None
+    after: OpState | None
+    changes: tuple[Change, ...]
+
+    @property
+    def shown(self) -> OpState:
+        """The op as it is after, or was before where it is gone."""
+        found = self.after or self.before
+        assert found is not None
+        return found
+
+    @property
+    def types(self) -> str:
+        """The types before and after: ``bf16 -> fp32``."""
+        if self.before and self.after and self.before.type != self.after.type:
+            return f"{self.before.type} -> {self.after.type}"
+        return self.shown.type
+
+    @property
+    def text(self) -> str:
+        """The op by its name, and why it has its type where a plan says that."""
+        before, after = self.before, self.after
+        name = self.shown.node
+        if before and after and before.node != after.node:
+            name = f"{after.node} (was {before.node})"
+        return f"{name}: {self.shown.why}" if self.shown.why else name
+
+    def to_dict(self) -> dict[str, Any]:
+        """The difference in JSON's types."""
+        return {
+            "changes": [change.value for change in self.changes],
+            "before": self.before and self.before.to_dict(),
+            "after": self.after and self.after.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What is compared.
+
+    Attributes:
+        name: Its file.
+        structure: Its ops.
+        states: The ops that plans decide, by their number in ``structure``.
+    """
+
+    name: str
+    structure: Structure
+    states: Mapping[int, OpState]
+
+    @classmethod
+    def of_plan(cls, plan: Plan, name: str) -> Side:
+        """The model of a plan with the plan's types."""
+        structure = structure_in(plan)
+        decided = {d.node: d for d in plan.counted}
+        states = {
+            n: OpState.of(decided[op.name])
+            for n, op in enumerate(structure)
+            if op.name in decided
+        }
+        return cls(name=name, structure=structure, states=states)
+
+    @classmethod
+    def of_graph(cls, graph: Graph, name: str) -> Side:
+        """A model with the types that it has."""
+        states = {
+            node.id: OpState(node=node.name, op=node.op, type=node.format.label)
+            for node in graph.float_nodes
+            if node.format is not None and by_name(node.op).has_numbers
+        }
+        return cls(name=name, structure=structure_of(graph), states=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceGroup:
+    """Ops of one class that differ alike.
+
+    ``example`` is the one that takes the most time, or the first where no time is known.
+    """
+
+    changes: tuple[Change, ...]
+    types: str
+    op: str
+    ops: tuple[OpDifference, ...]
+    example: OpDifference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Difference:
+    """What differs between two sides, op by op.
+
+    Attributes:
+        before: The file of the first.
+        after: The file of the second.
+        ops: All ops of both that plans decide; those that are gone last.
+        renamed: How many ops have another name.
+        placement: What a plan does to a new version of its model, if that was asked.
+    """
+
+    before: str
+    after: str
+    ops: tuple[OpDifference, ...]
+    renamed: int
+    placement: Placement | None = None
+
+    @property
+    def changed(self) -> tuple[OpDifference, ...]:
+        """The ops that differ."""
+        return tuple(one for one in self.ops if one.changes)
+
+    @property
+    def matched_share(self) -> float:
+        """The lesser share of either side's ops that the other has, too; 1 without ops."""
+        gone, new = (self.count(change) for change in (Change.GONE, Change.NEW))
+        both = len(self.ops) - gone - new
+        return both / (both + max(gone, new)) if self.ops else 1.0
+
+    def count(self, change: Change) -> int:
+        """The number of ops that differ in this way."""
+        return sum(change in one.changes for one in self.ops)
+
+    @property
+    def groups(self) -> list[DifferenceGroup]:
+        """The ops that differ, by how they do and by class; large groups first."""
+        found: dict[tuple[tuple[Change, ...], str, str], list[OpDifference]] = {}
+        for one in self.changed:
+            found.setdefault((one.changes, one.types, one.shown.op), []).append(one)
+        return [
+            DifferenceGroup(
+                changes=changes,
+                types=types,
+                op=op,
+                ops=tuple(ops),
+                example=max(ops, key=lambda one: one.shown.us or 0.0),
+            )
+            for (changes, types, op), ops in sorted(found.items(), key=lambda f: -len(f[1]))
+        ]
+
+    @property
+    def lines(self) -> list[str]:
+        """A few lines that sum up."""
+        counts = {c: self.count(c) for c in Change}
+        same = len(self.ops) - len(self.changed)
+        both = len(self.ops) - counts[Change.GONE] - counts[Change.NEW]
+        renamed = f", {self.renamed} of them by other names" if self.renamed else ""
+        told = [f"{number} {c.value}" for c, number in counts.items() if number]
+        lines = [
+            f"{number_of(both, 'op')} in both{renamed}; {same} without a change",
+            f"changes: {', '.join(told)}" if told else "nothing differs",
+        ]
+        if self.placement is not None:
+            lines.append(f"apply would give {self.placement.text}")
+        return lines
+
+    def __repr__(self) -> str:
+        """The counts, and the groups of ops that differ."""
+        lines = [f"{self.before} -> {self.after}", *self.lines]
+        lines += [
+            f"{number_of(len(g.ops), g.op)} {', '.join(c.value for c in g.changes)}:"
+            f" {g.types}, as {g.example.text}"
+            for g in self.groups
+        ]
+        return "\n  ".join(map(one_line, lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as ``--json`` prints it: strict JSON."""
+        placement = self.placement
+        found: dict[str, Any] = finite(
+            {
+                "before": self.before,
+                "after": self.after,
+                "matched_share": self.matched_share,
+                "renamed": self.renamed,
+                "counts": {c.value: self.count(c) for c in Change},
+                "ops": [one.to_dict() for one in self.changed],
+                "apply": None
+                if placement is None
+                else {
+                    "share": placement.share,
+                    "gone": list(placement.gone),
+                    "new": list(placement.new),
+                    "refused": dict(placement.refused),
+                },
+            }
+        )
+        return found
+
+
+def difference(before: Side, after: Side) -> Difference:
+    """What differs between two sides, whose ops are matched by name and by structure."""
+    found = match(before.structure, after.structure)
+    ops = [_pair(before, after, n, found) for n in sorted(before.states) if n in found.pairs]
+    ops += _restated(before, after, found)
+    seen = (
+        {one.before.node for one in ops if one.before},
+        {one.after.node for one in ops if one.after},
+    )
+    new = [s for s in after.states.values() if s.node not in seen[1]]
+    gone = [s for s in before.states.values() if s.node not in seen[0]]
+    ops += [OpDifference(before=None, after=s, changes=(Change.NEW,)) for s in new]
+    ops += [OpDifference(before=s, after=None, changes=(Change.GONE,)) for s in gone]
+    return Difference(
+        before=before.name,
+        after=after.name,
+        ops=tuple(ops),
+        renamed=sum(
+            one.before is not None
+            and one.after is not None
+            and one.before.node != one.after.node
+            for one in ops
+        ),
+    )
+
+
+def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifference:
+    """An op of both sides; in another type it may be decided on one side alone."""
+    other = found.pairs[number]
+    mine, theirs = before.states[number], after.states.get(other)
+    if theirs is None:
+        op = after.structure[other]
+        theirs = OpState(node=op.name, op=op.op, type="no float type")
+    changes: list[Change] = [Change.TYPE] if mine.type != theirs.type else []
+    if mine.decided_by and theirs.decided_by and mine.decided_by != theirs.decided_by:
+        lost = mine.deciding - theirs.rules - {DECISION}
+        changes.append(Change.LOST if lost else Change.REASON)
+    a, b = before.structure[number], after.structure[other]
+    for change, one, two in (
+        (Change.WEIGHTS, a.weights, b.weights),
+        (Change.SHAPE, a.shape, b.shape),
+        (Change.ATTRIBUTES, a.attributes, b.attributes),
+    ):
+        changes += [change] if one and two and one != two else []
+    if mine.type == theirs.type:
+        changes += [Change.TIME] if _differ(mine.us, theirs.us) else []
+        changes += [Change.ERROR] if _differ(mine.error, theirs.error) else []
+    return OpDifference(before=mine, after=theirs, changes=tuple(changes))
+
+
+def _differ(one: float | None, two: float | None) -> bool:
+    if one is None or two is None or not (one > 0 and two > 0):
+        return False
+    return max(one / two, two / one) > _FACTOR
+
+
+def _restated(before: Side, after: Side, found: Matching) -> list[OpDifference]:
+    """Ops that are written as others; the shorter group's last op stands beside several."""
+    made: list[OpDifference] = []
+    for group in found.regroupings:
+        mine = [before.states[n] for n in group.before if n in before.states]
+        theirs = [after.states[n] for n in group.after if n in after.states]
+        if not (mine and theirs):
+            continue
+        for place in range(max(len(mine), len(theirs))):
+            one, two = (side[min(place, len(side) - 1)] for side in (mine, theirs))
+            changed = (Change.RESTATED, *([Change.TYPE] if one.type != two.type else []))
+            made.append(OpDifference(before=one, after=two, changes=changed))
+    return made

@@ -1,0 +1,325 @@
+"""One model on one emulated device: metric, output error, and where the error comes from."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.data.scoring import by_output
+from finecast.data.workload import Workload
+from finecast.devices.emulation import Emulation, Setting, setting_of
+from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
+from finecast.engines.exact import CachedSession, Exact
+from finecast.graph import Graph, Node, Value
+from finecast.native.device import DeviceModel
+from finecast.native.model import OpenedModel
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import overflow_limit
+from finecast.ops import OpKind, by_name
+from finecast.ops.flops import Shape, flops
+from finecast.planning.sensitivity import measure
+from finecast.progress import Progress, silent
+from finecast.reports.base import Report, TextTable
+from finecast.reports.outputs import output_lines
+from finecast.rules.calibration import calibrated_nodes
+from finecast.rules.facts import ValueFacts
+
+_SHOWN_OPS: Final = 3
+"""Ops that a printed report names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EmulationReport(Report):
+    """What the emulation of one device showed.
+
+    Attributes:
+        baseline: The fp32 model's metric.
+        metric: That of the emulated model.
+        errors: Relative errors of the outputs on calibration data, the worst first.
+        left_out: The outputs without one.
+        cast_ops: The number of ops that read low operands.
+        contributions: Cast ops by their error, the worst first.
+        seconds: How long it took.
+        target: The device's name.
+        options: The compiler's options, spelled out.
+        metric_name: The name of the metric.
+        warnings: Why the metric says little on the data.
+    """
+
+    baseline: float
+    metric: float
+    errors: Mapping[str, float]
+    left_out: tuple[str, ...]
+    cast_ops: int
+    contributions: tuple[Contribution, ...]
+    seconds: float
+    target: str = ""
+    options: str = ""
+    metric_name: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """Both metrics, the error, and the ops that cause most of it."""
+        return [
+            f"{self.target} {self.options}".strip(),
+            *self.summary,
+            *(f"{c.node.name}: {c.share:.1%}" for c in self.contributions[:_SHOWN_OPS]),
+            *(f"warning: {text}" for text in self.warnings),
+        ]
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Both metrics, the error, and how many ops are cast."""
+        metrics = f"{self.metric_name}: fp32 {self.baseline:.6g}, emulated {self.metric:.6g}"
+        if not self.cast_ops and not self.error:
+            return (metrics, "nothing is lowered: the numbers are those of fp32")
+        return (metrics, f"relative output error {self.error:.3g}; {self.cast_ops} ops cast")
+
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The ops that cause the error."""
+        return [self.by_op(len(self.contributions))]
+
+    def by_op(self, most: int) -> TextTable:
+        """The ``most`` ops that cause the largest errors, and both metrics below them."""
+        note = "; ".join((*self.summary, f"{self.seconds:.1f} s"))
+        scores = by_output(self.metric)
+        return TextTable(
+            left=("op", "node", "why"),
+            right=("output error", "share"),
+            rows=[
+                (
+                    c.node.op,
+                    c.node.name,
+                    "; ".join(c.reasons),
+                    f"{c.error:.2e}",
+                    f"{c.share:.1%}",
+                )
+                for c in self.contributions[:most]
+            ],
+            fold=("why",),
+            notes=(note, *output_lines(self.errors, self.left_out, scores)),
+        )
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "options": self.options,
+            "metric": self.metric_name,
+            "fp32": self.baseline,
+            "emulated": self.metric,
+            "output_error": self.error,
+            "output_errors": self.errors,
+            "left_out": list(self.left_out),
+            "outputs": by_output(self.metric),
+            "cast_ops": self.cast_ops,
+            "seconds": self.seconds,
+            "ops": [
+                {
+                    "node": c.node.name,
+                    "op": c.node.op,
+                    "error": c.error,
+                    "share": c.share,
+                    "reasons": list(c.reasons),
+                }
+                for c in self.contributions
+            ],
+        }
+
+    @property
+    def error(self) -> float:
+        """Relative error of the worst output."""
+        return max(self.errors.values(), default=0.0)
+
+
+def emulate(
+    model: OpenedModel,
+    loaded: Session,
+    emulation: Emulation,
+    workload: Workload,
+    *,
+    progress: Progress = silent,
+) -> EmulationReport:
+    """Evaluate a model as the device would run it.
+
+    Args:
+        model: The model.
+        loaded: The fp32 model, loaded.
+        emulation: The device and its options.
+        workload: The data.
+        progress: Told of long work.
+
+    Raises:
+        ModelError: If it cannot be emulated.
+        EngineError: If it cannot be run.
+    """
+    start = time.perf_counter()
+    reference = CachedSession(loaded)
+    progress("fp32", 0, 1)
+    baseline = workload.evaluate(reference, None)
+    program = model.program(emulation)
+    device = DeviceModel(program=program, workload=workload, reference=reference)
+    if emulation.format.has_scales:
+        coded = calibrated_nodes(device.graph, emulation.format, device.facts)
+        emulation = replace(emulation, encodings=coded)
+    setting = setting_of(device.graph, emulation)
+    metric, errors, found = (
+        baseline,
+        dict.fromkeys(device.exact.told, 0.0),
+        list[Contribution](),
+    )
+    if not device.computes_fp32(emulation, setting):
+        progress("emulated", 0, 1)
+        metric = workload.evaluate(device.session(emulation, setting), reference)
+        switched = program.session(emulation, setting, switched=True)
+        errors = device.exact.errors(switched)
+        found = contributions(
+            device.graph,
+            switched,
+            emulation,
+            setting,
+            device.exact,
+            device.facts,
+            progress=progress,
+        )
+    return EmulationReport(
+        baseline=baseline,
+        metric=metric,
+        errors=errors,
+        left_out=device.exact.left_out,
+        cast_ops=len(setting.reads),
+        contributions=tuple(found),
+        seconds=time.perf_counter() - start,
+    )
+
+
+# Shares of a value's numbers below this are not reported.
+_NOTED_SHARE: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """The relative output error of one op, its share of all squared errors, the reasons."""
+
+    node: Node
+    error: float
+    share: float
+    reasons: tuple[str, ...]
+
+
+def contributions(
+    graph: Graph,
+    session: EmulatedSession,
+    emulation: Emulation,
+    setting: Setting,
+    exact: Exact,
+    facts: Mapping[int, ValueFacts],
+    *,
+    progress: Progress = silent,
+) -> list[Contribution]:
+    """Every cast op that adds to the output error, the worst first.
+
+    Law: each op is rounded alone, in one session whose roundings are switched; to first order
+    the squared errors of single ops add up to that of all (``planning/sensitivity.py``).
+    """
+    nodes = sorted(setting.reads | setting.writes)
+    if not nodes:
+        return []
+
+    def probe(bits: NDArray[np.bool_]) -> list[Array]:
+        chosen = frozenset(n for n, on in zip(nodes, bits, strict=True) if on)
+        session.apply(setting.only(chosen))
+        return outputs_on(session, exact.calls)
+
+    found = measure(
+        len(nodes),
+        probe,
+        counted=exact.counted,
+        on_probe=lambda done, total: progress("ops", done, total),
+    ).shares
+    session.apply(setting)
+    total = float(found.sum()) or 1.0
+    order = np.argsort(found)[::-1]
+    return [
+        Contribution(
+            node=graph.nodes[nodes[k]],
+            error=math.sqrt(float(found[k])),
+            share=float(found[k]) / total,
+            reasons=reasons(graph, graph.nodes[nodes[k]], emulation.format, facts),
+        )
+        for k in order
+        if found[k] > 0
+    ]
+
+
+def reasons(
+    graph: Graph, node: Node, fmt: Format, facts: Mapping[int, ValueFacts]
+) -> tuple[str, ...]:
+    """What the facts say against ``fmt`` at ``node``; if nothing, its few digits."""
+    found: list[str] = []
+    values = [*graph.following_inputs(node), *graph.following_outputs(node)]
+    for value in {v.id: v for v in values}.values():
+        seen = facts.get(value.id)
+        found += _constant_range(value, fmt) if seen is None else _observed(value, seen, fmt)
+    if by_name(node.op).accumulates and (depth := _depth(graph, node, facts)) > 1:
+        found.append(f"sums {depth} terms")
+    if not found:
+        size = f"{fmt.unit_roundoff:.2g}"
+        of = f"half a step is {size} of the range" if fmt.has_scales else f"rounds to {size}"
+        found.append(f"digits: {fmt.label} {of}")
+    return tuple(found)
+
+
+def _observed(value: Value, seen: ValueFacts, fmt: Format) -> list[str]:
+    if seen.largest >= overflow_limit(fmt):
+        return [
+            f"overflow: {value.name} reaches {seen.largest:.3g}, {fmt.label} {fmt.max:.3g}"
+        ]
+    flushed, small = seen.flushed_share(fmt), seen.subnormal_share(fmt)
+    if flushed > _NOTED_SHARE:
+        return [f"underflow: {flushed:.1%} of {value.name} becomes 0"]
+    if small > _NOTED_SHARE:
+        return [f"underflow: {small:.1%} of {value.name} is subnormal"]
+    return []
+
+
+def _constant_range(value: Value, fmt: Format) -> list[str]:
+    stats = value.constant
+    if stats is None or stats.largest < overflow_limit(fmt):
+        return []
+    return [f"overflow: constant {value.name} reaches {stats.largest:.3g}"]
+
+
+def _depth(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> int:
+    """Terms of each sum: of a product by its FLOPs, else elements in over elements out.
+
+    0 if a shape is unknown, or the op computes several products: attention, recurrent cells.
+    """
+    shapes = {i: f.shape for i, f in facts.items()}
+    source, result = (
+        _elements(graph, ports[0], shapes) for ports in (node.inputs, node.outputs)
+    )
+    if not result:
+        return 0
+    info = by_name(node.op)
+    if info.kind in (OpKind.MATMUL, OpKind.CONV):
+        operations_per_term = len(node.inputs) if node.op == "einsum" else 2
+        return round((flops(graph, node, shapes) or 0) / (operations_per_term * result))
+    return 0 if info.matmul_engine else source // result
+
+
+def _elements(graph: Graph, index: int | None, shapes: Mapping[int, Shape]) -> int:
+    """Elements of a value by its observed shape, else its declared one; 0 if unknown."""
+    if index is None:
+        return 0
+    shape = shapes.get(index, graph.values[index].shape)
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return 0
+    return math.prod(d for d in shape if isinstance(d, int))

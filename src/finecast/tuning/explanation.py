@@ -1,0 +1,252 @@
+"""Why ops have their formats: what decided, and every rule's verdict with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from finecast.graph import Graph, Node
+from finecast.naming import number_of
+from finecast.ops import by_name
+from finecast.planning.plan import Decision, Plan
+from finecast.reports.base import Report, TextTable
+from finecast.rules import RULES
+from finecast.rules.base import DECIDED_BY, DECISION, Reason
+
+_FP32_TIME: Final = "fp32 us"
+_TIMES: Final = (
+    "times are those of an op's kernel and of casts as the plan was made: they add up to no"
+    " latency of the model, which tune measures"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes that have one format for reasons of one kind.
+
+    Attributes:
+        format: The format's label.
+        decided_by: What decided: the name of a rule, or of what the formats were chosen by.
+        nodes: The nodes' names.
+        example: The node that takes the most time, or the first one where no time is known.
+        why: What decided the example's format.
+    """
+
+    format: str
+    decided_by: str
+    nodes: Sequence[str]
+    example: str
+    why: str
+
+
+def groups(plan: Plan) -> list[Group]:
+    """The decisions of a plan, grouped by format and by what decided; large groups first."""
+    found: dict[tuple[str, str], list[Decision]] = {}
+    for decision in plan.counted:
+        key = decision.format.label, decider_of(decision)
+        found.setdefault(key, []).append(decision)
+    made: list[Group] = []
+    for (fmt, decided_by), decisions in sorted(found.items(), key=lambda f: -len(f[1])):
+        example = max(decisions, key=_time_us)
+        made.append(
+            Group(
+                format=fmt,
+                decided_by=decided_by,
+                nodes=[d.node for d in decisions],
+                example=example.node,
+                why=why_of(example),
+            )
+        )
+    return made
+
+
+def decider_of(decision: Decision) -> str:
+    """What decided, in a word or two: ``casts``, ``rule kernel``, ``rules kernel, names``."""
+    rules = dict.fromkeys(r.rule for r in decision.deciding if r.rule != DECISION)
+    chosen = dict.fromkeys(
+        str(r.evidence.get(DECIDED_BY, "plan"))
+        for r in decision.deciding
+        if r.rule == DECISION
+    )
+    named = [f"{'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)}"] if rules else []
+    return ", ".join((*named, *chosen)) or "not stated"
+
+
+def why_of(decision: Decision) -> str:
+    """What decided the format of an op, in a sentence."""
+    return "; ".join(r.text for r in decision.deciding) or "the plan states no reason"
+
+
+def _time_us(decision: Decision) -> float:
+    """The fp32 time of the node's kernel, by the evidence; 0 where there is none."""
+    times = (reason.evidence.get(_FP32_TIME, 0.0) for reason in decision.deciding)
+    return max((t for t in times if isinstance(t, float)), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Report):
+    """Why the ops of a plan have their formats; of one op if there is a ``node``.
+
+    Attributes:
+        graph: The graph whose nodes the plan names.
+        plan: The plan, or what the rules alone permit.
+        node: The node that is explained; None for a summary of all.
+        apart: Texts on kernels of the fp32 model with the node that run in several now.
+        warnings: Notes for the user.
+    """
+
+    graph: Graph
+    plan: Plan
+    node: Node | None = None
+    apart: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+    @property
+    def decision(self) -> Decision | None:
+        """The node's decision; None if it carries no fp32 that could change."""
+        if self.node is None or not by_name(self.node.op).has_numbers:
+            return None
+        return self.plan.decision(self.node.name)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The decisions of the plan by format and by what decided; large groups first."""
+        return groups(self.plan)
+
+    @property
+    def why(self) -> str:
+        """What decided the node's format."""
+        decision = self.decision
+        return "the node keeps its type" if decision is None else why_of(decision)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether reasons have times of kernels."""
+        decisions = [self.decision] if self.node is not None else self.plan.counted
+        return any(_time_us(d) for d in decisions if d is not None)
+
+    @property
+    def silent(self) -> list[str]:
+        """The rules without a verdict on the node, which permit it any format."""
+        decision = self.decision
+        said = {reason.rule for reason in decision.reasons} if decision else set[str]()
+        return [rule.name for rule in RULES if rule.name not in said] if decision else []
+
+    @property
+    def lines(self) -> list[str]:
+        """What decided the node's format, or the formats of all nodes."""
+        warnings = [f"warning: {text}" for text in self.warnings]
+        if self.node is not None:
+            decision, named = self.decision, f"{self.node.name} ({self.node.native})"
+            if decision is None:
+                return [f"{named} keeps its type", *warnings]
+            return [f"{named} is {decision.format.label}: {self.why}", *warnings]
+        counts = ", ".join(f"{count} in {label}" for label, count in self.plan.counts.items())
+        total = number_of(len(self.plan.counted), "op")
+        return [f"{total}: {counts or 'nothing to decide'}"] + [
+            f"{number_of(len(g.nodes), 'op')} in {g.format} by {g.decided_by}, as"
+            f" {g.example}: {g.why}"
+            for g in self.groups
+        ]
+
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The rules' verdicts on the node and what it reads; or the groups of all nodes."""
+        times = [_TIMES] if self.is_timed else []
+        if self.node is None:
+            heads = ("ops", "format", "decided by", "for example")
+            rows = [
+                (str(len(g.nodes)), g.format, g.decided_by, f"{g.example}: {g.why}")
+                for g in self.groups
+            ]
+            return [TextTable(left=heads, rows=rows, fold=heads[2:], notes=times)]
+        unsaid = [f"rules without objection: {', '.join(self.silent)}"] if self.silent else []
+        apart = [f"its fp32 kernel falls apart: {text}" for text in self.apart]
+        heads = ("rule", "permits", "verdict", "evidence")
+        verdicts = TextTable(
+            left=heads, rows=self.verdicts, fold=heads[2:], notes=(*unsaid, *times)
+        )
+        reads = TextTable(
+            title="reads",
+            left=("value", "from", "format", "read as"),
+            rows=[(r["value"], r["from"], r["format"], r["read_as"]) for r in self.inputs],
+            fold=("value",),
+            notes=apart,
+        )
+        return [verdicts, reads]
+
+    def _content(self) -> dict[str, Any]:
+        node, decision, plan = self.node, self.decision, self.plan
+        if node is None:
+            kinds = [{**asdict(one), "nodes": list(one.nodes)} for one in self.groups]
+            return {"policy": plan.policy, "formats": plan.counts, "groups": kinds}
+        rows = (*self.verdicts, *((rule, "any", "no objection", "") for rule in self.silent))
+        return {
+            "node": node.name,
+            "op": node.op,
+            "native": node.native,
+            "format": decision.format.label if decision else None,
+            "decided_by": decider_of(decision) if decision else None,
+            "why": self.why if decision else None,
+            "verdicts": [
+                {"rule": rule, "permits": permits, "text": text, "evidence": evidence}
+                for rule, permits, text, evidence in rows
+            ],
+            "inputs": self.inputs,
+            "fallen_apart": list(self.apart),
+        }
+
+    @property
+    def verdicts(self) -> list[tuple[str, str, str, str]]:
+        """A row (rule, formats it permits, text, evidence) for every verdict on the node."""
+        decision, node = self.decision, self.node
+        if decision is None:
+            numbers = node is not None and by_name(node.op).has_numbers
+            kept = node.format.label if node and node.format and numbers else "no float type"
+            return [("", kept, "the node carries no fp32 that could change", "")]
+        order = {rule.name: number for number, rule in enumerate(RULES)}
+        reasons = sorted(decision.reasons, key=lambda r: order.get(r.rule, len(order)))
+        return [_row(reason) for reason in reasons]
+
+    @property
+    def inputs(self) -> list[dict[str, str]]:
+        """For each input of the node: what makes it, and the formats it has and is read in."""
+        if self.node is None:
+            return []
+        graph, formats = self.graph, self.plan.formats
+        rows: list[dict[str, str]] = []
+        for port, index in enumerate(self.node.inputs):
+            if index is None:
+                continue
+            value = graph.values[index]
+            maker = graph.nodes[value.producer] if value.producer is not None else None
+            stored = formats.get(maker.name) if maker else None
+            what = "constant" if value.constant else maker.name if maker else "model input"
+            if stored is not None and not stored.encodes_results:
+                stored = None  # the op's results are stored in its own type
+            label = value.dtype if stored is None or value.format is None else stored.label
+            read_as = _read_as(self.node, port, self.decision) or label
+            rows.append(
+                {"value": value.name, "from": what, "format": label, "read_as": read_as}
+            )
+        return rows
+
+
+def _row(reason: Reason) -> tuple[str, str, str, str]:
+    evidence = ", ".join(
+        f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+        for k, v in reason.evidence.items()
+    )
+    permits = "any" if len(reason.permits) > 4 else " ".join(reason.permits)
+    return reason.rule, permits, reason.text, evidence
+
+
+def _read_as(node: Node, port: int, decision: Decision | None) -> str:
+    """The format that an input is cast or encoded to; empty if it is read as stored."""
+    if decision is None or not node.follows_in[port]:
+        return ""
+    fmt = decision.format
+    if fmt.has_scales and decision.encodings.at(port) is None:
+        return ""
+    return fmt.label

@@ -1,0 +1,193 @@
+"""What a search considered: its frontier, the sensitivities of units, and the candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from finecast.native.subject import Examined
+from finecast.numbers.formats import Format
+from finecast.planning.choices import Proposal
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis, Priced
+from finecast.rules.facts import ValueFacts
+from finecast.tuning.search import Candidate
+from finecast.tuning.study import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSensitivity:
+    """What it does to lower the ops of one kernel alone.
+
+    Attributes:
+        nodes: The names of the ops.
+        format: The format that they would have.
+        error: Predicted relative error of the worst output.
+        fp32_cost: Predicted cost of the ops in fp32, without casts, in the unit of the search.
+        low_cost: The same in the format.
+    """
+
+    nodes: tuple[str, ...]
+    format: Format
+    error: float
+    fp32_cost: float
+    low_cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan that was considered; None stands for what was not measured.
+
+    Attributes:
+        name: Its name in reports.
+        plan: The plan.
+        predicted_cost: Cost by the analysis, in the unit of the search; infinite if unknown.
+        predicted_error: Relative error of the worst output, by the sensitivities.
+        cost: Measured in the first races, where the fp32 model has ``Findings.fp32_cost``.
+        latency_s: Measured time of a call in the same races.
+        casts: Casts in its model.
+        error: Measured relative error of the worst output.
+        metric: The metric on all data.
+        passed: Whether that meets the criterion.
+    """
+
+    name: str
+    plan: Plan
+    predicted_cost: float
+    predicted_error: float
+    cost: float | None = None
+    latency_s: float | None = None
+    casts: int | None = None
+    error: float | None = None
+    metric: float | None = None
+    passed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a search considered.
+
+    Attributes:
+        priced: What costs count: seconds, or bytes.
+        fp32_cost: Measured cost of the fp32 model in the first races; None before any.
+        frontier: Steps of the frontier of predicted cost and error, the most accurate first.
+        sensitivities: The units that may be low, the most sensitive first.
+        candidates: Plans that were raced or predicted to be fast, the fastest first.
+        planner: Made the plans: it has the graph, and what the rules permit.
+        analysis: The times and errors that plans were chosen by; None if nothing was chosen.
+        facts: What calibration data showed of values, by id.
+    """
+
+    priced: Priced = Priced.TIME
+    fp32_cost: float | None = None
+    frontier: tuple[Found, ...] = ()
+    sensitivities: tuple[UnitSensitivity, ...] = ()
+    candidates: tuple[Found, ...] = ()
+    planner: Planner | None = None
+    analysis: Analysis | None = None
+    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+
+    def gain(self, one: Found) -> float | None:
+        """How many times as good as fp32 a plan was in the races; None if it was in none."""
+        return self.fp32_cost / one.cost if self.fp32_cost and one.cost else None
+
+    def next_faster(self, plan: Plan) -> Found | None:
+        """The candidate of the next smaller cost that missed the criterion, else any such.
+
+        ``plan`` is the result's; that of the fp32 model is no candidate, and has its cost. A
+        plan that missed before it was timed is faster by its predicted cost.
+        """
+        digests = [c.plan.digest for c in self.candidates]
+        faster: Sequence[Found] = self.candidates[
+            : digests.index(plan.digest) if plan.digest in digests else None
+        ]
+        if plan.digest not in digests:
+            fp32 = math.inf if self.fp32_cost is None else self.fp32_cost
+            faster = [c for c in faster if c.cost is None or c.cost < fp32]
+        missed = [c for c in faster if c.passed is False]
+        return (missed or faster or [None])[-1]
+
+
+def findings(
+    examined: Examined,
+    analysis: Analysis | None,
+    proposals: Sequence[Proposal],
+    candidates: Sequence[Candidate],
+    fp32_cost: float | None,
+    trials: Mapping[str, Trial],
+    errors: Mapping[str, float],
+) -> Findings:
+    """What a search considered.
+
+    Args:
+        examined: The model, whose planner made the plans.
+        analysis: What they were chosen by; None if there is none.
+        proposals: The steps of the frontier.
+        candidates: Plans that were raced or predicted to be fast.
+        fp32_cost: The fp32 model's cost in the first races.
+        trials: Evaluations by the plan's digest.
+        errors: Measured relative errors by the plan's digest.
+    """
+    planner, facts = examined.planner, examined.facts
+    if analysis is None:
+        return Findings(planner=planner, facts=facts)
+    raced = {c.plan.digest: c for c in candidates}
+    return Findings(
+        planner=planner,
+        analysis=analysis,
+        facts=facts,
+        priced=analysis.priced,
+        fp32_cost=fp32_cost,
+        frontier=tuple(
+            Found(
+                name=p.name,
+                plan=p.plan,
+                predicted_cost=p.time_s,
+                predicted_error=math.sqrt(p.error),
+            )
+            for p in proposals
+        ),
+        sensitivities=sensitivities(planner, analysis),
+        candidates=tuple(
+            Found(
+                name=c.name,
+                plan=c.plan,
+                predicted_cost=c.predicted_cost,
+                predicted_error=math.sqrt(c.error),
+                cost=c.cost if c.timed else None,
+                latency_s=c.latency_s if c.timed else None,
+                casts=c.casts,
+                error=errors.get(digest),
+                metric=trials[digest].metric if digest in trials else None,
+                passed=trials[digest].passed if digest in trials else None,
+            )
+            for digest, c in sorted(raced.items(), key=lambda item: item[1].cost)
+        ),
+    )
+
+
+def sensitivities(planner: Planner, analysis: Analysis) -> tuple[UnitSensitivity, ...]:
+    """The error of each unit alone in each format that it may have, the worst first."""
+    graph, members = planner.graph, analysis.units.members
+    found: list[UnitSensitivity] = []
+    for fmt, rounded in analysis.rounded.items():
+        errors = np.array(rounded.units, dtype=np.float64)
+        for units, error in zip(rounded.lists, rounded.errors, strict=True):
+            for unit in {u for u in units if u >= 0}:
+                errors[unit] += error
+        found += [
+            UnitSensitivity(
+                nodes=tuple(graph.nodes[n].name for n in members[unit]),
+                format=fmt,
+                error=math.sqrt(analysis.saturation.together(float(error))),
+                fp32_cost=float(analysis.times[Format.FP32][unit]),
+                low_cost=float(analysis.times[fmt][unit]),
+            )
+            for unit, error in enumerate(errors)
+            if any(fmt in planner.permissions[n].formats for n in members[unit])
+        ]
+    return tuple(sorted(found, key=lambda one: -one.error))

@@ -1,0 +1,295 @@
+"""What is wanted of a tuned model, and what the search for it may cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from finecast.data.criterion import Criterion
+from finecast.data.sources import DataOptions
+from finecast.devices.emulation import Emulation
+from finecast.errors import UsageError
+from finecast.naming import Option, convert_options, member_of, path_of
+from finecast.native.model import ENGINE_OPTION, RULES_OPTION
+from finecast.planning.plan import Plan
+from finecast.progress import Progress, silent
+from finecast.reports.plan_report import report_path
+from finecast.rules import UserRule
+from finecast.rules.policy import Policy
+
+
+class Objective(Enum):
+    """What the search minimises; the accuracy is kept under any objective."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    SIZE = "size"
+    MEMORY = "memory"
+
+    @property
+    def words(self) -> Words:
+        """The words for results by this objective."""
+        return _WORDS[self]
+
+    def keyed(self, runner: str) -> str:
+        """The runner's name in a study's keys: trials of other objectives do not count."""
+        return runner if self is Objective.LATENCY else f"{runner} for {self.value}"
+
+    @property
+    def of_time(self) -> bool:
+        """Whether the objective is a time, so that slow formats cannot serve it."""
+        return self in (Objective.LATENCY, Objective.THROUGHPUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """Words for results by an objective.
+
+    A plan may be ``better`` than fp32, ``best``, or N times ``as_good`` as fp32. ``gain`` is
+    the heading of the column of N.
+    """
+
+    better: str
+    best: str
+    as_good: str
+    gain: str
+
+
+_WORDS: Final = {
+    Objective.LATENCY: Words(
+        better="faster",
+        best="fastest",
+        as_good="as fast",
+        gain="speed",
+    ),
+    Objective.THROUGHPUT: Words(
+        better="of more throughput",
+        best="best",
+        as_good="as much throughput",
+        gain="throughput",
+    ),
+    Objective.SIZE: Words(
+        better="smaller",
+        best="smallest",
+        as_good="as small",
+        gain="smaller",
+    ),
+    Objective.MEMORY: Words(
+        better="of less memory",
+        best="one of least memory",
+        as_good="as little in memory",
+        gain="less memory",
+    ),
+}
+
+
+MIN_SPEEDUP: Final = 1.02
+"""The least gain over fp32 that counts: medians scatter by less on a quiet machine.
+
+Bytes do not scatter; a smaller gain in bytes is not worth a loss of accuracy.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The accuracy to keep, the gain that is worth it, and the budget of the search.
+
+    Attributes:
+        criterion: The accuracy to keep.
+        objective: What the search minimises.
+        min_speedup: How many times as fast as fp32 a plan has to be; with another objective,
+            how many times as good.
+        max_trials: The most evaluations of plans on all data; None for no limit. A given
+            number is used up: faster plans are looked for until it is spent.
+        timeout_s: Seconds after which no evaluation is begun but the first.
+        first_is_enough: End the search with the first plan found, whatever budget is left.
+        start_s: When the budget of time starts, by ``time.perf_counter``: when the goal was
+            stated, so that loading the model counts.
+    """
+
+    criterion: Criterion = Criterion()
+    objective: Objective = Option(
+        help="What to minimise: latency, throughput (time of a request, with as many in"
+        " flight as the engine serves best), size (bytes of the written model), or memory"
+        " (of the running one, estimated).",
+        python=((str, Enum), "the name of an objective"),
+        convert=partial(member_of, Objective, what="objective"),
+    ).field(Objective.LATENCY)
+    min_speedup: float = Option(
+        help="How many times as fast as fp32 a plan has to be; with another --objective,"
+        " how many times as good in that.",
+        kind=float,
+    ).field(MIN_SPEEDUP)
+    max_trials: int | None = Option(
+        help="The most plans that are evaluated on all data; what is not needed of them is"
+        " spent on faster plans.",
+        kind=int,
+    ).field(None)
+    timeout_s: float | None = Option(
+        help="The time after which no plan is tried but the first.",
+        flags=("--timeout",),
+        metavar="SECONDS",
+        kind=float,
+    ).field(None)
+    first_is_enough: bool = False
+    start_s: float = field(default_factory=time.perf_counter, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse goals that can never be met.
+
+        Raises:
+            UsageError: If the speedup is below 1, or a budget leaves no trial.
+        """
+        convert_options(self)
+        if not self.min_speedup >= 1:
+            raise UsageError(
+                f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",
+                where="--min-speedup",
+                fix="give 1 or more",
+            )
+        if self.max_trials is not None and self.max_trials < 1:
+            raise UsageError(
+                f"{self.max_trials} trials find nothing",
+                where="--max-trials",
+                fix="give 1 or more",
+            )
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise UsageError(
+                f"{self.timeout_s:g} seconds are no time",
+                where="--timeout",
+                fix="give more than 0",
+            )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what is left of the budget is spent on faster plans."""
+        return not self.is_unlimited and not self.first_is_enough
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether there is no budget, so that the search ends by itself."""
+        return self.max_trials is None and self.timeout_s is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What to tune for, and where.
+
+    Attributes:
+        data: The data, and the metric or function that tells accuracy on it.
+        goal: The accuracy to keep, the gain that is worth it, and what it may cost.
+        policy: What may be lowered.
+        engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
+        device: A device that is not here, which is emulated.
+        user_rules: Rule functions by name.
+        study: The file in which trials are kept.
+        resume: Whether trials in that file count.
+        plan_out: Where the plan is written if the model improved; None for nowhere.
+        frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
+        report: Where the report is written, as a page (.html) or its data (.json).
+        start: A plan of this model, or of an earlier version of it, that is tried first.
+        price_book: Whether times of kernels are kept for later runs, and taken from earlier.
+        progress: Told of each step.
+    """
+
+    data: DataOptions = field(default_factory=DataOptions)
+    goal: Goal = field(default_factory=Goal)
+    policy: Policy = field(default_factory=Policy)
+    engine: str | None = ENGINE_OPTION.field(None)
+    device: Emulation | None = None
+    user_rules: Mapping[str, UserRule] = RULES_OPTION.field({})
+    plan_out: Path | None = Option(
+        help="The plan; default OUTPUT with .plan.json: m.plan.json for m.onnx,"
+        " m.pt2.plan.json for m.pt2, m.saved_model.plan.json for a folder m.",
+        kind=Path,
+        convert=path_of,
+    ).field(None)
+    study: Path | None = Option(
+        help="Keep trials here; default OUTPUT with .study.db in place of its suffix. It"
+        " may hold trials of several models.",
+        kind=Path,
+        convert=path_of,
+    ).field(None)
+    resume: bool = Option(help="Take up the study where it was cut off.", kind=bool).field(
+        False
+    )
+    frontier: Path | None = Option(
+        help="Draw speed against error of all plans, predicted and tried: FILE.svg, or"
+        " FILE.json for the figures.",
+        metavar="FILE.svg|.json",
+        kind=Path,
+        convert=path_of,
+    ).field(None)
+    report: Path | None = Option(
+        help="Write a page of what was found and why, op by op: FILE.html, or FILE.json for"
+        " its data.",
+        metavar="FILE.html|.json",
+        kind=Path,
+        convert=report_path,
+    ).field(None)
+    start: Path | Plan | None = Option(
+        help="A plan of this model or of an earlier version of it. It is tried first; if it"
+        " keeps the criterion, only faster ones are tried.",
+        metavar="PLAN.json",
+        kind=Path,
+        python=((str, Path, Plan), "a plan or its path"),
+        convert=lambda given: given if isinstance(given, Plan) else path_of(given),
+    ).field(None)
+    price_book: bool = Option(
+        help="Profile every kernel anew, and keep no times of them for later runs.",
+        flags=("--no-price-book",),
+        kind=bool,
+    ).field(True)
+    progress: Progress = silent
+
+    def __post_init__(self) -> None:
+        """Read paths that were given as text.
+
+        Raises:
+            UsageError: If the frontier's file is neither a picture nor figures, or that of the
+                report neither a page nor data.
+        """
+        convert_options(self)
+        suffix = ".svg" if self.frontier is None else self.frontier.suffix.lower()
+        if suffix not in (".svg", ".json"):
+            raise UsageError(
+                "the frontier is drawn as .svg or written as .json",
+                where=f"--frontier {self.frontier}",
+                fix="give the file one of these suffixes",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What is left of a goal's budget."""
+
+    goal: Goal
+
+    def spent(self, trials: int) -> str:
+        """Why no further trial may begin after ``trials`` of them; empty if one may.
+
+        Time is no reason against the first: without it all that was measured is for nothing.
+        """
+        goal = self.goal
+        if goal.max_trials is not None and trials >= goal.max_trials:
+            most = "one trial" if goal.max_trials == 1 else f"{goal.max_trials} trials"
+            return f"the limit of {most} is reached"
+        if goal.timeout_s is not None and trials and self.seconds >= goal.timeout_s:
+            return f"the limit of {goal.timeout_s:g} s is reached"
+        return ""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the goal's start."""
+        return time.perf_counter() - self.goal.start_s
+
+
+def takes(share: float, min_speedup: float) -> str:
+    """Text: the share of fp32's cost that a plan takes; if below 1, the share that counts."""
+    text = f"takes {share:.3g} of what fp32 takes"
+    return text if share >= 1 else f"{text}, and at most {1 / min_speedup:.3g} counts"

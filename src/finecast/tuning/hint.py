@@ -1,0 +1,123 @@
+"""What an engine lowers by itself: a candidate like any other, and an anchor for the result.
+
+A user may set the engine's own precision hint instead of tuning. What the engine then lowers
+is stated as a plan, which is a candidate; and the fp32 model under that hint, the anchor, is
+evaluated and timed beside the tuned model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from finecast.measure.racing import Interval
+from finecast.native.subject import Built, Subject
+from finecast.planning.alternatives import explained
+from finecast.planning.choices import Proposal
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis, predicted_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """What a user gets without tuning, measured like the result and beside it.
+
+    ``cost`` is what the objective counts.
+    """
+
+    name: str
+    metric: float
+    passed: bool
+    latency_s: float
+    cost: float
+
+
+def better_alone(
+    anchors: Sequence[Anchor],
+    no_worse: Callable[[float], bool],
+    beside: Callable[[str], Interval],
+    again: Callable[[Sequence[str]], Callable[[str], Interval]],
+) -> tuple[str, ...]:
+    """A text for each anchor that is faster than the result for certain, and as accurate.
+
+    Law: nothing is said that one race alone shows. Anchors that may be faster race again with
+    the result, and are named if that race shows for certain what the first one suggests.
+
+    Args:
+        anchors: The anchors.
+        no_worse: Whether a metric is at least as good as the result's.
+        beside: The cost of an anchor over the result's, by its name, in the first race.
+        again: Races the anchors of these names once more; gives the same of that race.
+    """
+    good = [one for one in anchors if one.passed and no_worse(one.metric)]
+    doubtful = [one.name for one in good if beside(one.name).low < 1]
+    if not doubtful:
+        return ()
+    second = again(doubtful)
+    return tuple(
+        f"{name} is {1 / cost.median - 1:.1%} faster than the result and no less accurate:"
+        " use it instead"
+        for name in doubtful
+        if beside(name).median < 1 and (cost := second(name)).high < 1
+    )
+
+
+def with_hints(subject: Subject, proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The proposals, and each again stated by the engine's hint where that is possible."""
+    plans = ((p, subject.by_hint(p.plan)) for p in proposals)
+    return [
+        *proposals,
+        *(replace(p, name=f"{p.name}, by the hint", plan=plan) for p, plan in plans if plan),
+    ]
+
+
+def with_hinted_errors(
+    proposals: Mapping[str, Proposal],
+    raced: Mapping[str, Built],
+    error: Callable[[Built], float],
+) -> dict[str, Proposal]:
+    """The proposals, with errors of those by a hint that tell what the engine does not round.
+
+    Law: the predicted error of a plan by the hint is to that of the same plan by casts as
+    their measured ones are.
+
+    Args:
+        proposals: Proposals by the plan's digest.
+        raced: The models that run, by the plan's digest.
+        error: Measures the relative error of a model.
+    """
+    found = dict(proposals)
+    for digest, one in proposals.items():
+        casts = replace(one.plan, by_hint=False).digest
+        if casts == digest or not raced.keys() >= {digest, casts}:
+            continue
+        ratio = error(raced[digest]) / (error(raced[casts]) or math.nan)
+        if math.isfinite(ratio):
+            found[digest] = replace(one, error=one.error * ratio**2)
+    return found
+
+
+def hinted_proposals(
+    subject: Subject, planner: Planner, analysis: Analysis
+) -> tuple[dict[str, Built], list[Proposal]]:
+    """What stands beside the tuned model, by name, and the plans that the hints give.
+
+    The plans' errors are predicted; their times are infinite, as none is predicted.
+    """
+    found = subject.hints(planner)
+    alone = len(found) == 1
+    beside: dict[str, Built] = {
+        "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
+    }
+    original = subject.original(planner)
+    if original is not None:
+        beside["the model given"] = original
+    ids = {n.name: n.id for n in planner.graph.nodes}
+    proposals: list[Proposal] = []
+    for name, plan in (choice for one in found for choice in one.choices):
+        formats = {ids[node]: fmt for node, fmt in plan.formats.items()}
+        error = predicted_error(analysis, formats)
+        plan = explained(planner, analysis, plan)
+        proposals.append(Proposal(name=name, plan=plan, time_s=math.inf, error=error))
+    return beside, proposals

@@ -1,0 +1,135 @@
+"""Measuring the models of plans beside fp32, by the objective; which formats are worth it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from finecast.data.workload import Workload
+from finecast.engines.base import Session
+from finecast.engines.exact import Exact
+from finecast.measure.racing import Effort, Race
+from finecast.native.subject import Built, Subject
+from finecast.planning.choices import SAME_TIME
+from finecast.planning.planner import Planner
+from finecast.planning.pricing import by_memory, by_size, resident_bytes
+from finecast.planning.problem import Analysis
+from finecast.tuning.goal import Objective
+
+_PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
+    Objective.SIZE: by_size,
+    Objective.MEMORY: by_memory,
+}
+# Races end as soon as they have told what decides; the least time, so that a disturbance of
+# some tenths of a second is not all that short calls are timed in.
+_LEAST_S: Final = 0.3
+# The first race settles which models are faster than fp32, and the speeds of those that no
+# other one beats well enough to choose which is evaluated first.
+RANKING: Final = Effort(min_time_s=_LEAST_S, settle_s=6.0, known_to=0.05, order=False)
+# The last race, between the plan found and those that may be better. Speeds are timed until
+# they are known to 3%, which takes more rounds on a busy machine: then two runs of one search
+# agree within 5%. Models slower than fp32 cannot be chosen and get no further rounds. Of two
+# plans the order is not needed, only whether the more accurate one is as fast.
+FINAL: Final = Effort(
+    min_time_s=2 * _LEAST_S,
+    settle_s=20.0,
+    known_to=0.03,
+    rounds=11,
+    limit=1.0,
+    order=False,
+    tie=SAME_TIME,
+)
+# The second race of what may be better than the result: the order alone is asked.
+DUEL: Final = replace(FINAL, limit=math.inf, order=True, tie=None)
+BASELINE: Final = Effort(min_time_s=_LEAST_S)
+# Latencies that are reported beside another objective and decide nothing.
+_BESIDE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Costs of models beside fp32 by the objective, and times of a call of the same models.
+
+    Costs in bytes are counted and have no spread.
+    """
+
+    costs: Race
+    times: Race
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """Measures the models of one subject by ``objective``."""
+
+    objective: Objective
+    subject: Subject
+    workload: Workload
+
+    def check(self) -> None:
+        """Refuse an objective that cannot be measured here.
+
+        Raises:
+            UsageError: If it is throughput, and requests run one at a time.
+        """
+        if self.objective is Objective.THROUGHPUT:
+            self.subject.check_streams()
+
+    def priced(self, planner: Planner, analysis: Analysis) -> Analysis:
+        """``analysis`` with its costs in the objective's unit: seconds or bytes."""
+        pricing = _PRICING.get(self.objective)
+        return analysis if pricing is None else pricing(planner, analysis)
+
+    def measure(
+        self,
+        built: Mapping[str, Built],
+        effort: Effort,
+        planner: Planner,
+        analysis: Analysis | None,
+    ) -> Measurements:
+        """Measure ``built``; models that cannot be loaded are left out."""
+        subject, workload = self.subject, self.workload
+        if self.objective is Objective.LATENCY:
+            race = subject.times(built, workload, effort)
+            return Measurements(costs=race, times=race)
+        times = subject.times(built, workload, _BESIDE)
+        loaded = {name: one for name, one in built.items() if name in times.names}
+        if self.objective is Objective.THROUGHPUT:
+            race = subject.streamed(loaded, workload, effort)
+            return Measurements(costs=race, times=times)
+        fp32, costs = self._bytes(loaded, planner, analysis)
+        return Measurements(costs=Race.stated(fp32, costs), times=times)
+
+    def exact(self) -> Exact:
+        """The fp32 model's outputs on the timed feeds."""
+        subject, workload = self.subject, self.workload
+        return Exact.of(subject.reference, subject.feeds(workload), workload.of)
+
+    def output_error(self, built: Built) -> float:
+        """The relative error of a model's worst output on the timed feeds, against fp32."""
+        return self.exact().error(self.session(built))
+
+    def session(self, built: Built) -> Session:
+        """A session of a model in the configuration that is measured and recommended.
+
+        Raises:
+            EngineError: If there are no kernels for it.
+        """
+        if self.objective is Objective.THROUGHPUT:
+            return self.subject.stream_session(built)
+        return self.subject.session(built)
+
+    def _bytes(
+        self, built: Mapping[str, Built], planner: Planner, analysis: Analysis | None
+    ) -> tuple[float, Mapping[str, float]]:
+        """Bytes of the fp32 model, and of each of ``built``; NaN without an analysis."""
+        if self.objective is Objective.SIZE:
+            sizes = {name: float(one.size_bytes) for name, one in built.items()}
+            return float(self.subject.model.size_bytes), sizes
+        if analysis is None:
+            return math.nan, dict.fromkeys(built, math.nan)
+        resident = partial(resident_bytes, planner, analysis)
+        takes = {name: float(resident(one.plan.formats)) for name, one in built.items()}
+        return float(resident({})), takes

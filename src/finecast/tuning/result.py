@@ -1,0 +1,545 @@
+"""The result of a verb that gives a model: its plan, what was measured, and what was tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.engines.base import KernelTime
+from finecast.engines.usage import how_to_run, in_memory_notes
+from finecast.errors import UsageError
+from finecast.measure.environment import environment
+from finecast.naming import number_of
+from finecast.native.artefact import Converted, Destination, Verified
+from finecast.native.gains import Gain
+from finecast.native.subject import Built
+from finecast.planning.plan import Decision, Plan
+from finecast.planning.problem import Priced
+from finecast.reports.base import Report, TextTable
+from finecast.reports.content import Sources, content_of
+from finecast.reports.frontier import picture
+from finecast.reports.plan_report import PlanReport
+from finecast.tuning.findings import Findings, Found
+from finecast.tuning.goal import Objective
+from finecast.tuning.hint import Anchor
+from finecast.tuning.study import Trial
+
+TF32_TIMES: Final = (
+    "times are those of tf32 products, which the compiler or runtime has to switch on; the"
+    " arithmetic that gives the model their numbers is not counted"
+)
+_NOT_RUN: Final = Verified(engine=None)
+
+
+class Verdict(Enum):
+    """How a verb ended: ``tune`` improves the model or leaves it, others convert it."""
+
+    CONVERTED = "converted"
+    IMPROVED = "improved"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Size of one model and, where it was tuned, its metric and latency; else these are NaN.
+
+    ``outputs`` has a built-in metric by output, the worst first, which decides. ``cost`` is
+    what the objective counts: latency, seconds of a call under load, or bytes; NaN if it was
+    not measured.
+    """
+
+    size_bytes: int
+    metric: float = math.nan
+    latency_s: float = math.nan
+    cost: float = math.nan
+    outputs: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def text(self, metric: str) -> str:
+        """The metric, by its name, the time of a call and the size."""
+        took, size = f"{self.latency_s * 1e3:.3f} ms a call", f"{self.size_bytes / 1e6:.2f} MB"
+        return f"{metric} {self.metric:.6g}, {took}, {size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRow:
+    """An op in a result.
+
+    Attributes:
+        node: Its name.
+        op: What it computes.
+        type: The label of its format.
+        reason: Why it has that.
+        ms: Time of its kernel, which it may share with other ops: in the tuned model where the
+            engine tells that, else in that format; None where that is not known.
+        error: Relative error of the worst output if its kernel alone had that format; None
+            where that is not known.
+        ran: The format that its kernel in the tuned model computes in, which may be another
+            one: an op in fp32 may be part of a kernel on codes. None where the engine does not
+            tell, or removed the op.
+    """
+
+    node: str
+    op: str
+    type: str
+    reason: str
+    ms: float | None = None
+    error: float | None = None
+    ran: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Result(Report):
+    """What ``convert``, ``apply`` or ``tune`` gives; printed it is a few lines.
+
+    Attributes:
+        verdict: Whether the model was converted as asked or, if tuned, is better than fp32.
+        plan: The format of every op, and why.
+        counts: Number of ops by the format that they compute in; ops that another tool
+            quantized are counted apart.
+        casts: Casts in the model.
+        seconds: How long it took.
+        baseline: Measurements of the model given.
+        tuned: Those of the result; of the model given where that is unchanged.
+        model: The model in the kind that was given. None if it was converted to a file.
+        output: The file or folder that was written.
+        warnings: Notes for the user: what makes the result weak, for example.
+        nodes: Nodes of the graph before the conversion.
+        verified: How the model was verified as it was written, or would be.
+        restated: Low ops that were rewritten as the engine's matchers know them, and why.
+        gains: What adjustments of operands do to the error. Of a conversion all that were
+            asked for, of which the model has those that gain.
+        reference: The name of the baseline: fp32, or the model given if that was low or
+            quantized.
+        why: The reason of a verdict of ``tune``.
+        metric: The name of the metric that the criterion is about.
+        objective: What the search minimised.
+        trials: Plans that were evaluated, or taken from the study.
+        evaluations: Evaluations on all data in this run.
+        phases: The seconds of each phase of ``tune``, the longest first; they add up to
+            ``seconds``.
+        probes: Runs of the model for sensitivities.
+        reused_sensitivities: Formats whose sensitivities an earlier run measured.
+        speedup: How many times as fast as fp32 a call of the tuned model is.
+        speedup_spread: The width of the interval in which that lies.
+        gain: How many times as good as fp32 the tuned model is by the objective.
+        gain_spread: The width of the interval in which that lies.
+        predicted_error: Relative error of the worst output against fp32, by the sensitivities.
+        predicted_parts: The same of codes of ``weights`` alone and of ``activations`` alone;
+            empty where the plan has not both.
+        kernels: The kernels of the tuned model, if the engine tells.
+        output_errors: The same by output, measured on the timing feeds, the worst first.
+        left_out: Outputs that no error is told of, as they copy an input or others are named.
+        target: The device that was emulated, with modelled times; empty if all was measured.
+        reused: How many of the trials an earlier run made.
+        stale: Files beside the output that an earlier run left and this one did not replace.
+        built: What the plan gave; None where it is unchanged or was not tuned.
+        anchors: Models that the engine lowers by itself, without tuning.
+        findings: What the search considered: frontier, sensitivities and candidates.
+        source: The name of the model given.
+        fp32_kernels: Those of the fp32 model; profiled for a study or a report only.
+        writer: Writes the model of the plan to a destination.
+    """
+
+    verdict: Verdict
+    plan: Plan
+    counts: Mapping[str, int]
+    casts: int
+    seconds: float
+    baseline: Measured
+    tuned: Measured
+    model: Any = None
+    output: Path | None = None
+    warnings: tuple[str, ...] = ()
+    nodes: int = 0
+    verified: Verified = _NOT_RUN
+    restated: tuple[str, ...] = ()
+    gains: tuple[Gain, ...] = ()
+    reference: str = "fp32"
+    why: str = ""
+    metric: str = "metric"
+    objective: Objective = Objective.LATENCY
+    trials: tuple[Trial, ...] = ()
+    evaluations: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict[str, float])
+    probes: int = 0
+    reused_sensitivities: tuple[str, ...] = ()
+    speedup: float = 1.0
+    speedup_spread: float = 0.0
+    gain: float = 1.0
+    gain_spread: float = 0.0
+    predicted_error: float = 0.0
+    predicted_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    kernels: tuple[KernelTime, ...] = ()
+    output_errors: Mapping[str, float] = field(default_factory=dict[str, float])
+    left_out: tuple[str, ...] = ()
+    target: str = ""
+    reused: int = 0
+    stale: tuple[Path, ...] = ()
+    built: Built | None = None
+    anchors: tuple[Anchor, ...] = ()
+    findings: Findings = field(default_factory=Findings)
+    source: str = "model"
+    fp32_kernels: tuple[KernelTime, ...] = ()
+    writer: Callable[[Destination], object] | None = None
+
+    @classmethod
+    def of(cls, converted: Converted) -> Result:
+        """The result of a conversion."""
+        before, after = (Measured(size_bytes=size) for size in converted.size_bytes)
+        shared = {f.name: getattr(converted, f.name) for f in fields(converted)}
+        del shared["size_bytes"]
+        return cls(verdict=Verdict.CONVERTED, baseline=before, tuned=after, **shared)
+
+    def and_then(self, phases: Mapping[str, float]) -> Result:
+        """The result once further ``phases``, of other names, took these seconds, too."""
+        every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
+        return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
+
+    @property
+    def lines(self) -> list[str]:
+        """The verdict, both models side by side, and what the result is made of."""
+        ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())
+        casts = number_of(self.casts, "cast")
+        before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
+        if self.verdict is Verdict.CONVERTED:
+            lines = [f"converted by {self.plan.policy}: {ops or 'no op in fp32'}; {casts}"]
+            lines.append(
+                f"{before:.2f} MB before, {after:.2f} MB after, in {self.seconds:.1f} s"
+            )
+            lines += _verified_lines(self.verified)
+        else:
+            lines = [f"{self.verdict.value}: {self.why}"]
+            lines.append(f"{self.reference}: {self.baseline.text(self.metric)}")
+            if self.improved:
+                words = self.objective.words
+                faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
+                lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
+            lines.append(f"ops: {ops or 'none in fp32'}; {casts}")
+            told = f"times modelled for {self.target}" if self.target else "times measured"
+            evaluated = number_of(self.evaluations, "evaluation")
+            lines.append(f"{told}; {evaluated} on all data in {self.seconds:.1f} s")
+        return lines + [f"warning: {text}" for text in self.warnings]
+
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """What became of each op."""
+        rows = [
+            (r.node, r.op, r.type, r.ran or "", r.reason, _figure(r.ms), _figure(r.error))
+            for r in self.ops
+        ]
+        left = ("node", "op", "type", "ran", "reason")
+        return [TextTable(title="ops", left=left, right=("ms", "error"), rows=rows)]
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook, with the picture of a search."""
+        drawn = "" if self.verdict is Verdict.CONVERTED else picture(self.to_dict(), "plans")
+        return drawn + Report._repr_html_(self)
+
+    @property
+    def improved(self) -> bool:
+        """Whether there is a better model, by the objective, that keeps the criterion."""
+        return self.verdict is Verdict.IMPROVED
+
+    @property
+    def size_bytes(self) -> tuple[int, int]:
+        """Bytes of the model before and after."""
+        return self.baseline.size_bytes, self.tuned.size_bytes
+
+    @property
+    def measured_error(self) -> float:
+        """Relative error of the worst output against fp32, measured on the timing feeds."""
+        return max(self.output_errors.values(), default=0.0)
+
+    @property
+    def next_faster(self) -> Found | None:
+        """The next faster plan, which missed or was not tried; None if there is none."""
+        return self.findings.next_faster(self.plan)
+
+    @property
+    def frontier(self) -> tuple[Found, ...]:
+        """Each plan that the search considered once, the fastest by prediction first."""
+        steps, candidates = self.findings.frontier, self.findings.candidates
+        found = {one.plan.digest: one for one in (*steps, *candidates)}
+        return tuple(sorted(found.values(), key=lambda one: one.predicted_cost))
+
+    @property
+    def ran(self) -> dict[str, str]:
+        """The format that the kernel of each op computes in, by the name of the op's node.
+
+        Ops that the engine removed are in none.
+        """
+        found: dict[str, set[str]] = {}
+        for kernel in self.kernels:
+            for node in kernel.ops:
+                found.setdefault(node, set()).add(kernel.format)
+        return {
+            one.node: " and ".join(sorted(found[one.node]))
+            for one in self.plan.counted
+            if one.node in found
+        }
+
+    @property
+    def ops(self) -> tuple[OpRow, ...]:
+        """What became of each op, and why."""
+        found = self.findings
+        units = {(n, one.format): one for one in found.sensitivities for n in one.nodes}
+        kept = {n: one.fp32_cost for one in found.sensitivities for n in one.nodes}
+        timed, ran = found.priced is Priced.TIME, self.ran
+        took = {node: k.time_s * 1e3 for k in self.kernels if k.time_s for node in k.ops}
+
+        def row(one: Decision) -> OpRow:
+            unit = units.get((one.node, one.format))
+            cost = kept.get(one.node) if unit is None else unit.low_cost
+            stated = [r.evidence.get(f"{one.format.label} us") for r in one.deciding]
+            times = [took[one.node]] if one.node in took else []
+            times += [us / 1e3 for us in stated if isinstance(us, float)]
+            times += [cost * 1e3] if timed and cost is not None else []
+            return OpRow(
+                node=one.node,
+                op=one.op,
+                type=one.format.label,
+                reason="; ".join(r.text for r in one.deciding),
+                ms=times[0] if times else None,
+                error=None if unit is None else unit.error,
+                ran=ran.get(one.node),
+            )
+
+        return tuple(row(one) for one in self.plan.counted)
+
+    @property
+    def run_notes(self) -> tuple[str, ...]:
+        """How the model is run so that it computes as planned."""
+        if self.verdict is Verdict.UNCHANGED or self.target:
+            return ()
+        if self.output is None:
+            return in_memory_notes(self.plan)
+        text = how_to_run(
+            self.output,
+            self.plan.engine,
+            self.counts,
+            throughput=self.objective is Objective.THROUGHPUT,
+            by_hint=self.plan.by_hint,
+        )
+        return tuple(text.splitlines())
+
+    def save(self, output: str | Path, *, force: bool = False) -> None:
+        """Write the model to a file or a folder, by its plan.
+
+        Raises:
+            UsageError: If there is nothing better than the model given, or the output exists
+                and ``force`` is not given.
+        """
+        if self.verdict is Verdict.UNCHANGED or self.writer is None:
+            raise UsageError(
+                "there is no other model than the one given",
+                where=f"the verdict is {self.verdict.value}",
+                fix="use that",
+            )
+        self.writer(Destination(path=Path(output), force=force))
+
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> PlanReport:
+        """What people look at; written to ``path``: a page (``.html``) or data (``.json``).
+
+        Raises:
+            UsageError: If the suffix is another one, or the file exists without ``force``.
+        """
+        found, planner = self.findings, self.findings.planner
+        sources = Sources(
+            model=self.source,
+            plan=self.plan,
+            graph=None if planner is None else planner.graph,
+            facts=found.facts,
+            analysis=found.analysis,
+            found=None if self.verdict is Verdict.CONVERTED else self.to_dict(),
+            kernels={"fp32": self.fp32_kernels, "tuned": self.kernels},
+            machine=environment().as_json(),
+            how_to_run=self.run_notes,
+        )
+        made = PlanReport(content=content_of(sources))
+        if path is not None:
+            made.save(path, force=force)
+        return made
+
+    def _content(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "verdict": self.verdict.value,
+            "output": None if self.output is None else str(self.output),
+            "ops": dict(self.counts),
+            "casts": self.casts,
+            "by_hint": self.plan.by_hint,
+            "opset": self.plan.opset,
+            "reference": self.reference,
+            "seconds": self.seconds,
+            "formats": labels(self.plan),
+            "ran": self.ran,
+            "adjustments": [gain.to_dict() for gain in self.gains],
+            "warnings": list(self.warnings),
+        }
+        if self.verdict is not Verdict.CONVERTED:
+            return found | self._search()
+        before, after = self.size_bytes
+        found |= {"nodes": self.nodes, "size_bytes": {"before": before, "after": after}}
+        return found | {
+            "verified": _verified(self.verified),
+            "restated": list(self.restated),
+        }
+
+    def _search(self) -> dict[str, Any]:
+        """What ``tune`` found, as JSON."""
+        findings, faster = self.findings, self.next_faster
+        return {
+            "why": self.why,
+            "metric": self.metric,
+            "objective": self.objective.value,
+            "target": self.target or None,
+            "times": self._times,
+            "baseline": _measured(self.baseline, self.objective),
+            "tuned": _measured(self.tuned, self.objective),
+            "speedup": self.speedup,
+            "speedup_spread": self.speedup_spread,
+            "gain": self.gain,
+            "gain_spread": self.gain_spread,
+            "evaluations": self.evaluations,
+            "reused_trials": self.reused,
+            "probes": self.probes,
+            "reused_sensitivities": list(self.reused_sensitivities),
+            "phases_s": dict(self.phases),
+            "relative_error": {
+                "predicted": self.predicted_error,
+                "predicted_parts": dict(self.predicted_parts),
+                "measured": self.measured_error,
+                "outputs": self.output_errors,
+                "left_out": list(self.left_out),
+            },
+            "frontier": [self._found(one) for one in findings.frontier],
+            "sensitivities": [
+                {
+                    "nodes": list(one.nodes),
+                    "format": one.format.label,
+                    "relative_error": one.error,
+                    "fp32": _cost(one.fp32_cost, findings),
+                    "low": _cost(one.low_cost, findings),
+                }
+                for one in findings.sensitivities
+            ],
+            "candidates": [self._found(one) for one in findings.candidates],
+            "next_faster": None if faster is None else self._found(faster),
+            "anchors": [
+                {
+                    "name": a.name,
+                    "metric": a.metric,
+                    "latency_ms": a.latency_s * 1e3,
+                    **_counted(a.cost, self.objective),
+                    "passed": a.passed,
+                }
+                for a in self.anchors
+            ],
+            "stale": [str(path) for path in self.stale],
+            "trials": [
+                {
+                    "plan": t.key.plan,
+                    "name": t.name,
+                    "metric": t.metric,
+                    "latency_ms": None if t.latency_s is None else t.latency_s * 1e3,
+                    "passed": t.passed,
+                }
+                for t in self.trials
+            ],
+        }
+
+    @property
+    def _times(self) -> str:
+        text = f"modelled for {self.target}, not measured" if self.target else "measured"
+        return f"{text}; {TF32_TIMES}" if "tf32" in self.plan.counts else text
+
+    def _found(self, one: Found) -> dict[str, Any]:
+        """A plan that was considered; null for what was not measured.
+
+        ``gain`` is how many times as good as fp32 it was in the races, by the objective;
+        ``changes`` are the formats of the nodes that have another one in the result.
+        """
+        own, findings = labels(self.plan), self.findings
+        formats = labels(one.plan)
+        changed = (
+            n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32")
+        )
+        return {
+            "plan": one.plan.digest,
+            "name": one.name,
+            "predicted": {
+                **_cost(one.predicted_cost, findings),
+                "relative_error": one.predicted_error,
+            },
+            "measured": {**_cost(one.cost, findings), "relative_error": one.error},
+            "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
+            "gain": findings.gain(one),
+            "casts": one.casts,
+            "metric": one.metric,
+            "passed": one.passed,
+            "changes": {node: formats.get(node, "fp32") for node in changed},
+        }
+
+
+def labels(plan: Plan) -> dict[str, str]:
+    """The label of each node's format."""
+    return {node: fmt.label for node, fmt in plan.formats.items()}
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _verified_lines(checked: Verified) -> list[str]:
+    lines: list[str] = []
+    if checked.engine is None:
+        lines.append("not run in an engine")
+    elif checked.relative_error is not None:
+        error = f"relative error {checked.relative_error:.3g} against {checked.reference}"
+        lines.append(f"verified in {checked.engine}: {error}")
+    return lines + ([f"note: {checked.note}"] if checked.note else [])
+
+
+def _verified(checked: Verified) -> dict[str, Any]:
+    return {
+        "engine": checked.engine,
+        "max_abs_error": checked.max_abs_error,
+        "relative_error": checked.relative_error,
+        "outputs": dict(checked.outputs),
+        "reference": checked.reference,
+        "taken_error": checked.taken_error,
+        "sizes": dict(checked.sizes),
+        "random_inputs": checked.random,
+        "kernels": checked.kernels,
+        "fallen_apart": list(checked.apart),
+        "note": checked.note,
+    }
+
+
+def _measured(one: Measured, objective: Objective) -> dict[str, Any]:
+    return {
+        "metric": one.metric,
+        "outputs": dict(one.outputs),
+        "latency_ms": one.latency_s * 1e3,
+        "size_bytes": one.size_bytes,
+        **_counted(one.cost, objective),
+    }
+
+
+def _counted(cost: float, objective: Objective) -> dict[str, float]:
+    """The cost by the objective, unless it is the latency or the size, which are shown."""
+    if not math.isfinite(cost):
+        return {}
+    if objective is Objective.THROUGHPUT:
+        return {"calls_per_s": 1 / cost}
+    return {"memory_bytes": cost} if objective is Objective.MEMORY else {}
+
+
+def _cost(cost: float | None, findings: Findings) -> dict[str, float | None]:
+    """A cost with its unit."""
+    timed = findings.priced is Priced.TIME
+    value = cost if cost is None or not timed else cost * 1e3
+    return {"ms" if timed else "bytes": value}

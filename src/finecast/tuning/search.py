@@ -1,0 +1,218 @@
+"""Which plans to evaluate on all data, and in which order.
+
+Candidates that another one beats in both cost and predicted error are not tried. The others
+form a chain in which a faster plan is less accurate. "Faster" means of less cost, whatever
+the objective counts: latency, time under load, or bytes. The fastest is evaluated first; if
+it misses the criterion, bisection finds the fastest one that meets it. Of plans that count as
+equally fast the most accurate is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from finecast.planning.choices import SAME_TIME, Proposal
+from finecast.planning.plan import Plan
+from finecast.tuning.goal import MIN_SPEEDUP
+
+# Evaluations that an aimed search may take beyond those of halving; mostly it takes fewer.
+_SPARE: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan that may be chosen.
+
+    Attributes:
+        name: Its name in reports.
+        plan: The plan.
+        error: Its predicted squared output error.
+        cost: What the search minimises: by default the latency.
+        latency_s: The time of a call.
+        casts: Casts in its model.
+        spread: Relative uncertainty of ``cost``.
+        predicted_cost: The cost by the analysis; infinite if none was predicted.
+        timed: Whether ``cost`` and ``latency_s`` were measured; else they are predicted.
+    """
+
+    name: str
+    plan: Plan
+    error: float
+    cost: float
+    latency_s: float
+    casts: int
+    spread: float = 0.0
+    predicted_cost: float = math.inf
+    timed: bool = True
+
+    @property
+    def least(self) -> float:
+        """Lower bound of the cost, given its spread."""
+        return self.cost * (1 - self.spread)
+
+    @property
+    def most(self) -> float:
+        """Upper bound of the cost, given its spread."""
+        return self.cost * (1 + self.spread)
+
+
+# Whether a candidate counts as equally fast as one of less cost, which comes first.
+SameTime = Callable[[Candidate, Candidate], bool]
+
+
+def same_time(fast: Candidate, other: Candidate) -> bool:
+    """Whether the costs are within ``SAME_TIME`` of one another."""
+    return other.cost <= fast.cost * SAME_TIME
+
+
+def worth_timing(
+    proposals: Sequence[Proposal], min_speedup: float = MIN_SPEEDUP
+) -> list[Proposal]:
+    """Proposals that are predicted to gain at least half of the speedup asked for.
+
+    To time any other one would take a conversion, a load and part of every round, and
+    predictions are rarely that far off.
+
+    Args:
+        proposals: Those of a frontier; the slowest one changes least.
+        min_speedup: The speedup asked for.
+    """
+    exact_s = max((p.time_s for p in proposals), default=0.0)
+    least = (1 + min_speedup) / 2
+    return [p for p in proposals if p.time_s * least <= exact_s]
+
+
+def chain(
+    candidates: Sequence[Candidate],
+    baseline: float,
+    min_speedup: float = MIN_SPEEDUP,
+    same: SameTime = same_time,
+    finer: float = 1.0,
+) -> list[Candidate]:
+    """Candidates that gain enough over the baseline and that no other beats, fastest first.
+
+    A slower one counts as more accurate if its squared error is below ``finer`` times the
+    other's.
+    """
+    kept: list[Candidate] = []
+    fastest: Candidate | None = None  # of those that count as equally fast as kept[-1]
+    for one in sorted(candidates, key=lambda c: (c.cost, c.error)):
+        if one.cost * min_speedup >= baseline:
+            continue
+        if kept and one.error >= finer * kept[-1].error:
+            continue
+        # Equally fast as the one before and more accurate: it takes that one's place.
+        if fastest is not None and same(fastest, one):
+            kept[-1] = one
+            continue
+        fastest = one
+        kept.append(one)
+    return kept
+
+
+def fastest_passing(
+    chained: Sequence[Candidate],
+    passes: Callable[[Candidate], bool],
+    may_try: Callable[[Candidate], bool] = lambda _: True,
+    aim: Callable[[Sequence[Candidate]], int | None] = lambda _: None,
+    same: SameTime = same_time,
+) -> Candidate | None:
+    """The fastest candidate that passes, if passing is monotone along the chain.
+
+    Law: if the most accurate candidate that is equally fast passes, too, it is returned
+    instead. At most 2 + ceil(log2(n)) candidates are evaluated, and two more with ``aim``;
+    the returned one was evaluated. None means that all evaluated candidates fail, and says
+    nothing of the others.
+
+    Args:
+        chained: Candidates, fastest first, each more accurate than the one before.
+        passes: Evaluates a candidate.
+        may_try: Whether the budget allows the evaluation of a candidate.
+        aim: The index at which the fastest that passes is expected, or None. It is tried
+            next, as long as at most two evaluations more than halving takes are needed.
+        same: Whether two candidates are equally fast.
+    """
+    found, passed = -1, set[int]()
+    low, high, middle = 0, len(chained) - 1, aim(chained) or 0
+    left = high.bit_length() + _SPARE  # evaluations that may follow the first one
+    while low <= high and may_try(chained[middle]):
+        if passes(chained[middle]):
+            passed.add(middle)
+            found, high = middle, middle - 1
+        else:
+            low = middle + 1
+        aimed = aim(chained)
+        middle = (low + high) // 2 if aimed is None else aimed
+        left, reach = left - 1, (1 << max(left - 1, 0)) - 1
+        middle = min(max(middle, low, high - reach), high, low + reach)
+    if found < 0:
+        return None
+    equal = (i for i in range(found + 1, len(chained)) if same(chained[found], chained[i]))
+    near = max(equal, default=found)
+    if near in passed or (may_try(chained[near]) and passes(chained[near])):
+        return chained[near]
+    return chained[found]
+
+
+def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that no other one beats in both cost and error beyond the costs' spread."""
+    return [
+        one
+        for one in candidates
+        if not any(c.most < one.least and c.error <= one.error for c in candidates)
+    ]
+
+
+def rivals(
+    candidates: Sequence[Candidate], fastest: Candidate, missed: float
+) -> list[Candidate]:
+    """Candidates that may turn out better than ``fastest`` when costs are known better.
+
+    Within the spread of the costs they may be faster by more than ``SAME_TIME``, or equally
+    fast and more accurate. Where costs have no spread there are none.
+
+    Args:
+        candidates: All that may be chosen.
+        fastest: The fastest that passed.
+        missed: The least error of those that failed; one of no less error is taken to fail.
+    """
+    found: list[Candidate] = []
+    for one in candidates:
+        if one is fastest or one.error >= missed:
+            continue
+        if one.error < fastest.error:
+            is_open = one.cost > fastest.cost * SAME_TIME and (
+                one.least <= fastest.most * SAME_TIME
+            )
+        else:
+            is_open = one.cost * SAME_TIME >= fastest.cost and (
+                one.least * SAME_TIME < fastest.most
+            )
+        if is_open:
+            found.append(one)
+    return found
+
+
+def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) -> str:
+    """Text for the user where ``fastest_passing`` found nothing.
+
+    Args:
+        tried: Number of plans that were evaluated.
+        proposed: Number of all plans: most are not evaluated, as they are not fast or, by
+            their predicted errors, not accurate enough.
+        target: The metric to reach.
+        reused: How many of the trials an earlier run made.
+    """
+    if not tried:
+        return f"no plan was tried (target {target:.6g})"
+    plans = "the one plan" if tried == 1 else f"none of the {tried} plans"
+    misses = "misses" if tried == 1 else "keeps"
+    told = f" ({reused} remembered by the study)" if reused else ""
+    why = f"{plans} tried{told} {misses} the criterion (target {target:.6g})"
+    rest = proposed - tried
+    if rest > 0:
+        why += f"; {rest} more were not tried: by time and predicted error they promised less"
+    return why

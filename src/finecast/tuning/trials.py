@@ -1,0 +1,286 @@
+"""Trials: candidates evaluated on all data, each once, or taken from a study; the baseline."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from finecast.data.criterion import Criterion
+from finecast.data.workload import Workload, nonfinite_data
+from finecast.engines.base import Session
+from finecast.errors import ModelError, WrongNumbersError
+from finecast.planning.plan import Plan
+from finecast.progress import Progress
+from finecast.tuning.goal import Budget
+from finecast.tuning.search import (
+    SAME_TIME,
+    Candidate,
+    SameTime,
+    fastest_passing,
+    none_passes,
+    rivals,
+    same_time,
+)
+from finecast.tuning.study import Study, Trial, TrialKey
+
+# Gives the metric of a plan.
+Measure = Callable[[Plan], float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trials:
+    """The trials of one tuning.
+
+    Laws: each is in the study before the next starts; what ``search`` returns was evaluated
+    in this run.
+
+    Attributes:
+        model: The model's digest.
+        workload: The data.
+        baseline: The fp32 model's metric; its evaluation is counted.
+        runner: Identifies what runs the plans, with every setting that changes numbers.
+        study: Where trials are kept; None for nowhere.
+        progress: Told of each trial.
+        budget: The goal, and how many trials there may be.
+        expected: The predicted squared output error that is expected to pass, by a plan of an
+            earlier run; None if there is none.
+        tried: The trials by their plan's digest.
+        errors: The predicted squared output errors of these plans, by digest.
+        reused: Digests of plans whose trial was taken from an earlier run.
+        evaluations: Number of evaluations on all data in this run.
+    """
+
+    model: str
+    workload: Workload
+    baseline: float
+    runner: str
+    study: Study | None
+    progress: Progress
+    budget: Budget
+    expected: float | None = None
+    tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
+    errors: dict[str, float] = field(default_factory=dict[str, float])
+    reused: set[str] = field(default_factory=set[str])
+    evaluations: int = 1
+    _measure: Measure = field(init=False)
+    _resume: bool = field(init=False)
+    _judged_by: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Digest what judges a plan: the data or the user's code, and the baseline metric."""
+        self._resume = self.study is not None and self.study.resume
+        judge = f"{self.workload.digest}\0{self.baseline:.6g}"
+        self._judged_by = hashlib.sha256(judge.encode()).hexdigest()[:16]
+
+    def search(
+        self, chained: Sequence[Candidate], measure: Measure, same: SameTime = same_time
+    ) -> Candidate | None:
+        """The fastest candidate that passes, by the metric that ``measure`` gives on all data.
+
+        Trials of an earlier run only guide the search: a candidate found by one is evaluated
+        again. If it then fails, those trials are of other code or data, and are dropped.
+        """
+        self._measure = measure
+        found = fastest_passing(chained, self.passes, self.may_try, self._aim, same)
+        if found is None or found.plan.digest not in self.reused:
+            return found
+        if self._judge(found, self._evaluate(found)):
+            return found
+        kept = found.plan.digest
+        self.tried = {kept: self.tried[kept]}
+        self.reused.clear()
+        self._resume = False
+        return fastest_passing(chained, self.passes, self.may_try, self._aim, same)
+
+    def first(self, chained: Sequence[Candidate]) -> Candidate | None:
+        """The one to try first: as nothing is known, the fastest; None if there is none."""
+        return chained[self._aim(chained) or 0] if chained else None
+
+    def misses(self, candidate: Candidate, measure: Measure) -> bool:
+        """Whether the budget allows to evaluate ``candidate``, and it fails."""
+        self._measure = measure
+        return self.may_go_on() and not self.passes(candidate)
+
+    def nearest(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """The one of the tried ``candidates`` whose metric comes nearest to the target."""
+        tried = [c for c in candidates if c.plan.digest in self.tried]
+        better = self._criterion.higher_is_better
+        return max(tried, key=lambda c: _ascending(self.metric(c.plan), better), default=None)
+
+    def missed(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Candidates that were tried and failed, and are faster than ``found``."""
+        limit = math.inf if found is None else found.cost / SAME_TIME
+        failed = {d for d, trial in self.tried.items() if not trial.passed}
+        return [c for c in candidates if c.plan.digest in failed and c.cost < limit]
+
+    def rivals(self, candidates: Sequence[Candidate], found: Candidate) -> list[Candidate]:
+        """Candidates that may be better than ``found`` when costs are known better.
+
+        Among them is the fastest that passed, if ``found`` is another one that is equally fast
+        and more accurate.
+        """
+        trials = [(c, self.tried.get(c.plan.digest)) for c in (found, *candidates)]
+        fastest = min((c for c, t in trials if t and t.passed), key=lambda c: c.cost)
+        missed = min((c.error for c, t in trials if t and not t.passed), default=math.inf)
+        better = rivals(candidates, fastest, missed)
+        return better if fastest is found else [fastest, *better]
+
+    def allowed_error(self) -> float | None:
+        """The squared output error at which the metric is expected to reach the target.
+
+        The metric is taken to be linear in the error, between the smallest error that failed
+        and the largest below it that passed, or no error at all. None where nothing failed, or
+        the metric does not tell the two apart.
+        """
+        tried = {
+            math.sqrt(error): self.tried[digest]
+            for digest, error in self.errors.items()
+            if digest in self.tried and math.isfinite(error)
+        }
+        missed = min((e for e, t in tried.items() if not t.passed), default=None)
+        if missed is None or not math.isfinite(self.baseline):
+            return None
+        kept = max((e for e, t in tried.items() if t.passed and e < missed), default=None)
+        start, best = (0.0, self.baseline) if kept is None else (kept, tried[kept].metric)
+        lost = best - tried[missed].metric
+        if not lost or not math.isfinite(lost):
+            return None
+        share = (best - self._criterion.target(self.baseline)) / lost
+        return (start + min(max(share, 0.0), 1.0) * (missed - start)) ** 2
+
+    def _aim(self, chained: Sequence[Candidate]) -> int | None:
+        """The index of the fastest candidate whose error is expected to pass."""
+        allowed = self.allowed_error()
+        if allowed is None:
+            allowed = self.expected
+        if allowed is None:
+            return None
+        return next((i for i, c in enumerate(chained) if c.error <= allowed), None)
+
+    @property
+    def _criterion(self) -> Criterion:
+        return self.budget.goal.criterion
+
+    def passing(self, metric: float) -> bool:
+        """Whether this metric meets the criterion."""
+        return self._criterion.passes(metric, self.baseline)
+
+    def no_worse(self, metric: float, other: float) -> bool:
+        """Whether ``metric`` is at least as good as ``other``."""
+        better = self._criterion.higher_is_better
+        return _ascending(metric, better) >= _ascending(other, better)
+
+    def may_go_on(self) -> bool:
+        """Whether the budget has room for another evaluation."""
+        return not self.budget.spent(self.evaluations - 1)
+
+    def may_try(self, candidate: Candidate) -> bool:
+        """Whether there is room to evaluate it, or it was evaluated in this run."""
+        return candidate.plan.digest in self.tried or self.may_go_on()
+
+    def passes(self, candidate: Candidate) -> bool:
+        """Whether a candidate passes, by its evaluation or by its earlier trial."""
+        digest = candidate.plan.digest
+        trial = self.tried.get(digest)
+        if trial is None and self.study is not None and self._resume:
+            trial = self.study.find(self._key(candidate))
+            if trial is not None:
+                self.reused.add(digest)
+        # A stored trial was judged by the criterion of its own run: judge it by this one.
+        return self._judge(candidate, trial or self._evaluate(candidate))
+
+    def metric(self, plan: Plan) -> float:
+        """The metric of a plan that was tried."""
+        return self.tried[plan.digest].metric
+
+    def none_passes(self, proposed: int) -> str:
+        """Text: why none of ``proposed`` plans was found to pass."""
+        target = self._criterion.target(self.baseline)
+        why = none_passes(len(self.tried), proposed, target, reused=len(self.reused))
+        spent = self.budget.spent(self.evaluations - 1)
+        return f"{why}; {spent}" if spent else why
+
+    def _key(self, candidate: Candidate) -> TrialKey:
+        return TrialKey(
+            model=self.model,
+            plan=candidate.plan.digest,
+            engine=self.runner,
+            data=self._judged_by,
+        )
+
+    def _evaluate(self, candidate: Candidate) -> Trial:
+        self.progress(f"evaluation of {candidate.name}", len(self.tried), len(self.tried) + 1)
+        metric = self._measure(candidate.plan)
+        self.evaluations += 1
+        trial = Trial(
+            key=self._key(candidate),
+            name=candidate.name,
+            metric=metric,
+            passed=self.passing(metric),
+            latency_s=candidate.latency_s if candidate.timed else None,
+            plan_json=candidate.plan.to_json(),
+        )
+        if self.study is not None:
+            self.study.add(trial)
+        return trial
+
+    def _judge(self, candidate: Candidate, trial: Trial) -> bool:
+        passed = self.passing(trial.metric)
+        self.tried[candidate.plan.digest] = replace(trial, passed=passed)
+        self.errors[candidate.plan.digest] = candidate.error
+        self.progress("evaluation", len(self.tried), len(self.tried))
+        return passed
+
+
+def _ascending(metric: float, higher_is_better: bool) -> float:
+    """The metric, negated if lower is better, so that larger is better; NaN is the worst."""
+    if math.isnan(metric):
+        return -math.inf
+    return metric if higher_is_better else -metric
+
+
+def nan_baseline(model: str, workload: Workload, first_nan: Callable[[], str]) -> ModelError:
+    """The error if the fp32 model's metric is NaN, with the data's NaN and Inf as its cause.
+
+    Where the data has none, ``first_nan`` gives the first op that gives NaN or Inf.
+    """
+    data = nonfinite_data(workload)
+    if data:
+        return ModelError(
+            f"the fp32 model's metric is NaN: {data}",
+            where=model,
+            fix="leave out samples with NaN or Inf, or put numbers in their place",
+        )
+    first = first_nan()
+    where = f"; the first op to give NaN or Inf is {first!r}" if first else ""
+    return ModelError(
+        f"the fp32 model's metric is NaN{where}",
+        where=model,
+        fix="check data and metric with the fp32 model first",
+    )
+
+
+def baseline_of(
+    workload: Workload, criterion: Criterion, reference: Session, truth: Session | None
+) -> float:
+    """The metric to keep: of ``truth``, the fp64 model, where there is one, else of fp32.
+
+    Raises:
+        WrongNumbersError: If the conversion from fp64 to fp32 alone misses the criterion.
+    """
+    baseline = workload.evaluate(truth or reference, None)
+    if truth is None:
+        return baseline
+    taken = workload.evaluate(reference, truth)
+    if not criterion.passes(taken, baseline):
+        raise WrongNumbersError(
+            f"taken to fp32 the model misses the criterion by itself: {taken:.6g}, and"
+            f" {baseline:.6g} in fp64",
+            where="--from-type fp64",
+            fix="it needs fp64: leave it as it is, or allow more by --tolerance",
+        )
+    return baseline

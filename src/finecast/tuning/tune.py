@@ -1,0 +1,690 @@
+"""From a model, data and a criterion to the fastest plan that meets the criterion.
+
+Laws: the result never misses the criterion and is never slower than the fp32 model run in
+the same way; the winner was evaluated and timed again in this run; where no plan helps, the
+outcome says so, and why. For a device that is not here, times are modelled and accuracy is
+that of its emulation.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from finecast.data.criterion import Criterion
+from finecast.data.workload import Workload
+from finecast.engines.exact import Exact
+from finecast.engines.probe import drop_slow_formats
+from finecast.errors import EngineError
+from finecast.graph import Node
+from finecast.measure.racing import ANCHOR
+from finecast.native.gains import gaining_kinds, share_left
+from finecast.native.subject import Built, Examined, Subject, UserRules
+from finecast.planning.choices import SAME_TIME, Proposal
+from finecast.planning.placing import place
+from finecast.planning.plan import Plan
+from finecast.planning.problem import Analysis
+from finecast.planning.proposing import (
+    between,
+    lowered_by_one,
+    lowest,
+    near,
+    predicted_cost,
+    propose,
+    raised_by_one,
+    stated,
+)
+from finecast.progress import Notice, Phases, Progress, silent
+from finecast.rules.policy import Policy
+from finecast.tuning.adjusting import Adjustments
+from finecast.tuning.conclusion import Conclusion, last_race
+from finecast.tuning.findings import findings
+from finecast.tuning.goal import Budget, Goal, Objective
+from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
+from finecast.tuning.measuring import RANKING, Measurements, Measuring
+from finecast.tuning.result import Result
+from finecast.tuning.search import Candidate, chain, undecided, worth_timing
+from finecast.tuning.study import Study
+from finecast.tuning.trials import Trials, baseline_of, nan_baseline
+
+# A plan may miss the criterion if its predicted output error is above this share of the error
+# that the criterion is expected to allow.
+_NEARLY: Final = 0.8
+# Most further steps of the frontier that become candidates where the first ones do not settle
+# the search. Bisection evaluates three or four of them.
+_MORE_STEPS: Final = 7
+# Uncertainty of predicted costs that the search reckons with: plans within about 14% of the
+# one found race with it. If that one gains nothing, all plans race.
+_PREDICTED: Final = 0.05
+# Plans that are predicted to take at most so many times as long as the fastest race first.
+# Predictions are off by some ten percent for either of two plans.
+_NEARLY_AS_FAST: Final = 1.3
+# Where no plan is predicted to gain, one that is predicted to take this many times as long as
+# fp32 is not compiled to be timed. Sums of single kernels' times are off by some ten percent.
+_HOPELESS: Final = 1.5
+# What a search takes after the rules have judged: this many evaluations of all data, this many
+# times as long as it took to load the model and to observe its values (plans are compiled and
+# roundings are probed), and the rounds of its races. It is told where all of it takes long.
+_EVALUATIONS: Final = 3
+_MODELS: Final = 3
+_RACES_S: Final = 10.0
+_LONG_S: Final = 30.0
+# Ops that are named in a note.
+_MOST_NAMED: Final = 3
+
+
+def tune(
+    subject: Subject,
+    workload: Workload,
+    goal: Goal,
+    policy: Policy,
+    *,
+    user_rules: UserRules = (),
+    study: Study | None = None,
+    start: Plan | None = None,
+    progress: Progress = silent,
+) -> Result:
+    """Find the fastest plan that keeps ``goal`` on all of the workload's data.
+
+    A plan to ``start`` from, of this model or of another version of it, is tried first. If it
+    keeps the goal, only faster ones are tried.
+
+    Raises:
+        UsageError: If the policy does not fit the model or the device.
+        ModelError: If the fp32 model gives NaN, or the model cannot be converted, or the plan
+            to start from is of another model.
+        EngineError: If the fp32 model cannot be run.
+    """
+    budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
+    measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
+    measuring.check()
+    subject.study = study
+    if policy.open_formats:
+        formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
+        policy = replace(policy, formats=formats, open_formats=False)
+    subject.check_formats(policy)
+    subject.model.check_policy(policy)  # refuses a misspelt name before any long work
+    progress("baseline", 0, 1)
+    baseline = _baseline(subject, workload, goal.criterion)
+    goal.criterion.check(baseline, workload.worst)
+    progress("baseline", 1, 1)
+    narrowed, left_out = policy, ()
+    if goal.objective.of_time:
+        progress("format speeds", 0, 1)
+        narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
+    progress("rules", 0, 1)
+
+    def examine(policy: Policy) -> Examined:
+        return subject.examine(policy, user_rules, workload, progress)
+
+    examined = examine(narrowed)
+    _tell_time(progress)
+    tuning = _Tuning(
+        subject=subject,
+        examine=examine,
+        workload=workload,
+        left_out=left_out,
+        progress=progress,
+        measuring=measuring,
+        examined=examined,
+        start=start,
+        adjustments=Adjustments.of(subject, workload, examined, policy),
+        trials=Trials(
+            model=subject.model.digest,
+            workload=workload,
+            baseline=baseline,
+            runner=goal.objective.keyed(subject.runner),
+            study=study,
+            progress=progress,
+            budget=budget,
+        ),
+    )
+    outcome = tuning.run()
+    phases = progress.seconds()
+    return replace(outcome, phases=phases, seconds=sum(phases.values()))
+
+
+def _tell_time(progress: Phases) -> None:
+    """Tell how long the search takes in all, if that is long."""
+    spent = progress.seconds()
+    all_s, evaluation_s = sum(spent.values()), spent.get("baseline", 0.0)
+    all_s += _EVALUATIONS * evaluation_s + _MODELS * (all_s - evaluation_s) + _RACES_S
+    if all_s >= _LONG_S:
+        some = f"{all_s / 60:.0f} min" if all_s > 100 else f"{all_s:.0f} s"
+        progress(Notice(f"this takes about {some} in all"), 0, 1)
+
+
+def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
+    """The nodes that an engine's message names, or whose native kind it names.
+
+    Engines give ops that they made themselves the kind and a number: ``Swish_12``.
+    """
+    words = {word.strip(".,:;'\"()[]") for word in text.split()}
+    kinds = {re.sub(r"_\d+$", "", word) for word in words}
+    return [n for n in nodes if n.name in words or n.native.rpartition("::")[2] in kinds]
+
+
+def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
+    value = baseline_of(workload, criterion, subject.reference, subject.truth)
+    if math.isnan(value):
+        first = partial(subject.first_nan, workload)
+        raise nan_baseline(subject.model.name, workload, first)
+    return value
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tuning:
+    """The state of one search.
+
+    Attributes:
+        examine: Lets the rules judge the subject's ops under a policy.
+        start: The plan to start from.
+        started: That plan on this model.
+        left_out: Formats and rewritings that are not tried, and why.
+        built: Models of plans by the plan's digest, as long as they may still be chosen.
+        candidates: Every plan that was raced or predicted to be fast.
+        fp32: The cost of the fp32 model in the first race, by the objective; predicted
+            before any race.
+        predicting: Whether plans are ranked by predicted costs. Where each costs a
+            compilation, only plans that keep the criterion are then compiled.
+        hints: Models that stand beside the result, by name: what the engine lowers by itself.
+        frontier: The first steps of the frontier, those too slow to be raced among them.
+        exact: The fp32 model's outputs on the timed feeds, once a plan was evaluated.
+        errors: Measured relative errors of the plans that were evaluated, by digest.
+        waiting: Proposals that race only if those that raced first gain too little.
+    """
+
+    subject: Subject
+    workload: Workload
+    examine: Callable[[Policy], Examined]
+    left_out: tuple[str, ...]
+    examined: Examined
+    adjustments: Adjustments
+    trials: Trials
+    measuring: Measuring
+    progress: Progress
+    start: Plan | None = None
+    started: Proposal | None = None
+    built: dict[str, Built] = field(default_factory=dict[str, Built])
+    candidates: list[Candidate] = field(default_factory=list[Candidate])
+    analysis: Analysis | None = None
+    fp32: float | None = None
+    predicting: bool = False
+    hints: dict[str, Built] = field(default_factory=dict[str, Built])
+    frontier: list[Proposal] = field(default_factory=list[Proposal])
+    exact: Exact | None = None
+    errors: dict[str, float] = field(default_factory=dict[str, float])
+    waiting: Sequence[Proposal] = ()
+
+    def run(self) -> Result:
+        if not self.examined.planner.is_free:
+            return self._unchanged("the rules leave no op a lower format")
+        try:
+            proposals = self._accepted_proposals()
+        except EngineError as error:
+            return self._unchanged(f"no plan can be judged: {error.what}")
+        compiles, objective = self.subject.compiles, self.measuring.objective
+        self.predicting = compiles and objective is Objective.LATENCY
+        while (outcome := self._searched(proposals)) is None:
+            self._keep()
+            proposals = self._unsettled(proposals)
+            if not proposals:
+                return self._unchanged(self._none_better)
+        return outcome
+
+    def _unsettled(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+        """What may gain enough after all, where the search so far found nothing that does.
+
+        Each of these costs a compilation. Plans that raced and gained too little are left out;
+        if none raced, so are those that are predicted to be far slower than fp32.
+        """
+        assert self.analysis is not None
+        assert self.fp32 is not None
+        if not self.predicting:  # some raced
+            self.candidates = [c for c in self.candidates if c.timed]
+            raced = {c.plan.digest for c in self.candidates}
+            return [p for p in self.waiting or proposals if p.plan.digest not in raced]
+        price = partial(predicted_cost, self.examined.planner, self.analysis)
+        self.candidates = [replace(c, cost=price(c.plan)) for c in self.candidates]
+        limit = _HOPELESS * self.fp32
+        near = {c.plan.digest for c in self.candidates if c.cost <= limit}
+        if near:
+            self.predicting, self.fp32, self.candidates = False, None, []
+        return [p for p in proposals if p.plan.digest in near]
+
+    def _searched(self, proposals: Sequence[Proposal]) -> Result | None:
+        """The outcome of one search among ``proposals`` and what follows from them.
+
+        None where no plan so found gains enough, and not all raced.
+        """
+        first, self.waiting = self._fastest_first(proposals)
+        candidates, fp32 = self._rank(first)
+        chained = chain(candidates, fp32, self._min_speedup)
+        tried = self.trials.first(chained)
+        missed = tried is not None and self.trials.misses(tried, self._evaluate)
+        if missed or tried is None:
+            finer = [p for p in self.waiting if tried is None or p.error < tried.error]
+            candidates += self._rank(finer)[0] if finer else []
+            chained = chain(candidates, fp32, self._min_speedup)
+            self.waiting = ()
+        tried = self.trials.first(chained)
+        if tried is None:
+            if self.predicting:
+                return None
+            return self._unchanged(self._none_better)
+        if missed or self.trials.misses(tried, self._evaluate):
+            candidates += self._near()
+            candidates += self._adjusted(candidates, None)
+            chained = chain(candidates, fp32, self._min_speedup)
+        found = self._search(chained)
+        finer = self._refine(chained, found)
+        if finer:
+            candidates += finer
+            found = self._faster(finer, found, fp32)
+        adjusted = self._adjusted(candidates, found)  # more plans may have missed by now
+        if adjusted:
+            candidates += adjusted
+            found = self._faster(adjusted, found, fp32)
+        singles, found = self._one_by_one(candidates, found)
+        if found is None:
+            why = self.trials.none_passes(len(candidates) + singles)
+            if self._goal.is_unlimited:
+                why += "; with --max-trials or --timeout single ops are tried, too"
+            return self._unchanged(why)
+        return self._settled(found)
+
+    def _fastest_first(
+        self, proposals: Sequence[Proposal]
+    ) -> tuple[Sequence[Proposal], Sequence[Proposal]]:
+        """Proposals that race first, and those that race only if the fastest of these fails.
+
+        To build, load and time a model takes far longer than to predict its time. If the
+        fastest plan keeps the criterion, none that is predicted to be much slower is chosen;
+        so it is with a plan to start from.
+        """
+        if self.predicting or self.analysis is None:
+            return proposals, ()
+        price = partial(predicted_cost, self.examined.planner, self.analysis)
+        costs = [p.time_s if math.isfinite(p.time_s) else price(p.plan) for p in proposals]
+        started = [c for p, c in zip(proposals, costs, strict=True) if p is self.started]
+        limit = _NEARLY_AS_FAST * min(started or costs)
+        both = [*zip(proposals, costs, strict=True)]
+        return [p for p, c in both if c <= limit], [p for p, c in both if not c <= limit]
+
+    def _settled(self, found: Candidate) -> Result | None:
+        """The outcome of the last race, between ``found`` and plans that may be better.
+
+        None if the best plan of that race gains too little, and others never raced.
+        """
+        assert self.fp32 is not None
+
+        races: list[Measurements] = []
+
+        def race(racing: Sequence[Candidate]) -> Measurements:
+            errors = {c.plan.digest: c.error for c in racing}
+            races.append(self._conclusion.race({d: self.built[d] for d in errors}, errors))
+            return races[-1]
+
+        loaded = [c for c in self.candidates if c.plan.digest in self.built]
+        if self.predicting:  # of those predicted to be equally fast one is compiled
+            loaded = chain(loaded, self.fp32, self._min_speedup)
+        self.progress("last race", 0, 1)
+        best, measurements = last_race(
+            found,
+            loaded,
+            fp32=self.fp32,
+            trials=self.trials,
+            evaluate=self._evaluate,
+            race=race,
+            error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
+        )
+        gain = measurements.costs.speed(best.plan.digest).median
+        goes_on = gain < self._goal.min_speedup and (self.predicting or self.waiting)
+        for measured in races if self.predicting or goes_on else ():
+            self._time(measured)
+        if goes_on:
+            return None
+        self._keep(best)
+        gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
+        return self._conclusion.improved(best, built, measurements, gains)
+
+    def _unchanged(self, why: str) -> Result:
+        self._keep()
+        return self._conclusion.unchanged(why)
+
+    def _keep(self, *candidates: Candidate) -> None:
+        """Unload the models of all other candidates."""
+        kept = {c.plan.digest for c in candidates}
+        for digest in [d for d in self.built if d not in kept]:
+            self.built.pop(digest).release()
+
+    @property
+    def _none_better(self) -> str:
+        """Text: why no candidate gains enough."""
+        assert self.fp32 is not None
+        return self._conclusion.none_better(self.candidates, self.fp32)
+
+    @property
+    def _conclusion(self) -> Conclusion:
+        return Conclusion(
+            subject=self.subject,
+            workload=self.workload,
+            planner=self.examined.planner,
+            analysis=self.analysis,
+            trials=self.trials,
+            measuring=self.measuring,
+            hints=self.hints,
+            left_out=self.left_out,
+            findings=findings(
+                self.examined,
+                self.analysis,
+                self.frontier,
+                self.candidates,
+                None if self.predicting else self.fp32,
+                self.trials.tried,
+                self.errors,
+            ),
+        )
+
+    @property
+    def _goal(self) -> Goal:
+        return self.trials.budget.goal
+
+    @property
+    def _min_speedup(self) -> float:
+        """The speedup that a candidate has to have; if predicted, half of the gain."""
+        least = self._goal.min_speedup
+        return (1 + least) / 2 if self.predicting else least
+
+    def _search(
+        self, chained: Sequence[Candidate], found: Candidate | None = None
+    ) -> Candidate | None:
+        """The fastest of ``chained`` that passes.
+
+        Models of plans that cannot be chosen any more are unloaded; that of ``found`` stays.
+        """
+        self._keep(*undecided(self.candidates), *([found] if found else ()))
+        return self.trials.search(chained, self._evaluate)
+
+    def _faster(
+        self, candidates: Sequence[Candidate], found: Candidate | None, fp32: float
+    ) -> Candidate | None:
+        """The fastest of ``candidates`` that passes and beats ``found``; else ``found``."""
+        limit = (fp32, self._min_speedup)
+        if found is not None:
+            limit = (found.cost, SAME_TIME)
+        return self._search(chain(candidates, *limit), found) or found
+
+    def _adjusted(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Candidates with adjusted operands, where faster plans with codes missed.
+
+        What each kind of adjustment gains is measured on the most accurate plan that missed;
+        where none gains more than noise, no plan is adjusted. The plans that are adjusted are
+        those whose error then meets the criterion, and candidates near the allowed error.
+        """
+        analysis, adjustments = self.analysis, self.adjustments
+        if any(c.plan.adjustments for c in candidates):
+            return []
+        coded = [c for c in self.trials.missed(candidates, found) if c.plan.encodings]
+        if not coded or analysis is None or not self.trials.may_go_on():
+            return []
+        nearest = min(coded, key=lambda c: c.error)
+        self.progress("adjusting", 0, 1)
+        gains = adjustments.measure(nearest.plan)
+        if not gaining_kinds(gains):
+            return []
+        allowed = self.trials.allowed_error() or nearest.error
+        about = [c for c in candidates if c.plan.encodings and c.error > _NEARLY**2 * allowed]
+        wanted = [
+            *near(self.examined.planner, analysis, allowed / share_left(gains)),
+            *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
+        ]
+        return self._rank(adjustments.proposals(wanted, gains))[0]
+
+    def _near(self) -> list[Candidate]:
+        """Candidates of the error that the criterion is expected to allow, after a miss.
+
+        From one step of the frontier to the next the error may jump from far above the
+        allowed one to far below it.
+        """
+        allowed = self.trials.allowed_error()
+        if allowed is None or self.analysis is None or not self.trials.may_go_on():
+            return []
+        proposals = near(self.examined.planner, self.analysis, allowed)
+        fresh = [p for p in proposals if p.plan.digest not in self.built]
+        return self._rank(fresh)[0] if fresh else []
+
+    def _refine(
+        self, chained: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """Candidates between the plan found and the next faster one, which misses.
+
+        At first only some steps of the frontier are candidates. The steps between them are
+        tried, too, where none of the first ones passes or the user's budget has room.
+        """
+        tried = [c for c in chained if found is None or c.error > found.error]
+        if not tried or self.analysis is None or not self.trials.may_go_on():
+            return []
+        if found is not None and not self._goal.goes_on:
+            return []
+        errors = (0.0 if found is None else found.error, tried[-1].error)
+        proposals = between(self.examined.planner, self.analysis, errors, most=_MORE_STEPS)
+        return self._rank(proposals)[0] if proposals else []
+
+    def _one_by_one(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> tuple[int, Candidate | None]:
+        """Try changes of single units while the user's budget lasts.
+
+        From a plan that passes, one more unit is lowered. Where none passes, one unit of the
+        plan nearest to the criterion is raised, and single units are lowered alone: a unit
+        whose predicted error is small may be what fails the metric. The best plan so tried is
+        changed next.
+
+        Returns:
+            The number of plans that were built, and the fastest plan that passes.
+        """
+        made, at = 0, found
+        tried = {c.plan.digest for c in candidates}
+        while self._goal.goes_on and self.trials.may_go_on():
+            at = at or self.trials.nearest(candidates)
+            fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
+            if not fresh:
+                break
+            tried |= {p.plan.digest for p in fresh}
+            self._keep(*([found] if found else ()))
+            ranked, fp32 = self._rank(fresh)
+            made += len(ranked)
+            limit = fp32 / self._min_speedup if found is None else found.cost / SAME_TIME
+            faster = sorted((c for c in ranked if c.cost < limit), key=lambda c: c.cost)
+            passed = self._first_passing(faster)
+            if passed is None and found is not None:
+                break
+            found, at = passed, passed or self.trials.nearest(faster) or at
+        return made, found
+
+    def _singles(self, at: Candidate | None, found: Candidate | None) -> list[Proposal]:
+        planner, analysis = self.examined.planner, self.analysis
+        if analysis is None or at is None:
+            return []
+        if found is not None:
+            return lowered_by_one(planner, analysis, found.plan)
+        alone = planner.highest()
+        return [
+            *raised_by_one(planner, analysis, at.plan),
+            *lowered_by_one(planner, analysis, alone),
+        ]
+
+    def _first_passing(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        return next((c for c in candidates if self.trials.search([c], self._evaluate)), None)
+
+    def _accepted_proposals(self) -> list[Proposal]:
+        """The first plans, under the first policy whose lowest plans the engine runs.
+
+        Where it refuses those of the user's policy, all ops are stated as the model has them;
+        and then the ops that its message names keep fp32, too.
+
+        Raises:
+            EngineError: If it refuses them all; the first error.
+        """
+        try:
+            return self._proposals()
+        except EngineError as error:
+            refused = error
+        first = self.examined, self.adjustments
+        policy = self.examined.planner.policy
+        named = _named_in(refused.what, self.examined.planner.graph.float_nodes)
+        kept = tuple(re.compile(f"^{re.escape(node.name)}$") for node in named)
+        plain = replace(policy, keep_ops=True)
+        tries = {"no op is replaced by another": plain}
+        if kept:
+            names = ", ".join(repr(node.name) for node in named[:_MOST_NAMED])
+            fp32 = replace(plain, exclude=(*policy.exclude, *kept))
+            tries[f"no op is replaced by another, and {names} keep fp32"] = fp32
+        for how, other in tries.items():
+            if other == policy:
+                continue
+            self.examined = self.examine(other)
+            self.adjustments = Adjustments.of(
+                self.subject, self.workload, self.examined, other
+            )
+            with suppress(EngineError):
+                found = self._proposals()
+                text = f"the engine refuses plans as they are usually stated ({refused.what})"
+                self.left_out += (f"{text}: {how}",)
+                return found
+        self.examined, self.adjustments = first
+        raise refused
+
+    def _proposals(self) -> list[Proposal]:
+        planner = self.examined.planner
+        of_time = self.measuring.objective.of_time
+        analysis = self.measuring.priced(planner, self.examined.analysis(of_time=of_time))
+        self.analysis = analysis
+        self.progress("plans", 0, 1)
+        proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
+        self.frontier = proposals
+        near = worth_timing(proposals, self._min_speedup)
+        self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
+        found = (*self._started(analysis), *hinted, *near, *lowest(planner, analysis))
+        return [p for p in found if p.plan.lowers]
+
+    def _started(self, analysis: Analysis) -> list[Proposal]:
+        """The plan to start from, on this model; its error is then expected to pass.
+
+        Raises:
+            ModelError: If it is the plan of another model.
+        """
+        if self.start is None:
+            return []
+        planner, name = self.examined.planner, self.subject.model.name
+        found = place(self.start, planner.graph, planner.opset)
+        found.check(where=f"--start, {name}", partial=False)
+        if self.start.model != planner.graph.digest:
+            text = f"the plan to start from is of another version of the model: {found.text}"
+            self.subject.tell(text)
+        ids = {node.name: node.id for node in planner.graph.nodes}
+        formats = {ids[name]: fmt for name, fmt in found.plan.formats.items()}
+        made = stated(planner, analysis, formats, "the plan to start from")
+        self.started = made
+        self.trials.expected = made.error if made.plan.lowers else None
+        return [made]
+
+    def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
+        """Candidates from the cost of every proposal, and the cost of fp32.
+
+        As the machine's load changes between races, measured costs are relative to the fp32
+        model of the same race, times its cost in the first race.
+        """
+        stated = with_hints(self.subject, proposals)
+        unique = {p.plan.digest: p for p in reversed(stated)}
+        for done, (digest, proposal) in enumerate(unique.items()):
+            self.progress("convert", done, len(unique))
+            self.built[digest] = self.subject.model.build(proposal.plan)
+        if self.predicting:
+            return self._predicted(unique)
+        models = {digest: self.built[digest] for digest in unique}
+        errors = {digest: p.error for digest, p in unique.items()}
+        effort = replace(RANKING, limit=1 / self._min_speedup, errors=errors)
+        self.progress("timing", 0, 1)
+        found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
+        if self.fp32 is None:
+            self.fp32 = found.costs.latency_s(ANCHOR)
+        fp32_s = found.times.latency(ANCHOR).median_s
+        raced = {d: models[d] for d in found.times.names if d in models}
+        unique = with_hinted_errors(unique, raced, self.measuring.output_error)
+        candidates = [
+            Candidate(
+                name=p.name,
+                plan=p.plan,
+                error=p.error,
+                cost=self.fp32 * found.costs.slowdown(digest).median,
+                latency_s=fp32_s * found.times.slowdown(digest).median,
+                casts=self.built[digest].casts,
+                spread=found.costs.slowdown(digest).spread,
+                predicted_cost=p.time_s,
+            )
+            for digest, p in unique.items()
+            if digest in found.costs.names  # the engine may lack kernels for a mix of formats
+        ]
+        self.candidates += candidates
+        self.progress("timing", 1, 1)
+        return candidates, self.fp32
+
+    def _predicted(self, unique: Mapping[str, Proposal]) -> tuple[list[Candidate], float]:
+        """Candidates with predicted costs, and that of fp32.
+
+        A plan without a predicted cost counts as the fastest: all is low in it.
+        """
+        fastest = min(p.time_s for p in (*self.frontier, *unique.values()))
+        self.fp32 = max(p.time_s for p in self.frontier)
+        candidates = [
+            Candidate(
+                name=p.name,
+                plan=p.plan,
+                error=p.error,
+                cost=(time_s := p.time_s if math.isfinite(p.time_s) else fastest),
+                latency_s=time_s,
+                casts=self.built[digest].casts,
+                spread=_PREDICTED,
+                predicted_cost=p.time_s,
+                timed=False,
+            )
+            for digest, p in unique.items()
+        ]
+        self.candidates += candidates
+        return candidates, self.fp32
+
+    def _time(self, found: Measurements) -> None:
+        """Give predicted candidates the costs of a race; scale those that were not in it."""
+        assert self.fp32 is not None
+        fp32 = found.costs.latency_s(ANCHOR)
+        scale = fp32 / self.fp32
+        self.candidates = [
+            replace(
+                c,
+                cost=fp32 * found.costs.slowdown(c.plan.digest).median,
+                latency_s=found.times.latency_s(c.plan.digest),
+                timed=True,
+            )
+            if c.plan.digest in found.costs.names
+            else replace(c, cost=scale * c.cost)
+            for c in self.candidates
+        ]
+        self.fp32, self.predicting = fp32, False
+
+    def _evaluate(self, plan: Plan) -> float:
+        """The metric of the plan's model on all data."""
+        subject = self.subject
+        session = self.measuring.session(self.built[plan.digest])
+        metric = self.workload.evaluate(session, subject.truth or subject.reference)
+        self.exact = self.exact or self.measuring.exact()
+        self.errors[plan.digest] = self.exact.error(session)
+        return metric

@@ -1,0 +1,38 @@
+"""``finecast prices``, and the runs of ``tune`` that write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from finecast.measure import prices
+from finecast.measure.prices import PriceBook
+from tests.cli.conftest import Answer
+
+
+def test_prices_are_listed_and_cleared(finecast: Callable[..., Answer]) -> None:
+    assert "no times of kernels" in finecast("prices").out
+    book = PriceBook.here("openvino", "CPU")
+    assert book is not None
+    book.add({"kernel": 1.0})
+    told = finecast("prices", "--json").json
+    assert told["path"] == str(book.path)
+    assert [(m["machine"], m["prices"]) for m in told["machines"]] == [(book.label, 1)]
+    assert "1 times of kernels are forgotten" in finecast("prices", "--clear").out
+    assert prices.machines(book.path) == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_tune_keeps_prices_unless_told_not_to(
+    finecast: Callable[..., Answer], mlp: Path, data: Path, tmp_path: Path, *, kept: bool
+) -> None:
+    flags = () if kept else ("--no-price-book",)
+    finecast(
+        "tune", mlp, "-o", tmp_path / "low.onnx", "--data", data, "--metric", "top1", *flags,
+        "--engine", "openvino",
+    )  # fmt: skip
+    path = prices.default_path()
+    assert path is not None
+    assert bool(prices.machines(path)) == kept

@@ -1,0 +1,82 @@
+"""The fp32 model in a second engine: what is compared with is not taken on trust."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import finecast
+from finecast.engines import get_engine, installed
+from finecast.engines.base import Array
+from finecast.native.baseline import SecondOpinion, differing
+from finecast.native.onnx import OnnxModel, take
+from finecast.native.source import AS_IT_IS
+from tests.frontends.tools import parse
+
+SIDE = 16
+RNG = np.random.default_rng(5)
+
+
+def squared(text: str) -> onnx.ModelProto:
+    """A model of ``x`` and a square constant ``w``."""
+    model = parse(f"net (float[4,{SIDE}] x) => (float[4,{SIDE}] y) {{ {text} }}", opset=17)
+    w = RNG.normal(size=(SIDE, SIDE)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    return model
+
+
+def told(model: OnnxModel, outputs: Mapping[str, Array], feeds: Mapping[str, Array]) -> str:
+    graph = model.prepare(AS_IT_IS).graph
+    second = SecondOpinion(source=model, engine=get_engine("openvino"))
+    return differing(second, graph, dict(feeds), outputs)
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
+def test_engines_that_disagree_about_fp32_are_named_with_the_op(tmp_path: Path) -> None:
+    """Weights that are computed from constants, and then read in both ways, are confused."""
+    net = squared("r = Mul(w, w)\n h = MatMul(x, r)\n t = Transpose(r)\n y = MatMul(h, t)")
+    onnx.save(net, tmp_path / "net.onnx")
+    done = finecast.convert(
+        tmp_path / "net.onnx", tmp_path / "o.onnx", "none", engine="openvino"
+    )
+    (text,) = (w for w in done.warnings if "disagree" in w)
+    assert text.startswith(
+        "openvino and onnxruntime disagree about the fp32 model: output 'y'"
+    )
+    assert "(onnx::MatMul)" in text
+    alone = finecast.convert(
+        tmp_path / "net.onnx", tmp_path / "p.onnx", "none", engine="onnxruntime"
+    )
+    assert not any("disagree" in w for w in alone.warnings)
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
+@pytest.mark.parametrize(
+    ("text", "change", "expected"),
+    [
+        ("y = MatMul(x, w)", lambda y: y, ""),
+        ("y = MatMul(x, w)", lambda y: y * 1.0001, ""),
+        ("y = MatMul(x, w)", lambda y: y * 1.1, "by a relative 0.1"),
+        ("y = MatMul(x, w)", lambda y: y[:2], "in its shape"),
+        ("y = MatMul(x, w)", lambda y: y * np.nan, "by NaN or Inf"),
+        # Digits that fp32 does not determine say nothing, and a step may go either way.
+        ("h = Mul(x, w0)\n y = Sin(h)", lambda y: y * 1.1, ""),
+        ("h = MatMul(x, w)\n y = Floor(h)", lambda y: y + 1, ""),
+    ],
+    ids=["same", "rounded", "wrong", "shape", "nan", "undetermined", "decided"],
+)
+def test_what_counts_as_a_difference(text: str, change: Any, expected: str) -> None:
+    net = squared(text)
+    net.graph.initializer.append(numpy_helper.from_array(np.full((1, 1), 3e7, "f4"), "w0"))
+    x = RNG.normal(size=(4, SIDE)).astype(np.float32)
+    model = take(net)
+    (y,) = get_engine("onnxruntime").load(net.SerializeToString()).run({"x": x}).values()
+    found = told(model, {"y": np.asarray(change(y), np.float32)}, {"x": x})
+    assert bool(found) is bool(expected)
+    assert expected in found

@@ -1,0 +1,183 @@
+"""The engine's own lowering: stated as a plan, tried like one, and an anchor of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from finecast import api
+from finecast.engines import get_engine, probe
+from finecast.engines.base import Capability, KernelFormats
+from finecast.frontends import onnx as frontend
+from finecast.native.engine_subject import EngineSubject
+from finecast.native.hint import hinted_models, stated
+from finecast.native.onnx import OnnxModel
+from finecast.native.planning import Judging, make_planner
+from finecast.numbers.formats import Format
+from finecast.planning.planner import Planner
+from finecast.rules.policy import Policy
+from tests.frontends.tools import parse, tensor
+
+RNG = np.random.default_rng(0)
+WIDTH = 16
+
+
+def residual() -> onnx.ModelProto:
+    """x + relu(x @ w + b) @ v, then a norm: what ends in the output stays fp32 in a hint."""
+    proto = parse(
+        """g (float[n, 16] x) => (float[n, 16] y) {
+          p = MatMul(x, w)
+          s = Add(p, b)
+          r = Relu(s)
+          q = MatMul(r, v)
+          t = Add(q, b)
+          y = Add(x, t)
+        }""",
+    )
+    for name, shape in (("w", (WIDTH, WIDTH)), ("v", (WIDTH, WIDTH)), ("b", (WIDTH,))):
+        proto.graph.initializer.append(tensor(name, RNG.standard_normal(shape) / 4))
+    for node in proto.graph.node:
+        node.name = f"make_{node.output[0]}"
+    return proto
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Planner:
+    path = tmp_path / "model.onnx"
+    onnx.save(residual(), path)
+    policy = Policy.parse("auto:bf16")
+    prepared = frontend.prepare(frontend.load(path), policy)
+    return make_planner(prepared, policy, get_engine("openvino"), Judging(measured=True))
+
+
+def kernel(*names: str, computed: str = "bf16", stored: str = "bf16") -> KernelFormats:
+    ops = tuple(f"make_{name}" for name in names)
+    return KernelFormats(ops=ops, computed=computed, stored=stored)
+
+
+def low(planner: Planner, *kernels: KernelFormats, exact: bool = False) -> set[str]:
+    plan = stated(planner, kernels, Format.BF16, exact=exact)
+    return {name[-1] for name, fmt in plan.formats.items() if fmt is Format.BF16}
+
+
+def test_a_kernel_is_low_where_its_engine_computes_so(planner: Planner) -> None:
+    last = kernel("y", computed="fp32", stored="fp32")
+    assert low(planner, kernel("p", "s", "r"), kernel("q", "t"), last) == set("psrqt")
+
+
+def test_what_follows_a_product_gets_its_sum(planner: Planner) -> None:
+    last = kernel("y", computed="fp32", stored="fp32")
+    wide = kernel("q", "t", stored="fp32")
+    assert low(planner, kernel("p", "s", "r"), wide, last) == set("psrq")
+
+
+def test_a_product_whose_result_is_not_rounded_stays_fp32_in_the_exact_plan(
+    planner: Planner,
+) -> None:
+    """bert's last product: rounding its result was most of the error."""
+    wide = kernel("q", "t", stored="fp32")
+    given = (kernel("p", "s", "r"), wide, kernel("y", computed="fp32", stored="fp32"))
+    assert low(planner, *given, exact=True) == set("psr")
+    stored = (kernel("p", "s", "r"), kernel("q", "t"), kernel("y", computed="fp32"))
+    assert low(planner, *stored, exact=True) == low(planner, *stored)
+
+
+def test_an_op_between_low_ones_is_low(planner: Planner) -> None:
+    last = kernel("y", computed="fp32", stored="fp32")
+    alone = kernel("r", computed="fp32", stored="fp32")
+    assert low(planner, kernel("p", "s"), alone, kernel("q", "t"), last) == set("psrqt")
+
+
+def test_a_node_without_a_kernel_goes_with_what_it_reads(planner: Planner) -> None:
+    last = kernel("y", computed="fp32", stored="fp32")
+    assert low(planner, kernel("p", "s"), kernel("q", "t"), last) == set("psrqt")
+    assert "r" not in low(planner, kernel("q", "t"), last)
+
+
+def test_an_engine_without_a_hint_has_none(planner: Planner, tmp_path: Path) -> None:
+    file = frontend.load(tmp_path / "model.onnx")
+    assert not list(hinted_models(OnnxModel(file=file), get_engine("onnxruntime"), planner))
+
+
+def test_openvino_states_what_each_kernel_computes_in(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(residual(), path)
+    session = get_engine("openvino").load_hinted(path, Format.FP32)  # type: ignore[attr-defined]
+    found = session.kernel_formats()
+    assert {k.computed for k in found} == {"fp32"}
+    assert {name for k in found for name in k.ops} == {f"make_{n}" for n in "psrqty"}
+
+
+@dataclass(slots=True)
+class Lowering:
+    """OpenVINO as if its hint lowered the first product, on a CPU of any kind."""
+
+    inner: Any = field(default_factory=lambda: get_engine("openvino"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def load_hinted(self, model: Path | bytes, fmt: Format) -> Any:
+        del fmt
+        return Chosen(self.inner.load(model))
+
+
+@dataclass(slots=True)
+class Chosen:
+    inner: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def kernel_formats(self) -> list[KernelFormats]:
+        return [kernel("p", "s", "r"), kernel("q", "t", "y", computed="fp32", stored="fp32")]
+
+
+def test_tune_tries_the_choice_and_shows_the_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(residual(), path)
+    built: list[Mapping[str, Format]] = []
+    plain = OnnxModel.build
+
+    def build(self: OnnxModel, plan: Any) -> Any:
+        built.append(plan.formats)
+        return plain(self, plan)
+
+    opened = EngineSubject.hints
+
+    def hints(self: EngineSubject, planner: Planner) -> Any:
+        return opened(replace(self, engine=Lowering()), planner)
+
+    monkeypatch.setattr(OnnxModel, "build", build)
+    monkeypatch.setattr(EngineSubject, "hints", hints)
+    gains = {Format.BF16: Capability(runs=True, speed=2.0)}  # whatever else this machine does
+    monkeypatch.setitem(probe._cache, ("openvino", "CPU"), gains)
+    x = RNG.standard_normal((8, WIDTH)).astype(np.float32)
+
+    def metric(run: Any) -> float:
+        return float(run({"x": x})["y"].mean())
+
+    outcome = api.tune(
+        path,
+        tmp_path / "tuned.onnx",
+        evaluate=metric,
+        calib=lambda: [{"x": x}],
+        policy="auto:bf16",
+        tolerance=0.5,
+    )
+    chosen = {f"make_{n}": Format.BF16 if n in "psr" else Format.FP32 for n in "psrqty"}
+    assert chosen in built
+    anchor = outcome.anchors[0]
+    assert anchor.name == "the hint alone"
+    assert anchor.passed
+    assert anchor.latency_s > 0
+    assert anchor.metric == pytest.approx(outcome.baseline.metric, rel=1e-4)
+    assert outcome.to_dict()["anchors"][0]["name"] == anchor.name

@@ -1,0 +1,265 @@
+"""int8 in models of OpenVINO: the same ops, kernels and numbers as in ONNX's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+from numpy.typing import NDArray
+from openvino import opset13 as op
+
+from finecast import api
+from finecast.engines.openvino import OpenVinoEngine
+from finecast.errors import EngineError
+from finecast.frontends import openvino as frontend
+from finecast.frontends.openvino.native import OvNative
+from finecast.frontends.rounding import coded as by_arithmetic
+from finecast.native.integers import unfused
+from finecast.numbers.encodings import Scaled
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.planning.points import SWITCH, Switch
+from finecast.rules.policy import Policy
+from tests.frontends.openvino_graphs import model_of
+from tests.frontends.openvino_graphs import run as run_model
+from tests.kernels import skip_without_int8
+from tests.native.drawn import write_drawn
+from tests.native.test_int8 import CODED, DATA, NET, SHAPES
+
+INT8 = Format.INT8
+
+
+@pytest.fixture(scope="module")
+def engine() -> OpenVinoEngine:
+    skip_without_int8()
+    return OpenVinoEngine()
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    """The net of ONNX's tests as OpenVINO converts it: biases are ops by themselves."""
+    given = write_drawn(tmp_path / "net.onnx", NET, SHAPES)
+    path = given.with_suffix(".xml")
+    openvino.save_model(openvino.convert_model(given), path, compress_to_fp16=False)
+    return path
+
+
+def coded(plan: Plan) -> list[str]:
+    """Ops by the names that they have in ONNX."""
+    return sorted(n.partition("/")[0] for n, f in plan.formats.items() if f is INT8)
+
+
+def run(path: Path) -> NDArray[np.float32]:
+    (found,) = OpenVinoEngine().load(path).run(DATA).values()
+    return found.astype(np.float32)
+
+
+def kinds(path: Path) -> Counter[str]:
+    return Counter(o.get_type_name() for o in openvino.Core().read_model(path).get_ops())
+
+
+def low(net: Path, policy: str = "all:int8", name: str = "low.xml") -> Any:
+    return api.convert(net, net.with_name(name), policy, data=DATA, engine="openvino")
+
+
+def test_it_is_what_the_onnx_frontend_makes(net: Path, engine: OpenVinoEngine) -> None:
+    done = low(net)
+    assert coded(done.plan) == CODED
+    out = net.with_name("low.xml")
+    applied = frontend.apply(frontend.load(net), done.plan)
+    assert unfused(engine, done.plan, applied, DATA) == {}
+    # x, r, d, e and g (before the pool): one for each value that is rounded.
+    assert kinds(out)["FakeQuantize"] == 5
+    constants = {
+        o.get_friendly_name(): o.get_element_type().get_type_name()
+        for o in openvino.Core().read_model(out).get_ops()
+        if o.get_type_name() == "Constant"
+    }
+    assert list(constants.values()).count("i8") == 4
+    given = net.with_suffix(".onnx")
+    api.convert(given, net.with_name("low.onnx"), "all:int8", data=DATA, engine="openvino")
+    np.testing.assert_array_equal(run(out), run(net.with_name("low.onnx")))
+
+
+def test_the_matmult_scope_leaves_the_addition(net: Path, engine: OpenVinoEngine) -> None:
+    assert coded(low(net, "matmult:int8").plan) == [n for n in CODED if n != "join"]
+
+
+def test_the_rest_may_be_low(net: Path, engine: OpenVinoEngine) -> None:
+    """What is stored in bf16 is widened before it is rounded to codes."""
+    done = low(net, "all:int8,bf16")
+    assert coded(done.plan) == CODED
+    assert done.plan.formats["act"] is Format.BF16
+    for made in openvino.Core().read_model(net.with_name("low.xml")).get_ops():
+        if made.get_type_name() == "FakeQuantize":
+            assert made.get_input_element_type(0) == openvino.Type.f32
+
+
+def test_a_plan_is_replayed_and_taken_back(net: Path, engine: OpenVinoEngine) -> None:
+    done, out = low(net), net.with_name("low.xml")
+    plan = Plan.from_json(done.plan.to_json())
+    assert plan == done.plan
+    api.apply(plan, net, net.with_name("again.xml"), engine="openvino")
+    np.testing.assert_array_equal(run(net.with_name("again.xml")), run(out))
+    none = low(out, "none", "same.xml")
+    assert kinds(net.with_name("same.xml")) == kinds(out), "scope none touches nothing"
+    same = low(out, "all:int8", "same_again.xml")
+    assert same.casts == 0, "what is coded is not coded again"
+    assert coded(same.plan) == CODED
+    for kept in (none, same):
+        assert any("conversion to all:int8 stays" in w for w in kept.warnings)
+    other = low(out, "matmult:fp16", "other.xml")
+    assert any("conversion to all:int8 was taken back" in w for w in other.warnings)
+    assert not kinds(net.with_name("other.xml"))["FakeQuantize"]
+    # fp32 as it was, but that weights are those that their codes stand for.
+    undone = frontend.prepare(frontend.load(out), Policy.parse("all:bf16"))
+    given = frontend.prepare(frontend.load(net), Policy.parse("all:bf16"))
+    assert [n.name for n in undone.graph.nodes] == [n.name for n in given.graph.nodes]
+    stored = {v.name: v.constant.read() for v in undone.graph.values if v.constant}
+    for node, encodings in plan.encodings.items():
+        for index, encoding in encodings.constants.items():
+            source = given.graph.find(node).inputs[index]
+            assert source is not None
+            value = given.graph.values[source]
+            assert value.constant is not None
+            wanted = encoding.round(value.constant.read().astype(np.float32))
+            np.testing.assert_array_equal(stored[value.name], wanted)
+
+
+def test_another_calibration_starts_from_the_model_before(
+    net: Path, engine: OpenVinoEngine
+) -> None:
+    first = low(net)
+    again = low(net.with_name("low.xml"), "all:int8@percentile", "again.xml")
+    assert "an earlier conversion to all:int8 was taken back" in again.warnings
+    assert again.verified.reference == "the model given"
+    assert kinds(net.with_name("again.xml")) == kinds(net.with_name("low.xml"))
+    for name, encodings in first.plan.encodings.items():
+        assert again.plan.encodings[name].operands[0].scale < encodings.operands[0].scale
+
+
+def test_what_came_quantized_is_kept(net: Path, engine: OpenVinoEngine) -> None:
+    """A model of another tool tells no changes of finecast's."""
+    low(net)
+    model = openvino.Core().read_model(net.with_name("low.xml"))
+    notes: Any = model.get_rt_info()
+    del notes["finecast"]
+    other = net.with_name("other.xml")
+    openvino.save_model(model, other, compress_to_fp16=False)
+    before = kinds(other)
+    done = low(other, "all:bf16", "again.xml")
+    assert [w for w in done.warnings if "ops came quantized by another tool" in w]
+    inside = ("stem", "act", "one", "act1", "two", "join", "act2", "head")
+    fp32 = {n.partition("/")[0] for n, f in done.plan.formats.items() if f is Format.FP32}
+    assert {*inside} <= fp32
+    assert kinds(net.with_name("again.xml"))["FakeQuantize"] == before["FakeQuantize"]
+    assert coded(low(other, "all:int8", "int8.xml").plan) == []
+    types = Counter[str]()
+    for row in api.inspect(other).classes:
+        types.update(row.types)
+    assert types["quantized"] >= len(CODED)
+
+
+def test_a_product_that_does_not_run_on_integers_is_refused(
+    net: Path, engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = low(net).plan
+    monkeypatch.setattr("finecast.native.integers.not_as_planned", lambda *_: {"head": "fp32"})
+    with pytest.raises(EngineError, match="'head' is planned in int8 and runs in fp32"):
+        api.apply(plan, net, net.with_name("again.xml"), engine="openvino")
+
+
+def test_the_tuner_predicts_what_int8_does(net: Path, engine: OpenVinoEngine) -> None:
+    found = api.tune(
+        net, None, data=DATA, metric="cosine", policy="auto:int8", engine="openvino",
+        objective="size", tolerance=0.5,
+    )  # fmt: skip
+    assert found.improved
+    assert coded(found.plan)
+    assert 0.25 < found.predicted_error / found.measured_error < 4
+
+
+def test_switches_round_to_codes() -> None:
+    """Values by arithmetic in fp32, constants ahead of time."""
+    x = op.parameter([-1, 4], np.float32, name="x")
+    weights = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    product = op.matmul(x, op.constant(weights), False, False, name="product")
+    prepared = frontend.prepare(
+        frontend.from_model(model_of([product], [x])), Policy.parse("all:int8")
+    )
+    node = prepared.graph.find("product").id
+    value = fitted(-1.0, 3.0)
+    rows = Scaled.fitted(
+        INT8, INT8.grid(constant=True), weights.min(axis=0), weights.max(axis=0), axis=1
+    )
+    both = [Switch(ports={(node, 0): value}), Switch(ports={(node, 1): rows})]
+    switched = prepared.with_switches(both)
+    given = np.random.default_rng(1).normal(size=(64, 4)).astype(np.float32)
+    for bits in ([False, False], [True, False], [False, True], [True, True]):
+        feeds = {"x": given, SWITCH: np.array(bits)}
+        (got,) = run_model(switched, feeds).values()
+        low_x = value.round(given) if bits[0] else given
+        np.testing.assert_allclose(
+            got, low_x @ (rows.round(weights) if bits[1] else weights), atol=1e-5
+        )
+
+
+def fitted(low: float, high: float) -> Scaled:
+    return Scaled.fitted(INT8, INT8.grid(constant=False), np.asarray(low), np.asarray(high))
+
+
+@pytest.mark.parametrize("ends", [(-1.0, 3.0), (0.0, 6.0), (-2.0, 0.0), (-1e-3, 1e4)])
+def test_rounding_by_arithmetic_is_the_encoding_s(ends: tuple[float, float]) -> None:
+    encoding = fitted(*ends)
+    rng = np.random.default_rng(0)
+    numbers = rng.uniform(1.5 * ends[0] - 1, 1.5 * ends[1] + 1, 20000).astype(np.float32)
+    special = np.array([0.0, np.inf, -np.inf, np.nan], np.float32)
+    steps = numbers / np.float32(encoding.scale[0])
+    middle = np.abs(np.abs(steps - np.trunc(steps)) - 0.5) < 1e-3  # may become either
+    x = op.parameter([-1], np.float32, name="x")
+    make = OvNative.copy_of(model_of([op.relu(x)], [x])).op
+    model = model_of([by_arithmetic(make, x.output(0), encoding)], [x])
+    feeds = {"x": np.concatenate([numbers[~middle], special])}
+    (got,) = run_model(model, feeds).values()
+    np.testing.assert_array_equal(got, encoding.round(feeds["x"]))
+
+
+GROUPS = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 16, 8, 8] x) => (float[n, 16, 8, 8] y) {
+  [stem] a = Conv <pads = [1, 1, 1, 1]> (x, w0, b0)
+  [deep] c = Conv <pads = [1, 1, 1, 1], group = 16> (a, w1, b1)
+  [grouped] e = Conv <pads = [1, 1, 1, 1], group = 4> (c, w2, b2)
+  [tanh] y = Tanh (e)
+}"""
+GROUP_SHAPES = {
+    "w0": (16, 16, 3, 3), "b0": (16,), "w1": (16, 1, 3, 3), "b1": (16,),
+    "w2": (16, 4, 3, 3), "b2": (16,),
+}  # fmt: skip
+
+
+def difference(got: Any, wanted: Any) -> float:
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def test_convolutions_by_groups_have_a_scale_for_each_channel(
+    tmp_path: Path, engine: OpenVinoEngine
+) -> None:
+    """Groups are an axis of the weights by itself in OpenVINO, and none in ONNX."""
+    given = write_drawn(tmp_path / "net.onnx", GROUPS, GROUP_SHAPES)
+    net, data = given.with_suffix(".xml"), {"x": X}
+    openvino.save_model(openvino.convert_model(given), net, compress_to_fp16=False)
+    for path in (net, given):
+        out = path.with_name(f"low{path.suffix}")
+        done = api.convert(path, out, "all:int8", data=data, engine="openvino")
+        assert coded(done.plan) == ["deep", "grouped", "stem"]
+    low_net, low_given = (tmp_path / f"low{suffix}" for suffix in (".xml", ".onnx"))
+    (got,), (wanted,) = (engine.load(p).run(data).values() for p in (low_net, low_given))
+    assert got.shape == wanted.shape
+    assert difference(got, wanted) <= 1e-3
+
+
+X = np.random.default_rng(0).standard_normal((8, 16, 8, 8)).astype(np.float32)

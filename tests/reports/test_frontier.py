@@ -1,0 +1,125 @@
+"""The picture of a search."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import finecast
+from finecast.errors import UsageError
+from finecast.reports.frontier import (
+    anchors_of,
+    picture,
+    points_of,
+    predicted_of,
+    write_frontier,
+)
+from finecast.tuning.goal import TuneRequest
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def step(name: str, ms: float, error: float, **known: Any) -> dict[str, Any]:
+    measured = {"ms": known.get("latency_ms"), "relative_error": known.get("measured")}
+    return {
+        "name": name,
+        "predicted": {"ms": ms, "relative_error": error},
+        "measured": measured,
+        "latency_ms": known.get("latency_ms"),
+        "passed": known.get("passed"),
+        "changes": known.get("changes", {"a": "fp32"}),
+    }
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    """A search over three steps: ops with a choice take 6 of fp32's 10 ms."""
+    return {
+        "verdict": "improved",
+        "baseline": {"latency_ms": 10.0},
+        "tuned": {"latency_ms": 8.0},
+        "frontier": [step("step 0", 6, 0), step("step 1", 4, 0.01), step("step 2", 1, 0.05)],
+        "candidates": [
+            step("step 1", 4, 0.01, latency_ms=8.0, measured=0.011, passed=True, changes={}),
+            step("step 2", 1, 0.05, latency_ms=5.0, passed=False),
+            step("step 3", 1, 0.06),
+        ],
+        "anchors": [{"name": "the hint", "latency_ms": 4.0, "metric": 0.9, "passed": True}],
+    }
+
+
+def test_times_of_ops_without_a_choice_are_part_of_each_prediction(
+    found: dict[str, Any],
+) -> None:
+    assert predicted_of(found) == [(0, 1.0), (0.01, 10 / 8), (0.05, 2.0)]
+
+
+def test_points_are_what_was_timed_with_measured_errors_where_there_are(
+    found: dict[str, Any],
+) -> None:
+    points = {p.name: (p.kind, p.error, p.speed) for p in points_of(found)}
+    assert points == {
+        "fp32": ("passed", 0.0, 1.0),
+        "step 1": ("passed", 0.011, 1.25),
+        "step 2": ("failed", 0.05, 2.0),
+    }
+    assert anchors_of(found) == [("the hint", 2.5)]
+
+
+def test_the_picture_is_one_drawing_without_scripts_or_requests(found: dict[str, Any]) -> None:
+    found["candidates"][0]["name"] = "<script>alert(1)</script>\x1b[31m"
+    text = picture(found, "a & b <i>")
+    drawn = ElementTree.fromstring(text)
+    assert "<script" not in text
+    assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert (
+        len([c for c in drawn.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None]) == 3
+    )
+    assert "the hint: 2.50x" in [t.text for t in drawn.iter(f"{SVG}text")]
+    assert "chosen: 1.25x" in [t.text for t in drawn.iter(f"{SVG}text")]
+
+
+def test_every_point_lies_inside(found: dict[str, Any]) -> None:
+    drawn = ElementTree.fromstring(picture(found, "net"))
+    for circle in drawn.iter(f"{SVG}circle"):
+        assert 0 <= float(circle.attrib["cx"]) <= 720
+        assert 0 <= float(circle.attrib["cy"]) <= 400
+
+
+def test_a_search_that_found_nothing_has_a_picture(found: dict[str, Any]) -> None:
+    found |= {"verdict": "unchanged", "candidates": [], "anchors": [], "frontier": []}
+    drawn = ElementTree.fromstring(picture(found, "net"))
+    assert "chosen: 1.00x" in [t.text for t in drawn.iter(f"{SVG}text")]
+
+
+def test_a_file_has_the_picture_or_the_figures(found: dict[str, Any], tmp_path: Path) -> None:
+    found |= {"trials": []}
+    write_frontier(found, "net", tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text() == picture(found, "net")
+    write_frontier(found, "net", tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["frontier"] == found["frontier"]
+
+
+def test_another_suffix_is_an_error_before_any_work() -> None:
+    with pytest.raises(UsageError, match=r"drawn as .svg or written as .json"):
+        TuneRequest(frontier=Path("a.png"))
+
+
+@pytest.mark.parametrize("objective", ["latency", "size", "memory"])
+def test_a_search_draws_its_frontier(tmp_path: Path, objective: str) -> None:
+    digits = Path(__file__).parent.parent.parent / "examples" / "digits"
+    result = finecast.tune(
+        digits / "digits.onnx",
+        data=digits / "digits_calib.npz",
+        target="avx512-vnni",
+        max_trials=1,
+        objective=objective,
+        frontier=tmp_path / "plans.svg",
+    )
+    drawn = (tmp_path / "plans.svg").read_text()
+    assert "digits.onnx" in drawn
+    assert "<svg" in result._repr_html_()

@@ -1,0 +1,47 @@
+"""What a user gets without tuning is said to be better where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from finecast.measure.racing import Interval
+from finecast.tuning.hint import Anchor, better_alone
+
+CLEAR = Interval(low=0.93, median=0.95, high=0.97)
+LEANING = Interval(low=0.93, median=0.95, high=1.01)
+BEHIND = Interval(low=0.96, median=1.01, high=1.05)
+SLOWER = Interval(low=1.01, median=1.03, high=1.05)
+
+
+@pytest.mark.parametrize(
+    ("metric", "passed", "first", "second", "told"),
+    [
+        (0.9, True, CLEAR, CLEAR, True),
+        (0.8, True, CLEAR, CLEAR, True),  # as accurate as the result
+        (0.79, True, CLEAR, CLEAR, False),
+        (0.9, False, CLEAR, CLEAR, False),
+        (0.9, True, LEANING, CLEAR, True),  # within noise at first
+        (0.9, True, CLEAR, LEANING, False),  # the first race was noise
+        (0.9, True, CLEAR, SLOWER, False),
+        (0.9, True, BEHIND, CLEAR, False),  # the two races contradict each other
+        (0.9, True, SLOWER, CLEAR, False),
+    ],
+)
+def test_an_anchor_is_named_if_two_races_show_it_better(
+    metric: float, passed: bool, first: Interval, second: Interval, told: bool
+) -> None:
+    name = "the hint alone"
+    anchor = Anchor(name=name, metric=metric, passed=passed, latency_s=1.0, cost=1.0)
+    raced: list[list[str]] = []
+
+    def again(names: Sequence[str]) -> Callable[[str], Interval]:
+        raced.append([*names])
+        return {name: second}.__getitem__
+
+    found = better_alone([anchor], lambda m: m >= 0.8, {name: first}.__getitem__, again)
+    wanted = f"{name} is 5.3% faster than the result and no less accurate: use it instead"
+    assert found == ((wanted,) if told else ())
+    maybe = passed and metric >= 0.8 and first.low < 1
+    assert raced == ([[name]] if maybe else [])

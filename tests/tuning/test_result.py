@@ -1,0 +1,183 @@
+"""What ``tune`` in Python gives: a few lines when printed, and the plan beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import finecast
+from finecast.cli.tune_report import write_report
+from finecast.errors import UsageError
+from finecast.planning.plan import Plan
+from finecast.tuning.hint import Anchor
+from finecast.tuning.result import Result
+from tests.frontends.tools import parse, tensor
+
+Tune = Callable[..., Result]
+X = np.random.default_rng(1).standard_normal((64, 768)).astype(np.float32)
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    """Wide enough that products in bf16 gain by trn1's rates."""
+    model = parse("""mlp (float[N,768] x) => (float[N,768] y) {
+      a = MatMul(x, w)
+      b = Relu(a)
+      y = MatMul(b, w)
+    }""")
+    w = np.random.default_rng(0).standard_normal((768, 768)).astype(np.float32) / 28
+    model.graph.initializer.append(tensor("w", w))
+    onnx.save(model, tmp_path / "mlp.onnx")
+    return tmp_path / "mlp.onnx"
+
+
+@pytest.fixture
+def tune(mlp: Path) -> Tune:
+    """``finecast.tune`` for a device whose times are modelled: the verdict is no machine's."""
+
+    def run(output: Path | None = None, **more: Any) -> Result:
+        given = {"data": {"x": X}, "metric": "cosine", "target": "trn1", "batch": 16}
+        return finecast.tune(mlp, output, **given, **more)
+
+    return run
+
+
+def test_the_plan_is_written_beside_the_model(tune: Tune, tmp_path: Path) -> None:
+    found = tune(tmp_path / "low.onnx")
+    assert found.improved
+    assert Plan.load(tmp_path / "low.plan.json") == found.plan
+    again = finecast.apply(tmp_path / "low.plan.json", tmp_path / "mlp.onnx")
+    assert again.plan == found.plan
+
+
+def test_outputs_of_one_stem_have_plans_of_their_own(mlp: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(768, 768)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(self.layer(x).relu())
+
+    program = torch.export.export(Net().eval(), (torch.from_numpy(X[:16]),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    plans: dict[str, Plan] = {}
+    for model, output in ((mlp, "low.onnx"), (tmp_path / "net.pt2", "low.pt2")):
+        given: dict[str, Any] = {"data": {"x": X}, "metric": "cosine", "target": "trn1"}
+        found = finecast.tune(model, tmp_path / output, batch=16, force=True, **given)
+        assert found.improved
+        plans[output] = found.plan
+    assert Plan.load(tmp_path / "low.plan.json") == plans["low.onnx"]
+    assert Plan.load(tmp_path / "low.pt2.plan.json") == plans["low.pt2"]
+
+
+def test_the_plan_goes_where_it_is_asked_for(tune: Tune, tmp_path: Path) -> None:
+    found = tune(tmp_path / "low.onnx", plan_out=tmp_path / "mine.json")
+    assert Plan.load(tmp_path / "mine.json") == found.plan
+    assert not (tmp_path / "low.plan.json").exists()
+    tune(plan_out=tmp_path / "alone.json")
+    assert Plan.load(tmp_path / "alone.json") == found.plan
+
+
+def test_a_plan_replaces_nothing_unasked(tune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "low.plan.json").write_text("mine")
+    with pytest.raises(UsageError, match="output exists"):
+        tune(tmp_path / "low.onnx")
+    with pytest.raises(UsageError, match="same file"):
+        tune(tmp_path / "low.onnx", plan_out=tmp_path / "mlp.onnx")
+    assert (tmp_path / "low.plan.json").read_text() == "mine"
+    assert not (tmp_path / "low.onnx").exists()
+    assert tune(tmp_path / "low.onnx", force=True).improved
+
+
+def test_where_nothing_is_better_no_plan_is_written(tune: Tune, tmp_path: Path) -> None:
+    found = tune(tmp_path / "low.onnx", min_speedup=50.0)
+    assert not found.improved
+    assert [p.name for p in tmp_path.iterdir()] == ["mlp.onnx"]
+    assert "tuned:" not in repr(found)
+
+
+def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
+    found = tune()
+    said = repr(found).splitlines()
+    assert said[0].startswith("improved: ")
+    assert said[1].startswith("  fp32: cosine 1, ")
+    assert "as fast as fp32" in said[2]
+    assert len(repr(found)) < 1000
+    assert {"load", "baseline", "sensitivity", "timing", "write"} <= found.phases.keys()
+    assert sum(found.phases.values()) == pytest.approx(found.seconds)
+    assert repr(found.plan).startswith(f"<Plan {found.plan.digest} of ")
+    done = finecast.convert(mlp, policy="all:bf16")
+    assert repr(done).startswith("converted by all:bf16: ")
+    assert len(repr(done)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("output", "cost", "passed", "told"),
+    [
+        ("low.onnx", 0.5, True, True),
+        ("low.xml", 0.5, True, False),  # which races plans by the hint already
+        ("low.onnx", 2.0, True, False),  # it is slower than the result
+        ("low.onnx", 0.5, False, False),
+    ],
+)
+def test_a_faster_hint_says_which_output_makes_it_a_plan(
+    tune: Tune,
+    output: str,
+    cost: float,
+    passed: bool,
+    told: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = tune(min_speedup=50.0)
+    cost *= found.tuned.cost
+    anchor = Anchor(name="the hint", metric=1.0, passed=passed, latency_s=cost, cost=cost)
+    plan = replace(found.plan, engine="openvino")
+    found = replace(found, anchors=(anchor,), target="", plan=plan)
+    write_report(found, "cosine", Path(output), Path("low.plan.json"), as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("(-o low.xml makes it a plan)" in said) is told
+    assert "time by phase: " in said
+
+
+def test_progress_is_reported(tune: Tune) -> None:
+    stages: list[str] = []
+    tune(progress=lambda stage, _done, _total: stages.append(stage))
+    assert {"baseline", "sensitivity", "timing"} <= set(stages)
+    with pytest.raises(UsageError, match="progress"):
+        tune(progress="yes")
+
+
+def test_a_result_has_all_that_was_found(tune: Tune, tmp_path: Path) -> None:
+    found = tune()
+    assert found.improved
+    rows = {row.node: row for row in found.ops}
+    assert {n: r.type for n, r in rows.items()} == {
+        n: f.label for n, f in found.plan.formats.items()
+    }
+    assert all(row.reason for row in rows.values())
+    low = [row for row in rows.values() if row.type != "fp32"]
+    assert all(row.ms is not None and row.error is not None for row in low)
+    steps = found.frontier
+    assert found.plan.digest in {one.plan.digest for one in steps}
+    costs = [one.predicted_cost for one in steps]
+    assert costs == sorted(costs)
+    page = found._repr_html_()
+    assert "improved" in page
+    assert "<td>" + found.ops[0].node in page
+    found.save(tmp_path / "saved.onnx")
+    with pytest.raises(UsageError, match="exists"):
+        found.save(tmp_path / "saved.onnx")
+    found.save(tmp_path / "saved.onnx", force=True)
+    unchanged = tune(min_speedup=50.0)
+    assert unchanged.run_notes == ()
+    with pytest.raises(UsageError, match="no other model than the one given"):
+        unchanged.save(tmp_path / "other.onnx")

@@ -1,0 +1,137 @@
+"""What trials say of the plans that are left: where to look, and what may be better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.planning.plan import Plan
+from finecast.progress import silent
+from finecast.tuning.goal import Budget, Goal
+from finecast.tuning.search import Candidate
+from finecast.tuning.trials import Trials
+
+
+class Workload:
+    digest = "data"
+
+
+def candidate(name: str, cost: float, error: float, spread: float = 0.0) -> Candidate:
+    plan = Plan(model=name, policy="auto:bf16", opset=22, decisions=())
+    return Candidate(
+        name=name,
+        plan=plan,
+        error=error,
+        cost=cost,
+        latency_s=cost,
+        casts=0,
+        spread=spread,
+    )
+
+
+def trials(
+    metrics: Mapping[str, float],
+    candidates: list[Candidate],
+    *,
+    tolerance: float = 0.1,
+    higher_is_better: bool = True,
+    max_trials: int | None = None,
+) -> Trials:
+    """Of a model whose metric is 1: all ``candidates`` that have a metric are evaluated."""
+    criterion = Criterion(
+        kind=CriterionKind.ABSOLUTE, tolerance=tolerance, higher_is_better=higher_is_better
+    )
+    workload: Any = Workload()
+    made = Trials(
+        model="m",
+        workload=workload,
+        baseline=1.0,
+        runner="toy",
+        study=None,
+        progress=silent,
+        budget=Budget(goal=Goal(criterion=criterion, max_trials=max_trials)),
+    )
+    for one in candidates:
+        if one.name in metrics:
+            made.search([one], lambda plan: metrics[plan.model])
+    return made
+
+
+def test_what_is_as_fast_as_the_plan_found_missed_nothing() -> None:
+    """Of plans that miss, those are told that would be faster by more than matters."""
+    found, *others = all_ = [
+        candidate("found", 1.0, 1.0),
+        candidate("faster", 0.9, 4.0),
+        candidate("as fast", 0.99, 3.0),
+        candidate("slower", 1.02, 2.0),
+        candidate("not tried", 0.8, 5.0),
+    ]
+    made = trials({"found": 1.0, "faster": 0.5, "as fast": 0.5, "slower": 0.5}, all_)
+    assert [c.name for c in made.missed(others, found)] == ["faster"]
+    assert [c.name for c in made.missed(others, None)] == ["faster", "as fast", "slower"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "allowed"),
+    [
+        ({"1": 0.9}, None),  # none failed
+        ({"4": 0.8}, 2.0),  # halfway from the baseline
+        ({"1": 0.95, "3": 0.85}, 2.0),
+        ({"1": 0.95, "3": 0.85, "5": 0.91}, 2.0),  # one beyond passed by chance
+        ({"3": 0.99, "2": 0.8}, 1.0),
+        ({"1": math.nan}, None),
+    ],
+)
+def test_the_error_that_is_allowed_lies_where_the_metric_meets_the_target(
+    metrics: dict[str, float], allowed: float | None
+) -> None:
+    """By errors, not by their squares."""
+    candidates = [candidate(name, 1.0, float(name) ** 2) for name in metrics]
+    found = trials(metrics, candidates).allowed_error()
+    assert found == (None if allowed is None else pytest.approx(allowed**2))
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_nearest_to_the_target_is_the_best_of_those_tried(*, higher: bool) -> None:
+    sign = 1 if higher else -1
+    metrics = {"far": 1 - 0.9 * sign, "near": 1 - 0.2 * sign, "none": math.nan}
+    candidates = [candidate(name, 1.0, 1.0) for name in (*metrics, "not tried")]
+    made = trials(metrics, candidates, higher_is_better=higher)
+    nearest = made.nearest(candidates)
+    assert nearest is not None
+    assert nearest.name == "near"
+
+
+def test_what_a_more_accurate_plan_stands_for_may_be_better_too() -> None:
+    """Of two as fast the more accurate was taken: the faster one passed, and is a rival."""
+    fastest, found = candidate("fastest", 1.0, 4.0, 0.03), candidate("found", 1.02, 1.0, 0.03)
+    missed = candidate("missed", 0.9, 9.0, 0.03)
+    near, worse = candidate("near", 1.01, 6.0, 0.03), candidate("worse", 1.01, 9.5, 0.03)
+    all_ = [fastest, found, missed, near, worse]
+    made = trials({"fastest": 0.95, "found": 1.0, "missed": 0.5}, all_)
+    names = [c.name for c in made.rivals([fastest, missed, near, worse], found)]
+    assert names == ["fastest", "near"]
+    alone = made.rivals([found, missed, near, worse], fastest)
+    assert "fastest" not in [c.name for c in alone]
+
+
+def test_a_budget_counts_trials_and_not_the_baseline() -> None:
+    candidates = [candidate(name, 1.0, 1.0) for name in "abc"]
+    made = trials(dict.fromkeys("abc", 0.5), candidates, max_trials=2)
+    assert len(made.tried) == 2
+    assert not made.may_go_on()
+    assert made.evaluations == 3
+
+
+def test_time_is_no_reason_against_the_first_trial() -> None:
+    """Else all that was measured before is for nothing."""
+    goal = Goal(
+        criterion=Criterion(kind=CriterionKind.ABSOLUTE, tolerance=0.1), timeout_s=1e-9
+    )
+    budget = Budget(goal=goal)
+    assert not budget.spent(0)
+    assert "limit of 1e-09 s" in budget.spent(1)

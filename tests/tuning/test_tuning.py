@@ -1,0 +1,838 @@
+"""Tuning end to end, in engines whose times are stated."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from finecast.api import DataOptions, workload_of
+from finecast.data.criterion import Criterion, CriterionKind
+from finecast.data.workload import EvalFunction, Run
+from finecast.engines import get_engine
+from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
+from finecast.errors import EngineError, ModelError
+from finecast.frontends import onnx as frontend
+from finecast.measure.racing import Race
+from finecast.native.engine_subject import EngineSubject
+from finecast.native.onnx import OnnxModel
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy
+from finecast.tuning import tune as tuning
+from finecast.tuning.goal import MIN_SPEEDUP, Goal, Objective
+from finecast.tuning.result import Result, Verdict
+from finecast.tuning.study import Study
+
+_LABELS: dict[int, str] = {
+    TensorProto.FLOAT: "fp32",
+    TensorProto.FLOAT16: "fp16",
+    TensorProto.BFLOAT16: "bf16",
+}
+
+# Calls of a user's function for the baseline: the second gets the outputs of the first.
+BASELINE = 2
+
+
+@dataclass
+class Clock:
+    """Time that only the toy engine moves; stands for the module ``time``."""
+
+    now_s: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class ToySession(Session):
+    """A real engine's numbers at stated times."""
+
+    inner: Session
+    engine: ToyEngine
+    proto: onnx.ModelProto
+
+    def __post_init__(self) -> None:
+        self.inputs, self.outputs = self.inner.inputs, self.inner.outputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        took_s = sum(k.time_s for k in self.engine.kernels(self.proto))
+        self.engine.clock.now_s += took_s * self.engine.noise()
+        return self.inner.run(feeds)
+
+    def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
+        del feeds, repeats
+        return self.engine.kernels(self.proto)
+
+
+@dataclass(eq=False)
+class ToyEngine(Engine):
+    """An op takes 1 ms in fp32 and ``1 / gain`` ms in a low format; a cast 0.1 ms."""
+
+    clock: Clock
+    gain: float = 4.0
+    inner: str = "onnxruntime"
+    name: str = "toy"
+    device: str = "CPU"
+    refuses_mixes: bool = False
+    refuses_low: str = ""
+    noise: Callable[[], float] = lambda: 1.0
+    slow: frozenset[str] = frozenset()
+
+    def capabilities(self) -> Mapping[Format, Capability]:
+        return {}
+
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> ToySession:
+        del profiling
+        proto = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
+        formats = {k.format for k in self.kernels(proto) if k.kind != "Cast"}
+        if self.refuses_mixes and len(formats) > 1:
+            raise EngineError("no kernel for this mix")
+        low = {k.ops[0] for k in self.kernels(proto) if k.format == "fp16"}
+        if self.refuses_low in low or (low and self.refuses_low == "any"):
+            raise EngineError(f"no kernel for node '{self.refuses_low}': fp16")
+        return ToySession(get_engine(self.inner).load(model), self, proto)
+
+    def kernels(self, proto: onnx.ModelProto) -> list[KernelTime]:
+        graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+        infos = (*graph.value_info, *graph.output)
+        types = {v.name: _LABELS.get(v.type.tensor_type.elem_type, "other") for v in infos}
+        kernels: list[KernelTime] = []
+        for node in graph.node:
+            label = types[node.output[0]]
+            low = label in ("fp16", "bf16")
+            time_s = 1e-3 / (self.gain if low else 1.0)
+            if low and node.name in self.slow:
+                time_s = 1.0
+            kernels.append(
+                KernelTime(
+                    kernel=node.name,
+                    kind=node.op_type,
+                    ops=(node.name,),
+                    format=label,
+                    time_s=1e-4 if node.op_type == "Cast" else time_s,
+                )
+            )
+        return kernels
+
+
+class CompilingSubject(EngineSubject):
+    @property
+    def compiles(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A small convolutional net, its data and an engine."""
+
+    model: Path
+    data: Path
+    engine: ToyEngine
+
+    def tune(
+        self,
+        *,
+        metric: str = "top1",
+        tolerance: float = 0.05,
+        policy: str = "auto:fp16",
+        study: Study | None = None,
+        engine: Engine | None = None,
+        evaluate: EvalFunction | None = None,
+        max_trials: int | None = None,
+        min_speedup: float = MIN_SPEEDUP,
+        start_s: float | None = None,
+        objective: Objective = Objective.LATENCY,
+        compiles: bool = False,
+    ) -> Result:
+        chosen = engine or self.engine
+        options = DataOptions(data=self.data, metric=metric, batch=16)
+        if evaluate is not None:
+            options = DataOptions(evaluate=evaluate, evaluate_name="mine")
+        workload = workload_of(options, chosen.load(self.model))
+        criterion = Criterion(
+            kind=CriterionKind.ABSOLUTE,
+            tolerance=tolerance,
+            higher_is_better=workload.higher_is_better,
+        )
+        model = OnnxModel(file=frontend.load(self.model))
+        kind = CompilingSubject if compiles else EngineSubject
+        subject = kind(model=model, engine=chosen, reference=chosen.load(self.model))
+        goal = Goal(
+            criterion=criterion,
+            objective=objective,
+            max_trials=max_trials,
+            min_speedup=min_speedup,
+        )
+        if start_s is not None:
+            goal = replace(goal, start_s=start_s)
+        asked = Policy.parse(policy)
+        return tuning.tune(subject, workload, goal, asked, study=study)
+
+
+def conv_net(path: Path, *, middle: str = "Relu") -> None:
+    """conv, an activation, conv, relu, average, gemm; seeded weights."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        array = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        return numpy_helper.from_array(array.astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1] * 4),
+        helper.make_node(middle, ["a"], ["b"], "middle"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["d"], "relu"),
+        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
+        helper.make_node("Flatten", ["e"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "w2"], ["y"], "head", transB=1),
+    ]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
+    scores = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
+    weights = [weight("w0", 8, 3, 3, 3), weight("w1", 8, 8, 3, 3), weight("w2", 4, 8)]
+    graph = helper.make_graph(nodes, "net", [image], [scores], weights)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    clock = Clock()
+    monkeypatch.setattr("finecast.measure.timing.time", clock)
+    model, data = tmp_path / "net.onnx", tmp_path / "data.npz"
+    conv_net(model)
+    x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32)
+    scores = next(iter(get_engine("onnxruntime").load(model).run({"x": x}).values()))
+    np.savez(data, x=x, label=scores.argmax(axis=1))
+    return Bench(model, data, ToyEngine(clock))
+
+
+def test_improved(bench: Bench) -> None:
+    outcome = bench.tune()
+    assert outcome.verdict is Verdict.IMPROVED
+    assert outcome.baseline.metric == 1.0
+    assert outcome.tuned.metric >= 0.95
+    # Seven ops at a quarter of the time, one cast in and one out: 7 ms become 1.95 ms.
+    assert outcome.baseline.latency_s == pytest.approx(7e-3)
+    assert outcome.tuned.latency_s == pytest.approx(7e-3 / 4 + 2e-4)
+    assert outcome.speedup == pytest.approx(7 / 1.95)
+    assert set(outcome.plan.formats.values()) == {Format.FP16}
+    assert outcome.evaluations == 2
+    assert [t.passed for t in outcome.trials] == [True]
+    assert outcome.casts == 0  # both are on the model's own input and output
+
+
+def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:
+    """Both relative errors, not their squares."""
+    outcome = bench.tune()
+    assert outcome.improved
+    assert 1e-5 < outcome.measured_error < 1e-2
+    assert 1 / 3 < outcome.predicted_error / outcome.measured_error < 3
+
+
+def test_what_the_search_considered_is_told(bench: Bench) -> None:
+    """Nobody need run it again to see what a faster plan, or another node, would cost."""
+    evaluated: list[float] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        evaluated.append(0.0)
+        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
+
+    outcome = bench.tune(evaluate=score)
+    found, faster = outcome.findings, outcome.next_faster
+    assert outcome.improved
+    assert faster is not None
+    assert faster.passed is False
+    assert faster.metric == 0.0
+    own = next(c for c in found.candidates if c.plan.digest == outcome.plan.digest)
+    assert own.passed
+    assert faster.cost is not None
+    assert own.cost is not None
+    assert faster.cost < own.cost == pytest.approx(own.predicted_cost, rel=0.5)
+    assert own.error == pytest.approx(outcome.measured_error)
+    assert faster.error is not None
+    assert faster.error > 0
+    assert faster.predicted_error > own.predicted_error > 0
+    # Every op that may be low stands in the sensitivities, the worst first.
+    nodes = {name for one in found.sensitivities for name in one.nodes}
+    assert {"conv0", "conv1", "head"} <= nodes
+    errors = [one.error for one in found.sensitivities]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0
+    assert [s.predicted_error for s in found.frontier] == sorted(
+        s.predicted_error for s in found.frontier
+    )
+    told = outcome.to_dict()
+    assert told["next_faster"]["changes"].keys() <= told["formats"].keys()
+    assert told["next_faster"]["changes"]
+    assert told["next_faster"]["measured"]["ms"] == pytest.approx(faster.cost * 1e3)
+
+
+def test_the_result_replays_to_a_valid_model(bench: Bench, tmp_path: Path) -> None:
+    applied = frontend.apply(frontend.load(bench.model), bench.tune().plan)
+    frontend.save(applied.model, tmp_path / "tuned.onnx")
+    onnx.checker.check_model(tmp_path / "tuned.onnx", full_check=True)
+    inputs = get_engine("onnxruntime").load(tmp_path / "tuned.onnx").inputs
+    assert [(i.name, i.dtype) for i in inputs] == [("x", "fp32")]
+
+
+def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        calls.append(0.0)
+        return 1.0 if len(calls) <= BASELINE else 0.0
+
+    outcome = bench.tune(evaluate=score)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert outcome.evaluations == len(calls) - BASELINE + 1
+    assert (
+        f"none of the {len(calls) - BASELINE} plans tried keeps the criterion" in outcome.why
+    )
+    assert outcome.trials
+    assert not any(t.passed for t in outcome.trials)
+    assert outcome.baseline == outcome.tuned
+    assert outcome.speedup == 1.0
+    assert set(outcome.plan.formats.values()) == {Format.FP32}
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Digests of the plans whose models were timed, which may take a compilation each."""
+    found: set[str] = set()
+    times = EngineSubject.times
+
+    def recorded(
+        self: EngineSubject, built: Mapping[str, Any], workload: Any, effort: Any
+    ) -> Race:
+        found.update(built)
+        return times(self, built, workload, effort)
+
+    monkeypatch.setattr(EngineSubject, "times", recorded)
+    return found
+
+
+def test_only_what_may_be_chosen_is_compiled(bench: Bench, timed: set[str]) -> None:
+    """A plan that misses, or is predicted to be slower, costs no compilation."""
+
+    def score() -> EvalFunction:
+        calls: list[float] = []
+
+        def fastest_misses(run: Run) -> float:
+            run_once(run)
+            calls.append(0.0)
+            return 0.0 if len(calls) == BASELINE + 1 else 1.0
+
+        return fastest_misses
+
+    every = bench.tune(evaluate=score())
+    raced = set(timed)
+    timed.clear()
+    found = bench.tune(evaluate=score(), compiles=True)
+    assert every.improved
+    assert found.improved
+    assert found.speedup == pytest.approx(every.speedup, rel=0.05)
+    missed = {t.key.plan for t in found.trials if not t.passed}
+    assert missed
+    assert found.plan.digest in timed
+    assert not missed & timed
+    assert len(timed) < len(raced)
+    assert [t.latency_s for t in found.trials] == [None] * len(found.trials)
+    assert found.next_faster is not None
+    assert found.next_faster.passed is False
+    assert found.next_faster.cost is None  # it was never timed
+
+
+def test_nothing_is_compiled_where_nothing_keeps_the_criterion(
+    bench: Bench, timed: set[str]
+) -> None:
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        calls.append(0.0)
+        return 1.0 if len(calls) <= BASELINE else 0.0
+
+    outcome = bench.tune(evaluate=score, compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "keeps the criterion" in outcome.why
+    assert outcome.findings.fp32_cost is None
+    assert not timed
+
+
+def test_all_plans_race_where_those_predicted_gain_nothing(
+    bench: Bench, timed: set[str]
+) -> None:
+    """Predictions are profiles of the first seconds; then low ops are slow."""
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        calls.append(0.0)
+        if len(calls) > BASELINE:
+            bench.engine.gain = 0.9
+        return 1.0
+
+    outcome = bench.tune(evaluate=score, compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why
+    assert {c.plan.digest for c in outcome.findings.candidates} <= timed
+
+
+def test_a_plan_that_raced_and_gained_nothing_races_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had not raced race then, each beside fp32."""
+    races: list[frozenset[str]] = []
+    times = EngineSubject.times
+
+    def recorded(
+        self: EngineSubject, built: Mapping[str, Any], workload: Any, effort: Any
+    ) -> Race:
+        if built:
+            races.append(frozenset(built))
+            bench.engine.gain = 0.9  # predictions were profiles of the time before
+        return times(self, built, workload, effort)
+
+    monkeypatch.setattr(EngineSubject, "times", recorded)
+    outcome = bench.tune(metric="cosine", compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why
+    assert races
+    assert len(frozenset.union(*races)) == sum(map(len, races))
+
+
+def test_nothing_is_compiled_where_all_is_predicted_to_be_far_slower(
+    bench: Bench, timed: set[str]
+) -> None:
+    """bf16 on a CPU without it: a compilation and a race would take minutes."""
+    bench.engine.gain = 0.3
+    outcome = bench.tune(compiles=True)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the fastest, by times of single kernels, takes 3.3" in outcome.why
+    assert not timed
+
+
+def test_an_engine_that_gains_nothing(bench: Bench) -> None:
+    bench.engine.gain = 0.9
+    outcome = bench.tune()
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "no plan is faster here" in outcome.why
+    assert outcome.evaluations == 1  # the baseline: what is not faster is not evaluated
+
+
+def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
+    """The ranking's winner turns out slower when it is timed once more."""
+    calls: list[float] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        calls.append(0.0)
+        if len(calls) > BASELINE:
+            bench.engine.gain = 0.9  # from here on
+        return 1.0
+
+    outcome = bench.tune(evaluate=score, max_trials=1)
+    assert outcome.verdict is Verdict.UNCHANGED
+    # Plans that were predicted to be slower race, too, before that is said.
+    assert "no plan is faster here: the fastest takes 1.08 of what fp32 takes" in outcome.why
+    assert outcome.speedup == 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_noisy_ranking_changes_no_plan(bench: Bench, seed: int) -> None:
+    """What the ranking leaves open the last race decides, in which there is no noise."""
+    bench.engine.gain = 1.3
+    rng = np.random.default_rng(seed)
+
+    def score(run: Run) -> float:
+        run_once(run)
+        return 1.0
+
+    wanted = bench.tune(evaluate=score)
+    found: list[float] = []
+
+    def noisy(run: Run) -> float:
+        found.append(score(run))
+        if len(found) > 1:
+            bench.engine.noise = lambda: 1.0  # the ranking is over
+        return 1.0
+
+    bench.engine.noise = lambda: float(np.exp(0.1 * rng.standard_normal()))
+    outcome = bench.tune(evaluate=noisy)
+    assert wanted.improved
+    assert outcome.improved
+    assert outcome.plan.formats == wanted.plan.formats
+
+
+def test_the_search_goes_on_where_the_plan_found_is_not_faster(bench: Bench) -> None:
+    """The plan with the last op low turns out slow; those without it are as fast as before."""
+    found: list[Run] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        found.append(run)
+        if len(found) > BASELINE:
+            bench.engine.slow = frozenset({"head"})  # from here on
+        return 1.0
+
+    outcome = bench.tune(evaluate=score)
+    assert outcome.improved, outcome.why
+    assert outcome.plan.formats["head"] is Format.FP32
+
+
+def test_rules_that_leave_nothing(bench: Bench) -> None:
+    outcome = bench.tune(policy="none:fp16")
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the rules leave no op a lower format" in outcome.why
+
+
+def test_a_middle_plan_where_the_fastest_misses(bench: Bench) -> None:
+    # The errors of single roundings differ: some tolerance lies between all and none.
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.9)
+    if outcome.verdict is Verdict.IMPROVED:
+        assert outcome.tuned.metric <= worst * 0.9
+        assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
+    assert outcome.evaluations > 2
+
+
+def test_a_mix_that_the_engine_cannot_load_is_no_candidate(bench: Bench) -> None:
+    free = bench.tune(metric="max_abs", tolerance=0.0)
+    assert any(len(mixed(t.plan_json)) > 1 for t in free.trials)
+    bench.engine.refuses_mixes = True
+    outcome = bench.tune(metric="max_abs", tolerance=0.0)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert [mixed(t.plan_json) for t in outcome.trials] == [{"fp16"}]
+
+
+def mixed(plan: str) -> set[str]:
+    return {d["format"] for d in json.loads(plan)["decisions"]}
+
+
+def test_a_trial_of_another_metric_is_not_taken_for_this_one(
+    bench: Bench, tmp_path: Path
+) -> None:
+    study = Study(tmp_path / "study.db")
+    bench.tune(study=study)
+    other = bench.tune(study=study, metric="cosine")
+    assert other.reused == 0
+    assert other.tuned.metric != 1.0
+    assert bench.tune(study=study, metric="cosine").reused == 1
+
+
+def test_trials_of_a_study_are_not_repeated(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    first, second = bench.tune(study=study), bench.tune(study=study)
+    # The winner alone is evaluated again: a remembered trial decides nothing.
+    assert (first.evaluations, second.evaluations) == (2, 2)
+    assert (first.reused, second.reused) == (0, 1)
+    assert second.plan.digest == first.plan.digest
+    assert second.tuned.metric == first.tuned.metric
+
+
+def test_a_stored_trial_is_judged_by_the_criterion_of_now(
+    bench: Bench, tmp_path: Path
+) -> None:
+    study = Study(tmp_path / "study.db")
+    strict = bench.tune(metric="max_abs", tolerance=0.0, study=study)
+    loose = bench.tune(metric="max_abs", tolerance=10.0, study=study)
+    assert strict.trials[0].key == loose.trials[0].key
+    assert not strict.trials[0].passed
+    assert loose.trials[0].passed
+    assert loose.reused == 1
+    assert loose.evaluations == 2  # the baseline, and the winner once more
+
+
+def run_once(run: Run) -> None:
+    """Run the model, for a metric that is made up: it takes no outputs but the model's."""
+    outputs = run({"x": np.ones((2, 3, 8, 8), np.float32)})
+    assert sum(y.sum() for y in outputs.values()) > 0
+
+
+@dataclass
+class Score:
+    """A user's metric that reads what it judges by from elsewhere, as from a file."""
+
+    fp32: float
+    low: float
+    calls: int = 0
+
+    def __call__(self, run: Run) -> float:
+        run_once(run)
+        self.calls += 1
+        return self.fp32 if self.calls <= BASELINE else self.low
+
+
+def test_trials_of_other_data_are_not_taken_for_these(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    assert bench.tune(study=study, evaluate=Score(1.0, 0.9875)).verdict is Verdict.IMPROVED
+    # The same function, and data on which fp32 itself gives something else.
+    outcome = bench.tune(study=study, evaluate=Score(0.1, 0.02))
+    assert outcome.reused == 0
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert all(t.metric == 0.02 for t in outcome.trials)
+
+
+def test_a_remembered_trial_decides_nothing(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    assert bench.tune(study=study, evaluate=Score(1.0, 1.0)).verdict is Verdict.IMPROVED
+    # The baseline is as it was, and what once passed now fails.
+    changed = Score(1.0, 0.0)
+    outcome = bench.tune(study=study, evaluate=changed)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert outcome.reused == 0
+    assert outcome.evaluations == changed.calls - BASELINE + 1 == 1 + len(outcome.trials)
+    assert all(t.metric == 0.0 for t in outcome.trials)
+    assert "remembered" not in outcome.why
+    # Back again: the study now remembers failures, and says so.
+    again = bench.tune(study=study, evaluate=Score(1.0, 1.0))
+    assert again.verdict is Verdict.UNCHANGED
+    assert again.reused == len(again.trials)
+    assert f"({again.reused} remembered by the study)" in again.why
+
+
+def test_without_resume_a_study_is_only_added_to(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    bench.tune(study=Study(path))
+    kept = Study(path).count()
+    outcome = bench.tune(study=Study(path, resume=False))
+    assert outcome.reused == 0
+    assert outcome.evaluations == 2
+    assert Study(path).count() == kept
+
+
+def test_a_nan_baseline_names_the_op(bench: Bench) -> None:
+    conv_net(bench.model, middle="Log")  # of negative numbers
+    with pytest.raises(ModelError, match=r"metric is NaN.*first op.*'middle'"):
+        bench.tune(metric="cosine")
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_nan_baseline_names_the_data(bench: Bench, by_function: bool) -> None:
+    """A sample of the last batch, behind those that are observed, has Inf; or NaN, too."""
+    arrays = dict(np.load(bench.data))
+    nans = int(by_function)  # NaN in arrays is refused as they are read
+    arrays["x"][-1].flat[:3] = np.nan if by_function else 0, np.inf, -np.inf
+    np.savez(bench.data, **arrays)
+
+    def evaluate(run: Run) -> float:
+        return float(run({"x": arrays["x"]})["y"].sum())
+
+    text = rf"metric is NaN: input 'x' .* {nans} NaN and 2 Inf in {arrays['x'].size} values"
+    with pytest.raises(ModelError, match=text) as caught:
+        bench.tune(metric="cosine", evaluate=evaluate if by_function else None)
+    assert "leave out samples" in caught.value.fix
+
+
+@pytest.mark.parametrize("gain", [4.0, 0.5])
+def test_never_worse_in_a_real_engine(bench: Bench, gain: float) -> None:
+    """OpenVINO's numbers at stated times: those of a busy machine decide no test."""
+    engine = replace(bench.engine, inner="openvino", gain=gain)
+    outcome = bench.tune(policy="auto:bf16", engine=engine)
+    if gain < 1:
+        assert outcome.verdict is Verdict.UNCHANGED
+        assert outcome.why
+        assert outcome.tuned == outcome.baseline
+        return
+    assert outcome.verdict is Verdict.IMPROVED
+    assert outcome.tuned.metric >= 0.95
+    assert outcome.speedup > 1.0
+    assert outcome.tuned.latency_s < outcome.baseline.latency_s
+
+
+def test_times_beside_busy_processes_are_a_warning(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any("other processes" in w for w in bench.tune().warnings)
+    monkeypatch.setattr(Race, "denied", 0.551)
+    (found,) = (w for w in bench.tune().warnings if "other processes" in w)
+    assert found.startswith("other processes took 55% of the processor time")
+
+
+def test_a_budget_is_kept_and_said(bench: Bench) -> None:
+    free = bench.tune(metric="max_abs", tolerance=0.0)
+    assert free.evaluations > 2
+    outcome = bench.tune(metric="max_abs", tolerance=0.0, max_trials=1)
+    assert outcome.evaluations == 2  # the baseline's, and one
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert "the limit of one trial is reached" in outcome.why
+
+
+def test_a_plan_that_passes_is_found_by_the_only_trial(bench: Bench) -> None:
+    """It is looked at before the search, which then asked for a budget to see it again."""
+    outcome = bench.tune(max_trials=1)
+    assert outcome.improved
+    (trial,) = outcome.trials
+    assert trial.passed
+
+
+def test_the_seconds_count_from_when_it_was_asked_for(bench: Bench) -> None:
+    assert bench.tune(start_s=time.perf_counter() - 1000.0).seconds > 1000.0
+
+
+def test_a_plan_that_is_not_fast_enough(bench: Bench) -> None:
+    fast = bench.tune()
+    assert fast.speedup > 2
+    outcome = bench.tune(min_speedup=fast.speedup * 1.5)
+    assert outcome.verdict is Verdict.UNCHANGED
+    said = "times as fast as fp32 here" in outcome.why or "not fast enough" in outcome.why
+    assert said, "it is faster, and that it is not is not said"
+
+
+def test_what_passes_between_two_steps_is_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One candidate at first, of everything low, misses: steps of the frontier are tried."""
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    monkeypatch.setattr(tuning, "propose", lambda *_, **__: [])
+    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.9)
+    assert outcome.improved
+    assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
+
+
+def test_a_budget_finds_a_faster_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the frontier only the most accurate step and all low are candidates at first."""
+    tolerance = 0.9 * max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    every = tuning.propose
+    monkeypatch.setattr(tuning, "propose", lambda *a, **k: every(*a, **k)[:2])
+    first = bench.tune(metric="max_abs", tolerance=tolerance)
+    more = bench.tune(metric="max_abs", tolerance=tolerance, max_trials=8)
+    assert first.improved
+    assert more.improved
+    assert more.tuned.metric <= tolerance
+    assert more.speedup >= first.speedup
+    assert more.evaluations <= 9
+    assert more.evaluations > first.evaluations
+
+
+def test_after_a_miss_plans_of_the_error_that_is_allowed_are_tried(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metric says it: of all low it is known, and of nothing low it is the baseline."""
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    asked: list[float] = []
+
+    def near(_planner: object, _analysis: object, error: float) -> list[Any]:
+        asked.append(error)
+        return []
+
+    lowest: list[float] = []
+
+    def only_lowest(planner: Any, analysis: Any) -> list[Any]:
+        found = every(planner, analysis)
+        lowest.append(found[0].error)
+        return found
+
+    every = tuning.lowest
+    monkeypatch.setattr(tuning, "near", near)
+    monkeypatch.setattr(tuning, "lowest", only_lowest)
+    monkeypatch.setattr(tuning, "propose", lambda *_, **__: [])
+    bench.tune(metric="max_abs", tolerance=worst * 0.5)
+    assert asked == [pytest.approx(lowest[0] / 4)]  # half the error, squared
+
+
+@pytest.fixture
+def branches(bench: Bench) -> Bench:
+    """Two branches of a model, each with a product."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(np.eye(8, dtype=np.float32), "w0"),
+        numpy_helper.from_array(np.eye(8, dtype=np.float32), "w1"),
+        numpy_helper.from_array(rng.standard_normal((1, 8)).astype(np.float32) / 64, "b"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"], "fine"),
+        helper.make_node("Add", ["a", "b"], ["y"], "fine_bias"),
+        helper.make_node("MatMul", ["z", "w1"], ["huge"], "huge"),
+    ]
+    made = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8])
+        for name in ("x", "z", "y", "huge")
+    ]
+    graph = helper.make_graph(nodes, "net", made[:2], made[2:], weights)
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    onnx.save(model, bench.model)
+    return bench
+
+
+def test_a_single_unit_is_found_that_no_step_of_the_frontier_has_alone(
+    branches: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every plan that is proposed lowers the op that the metric does not bear."""
+
+    first: list[Array] = []
+
+    def evaluate(run: Run) -> float:
+        (y, *_) = run(dict.fromkeys("xz", np.ones((2, 8), np.float32))).values()
+        first.append(y)
+        return float(np.array_equal(y, first[0]))
+
+    def measured(_: object, plan: Plan) -> float:
+        return 0.0 if plan.formats["huge"] is Format.FP16 else 1.0
+
+    monkeypatch.setattr(tuning._Tuning, "_evaluate", measured)  # pyright: ignore[reportPrivateUsage]
+    every = tuning.propose
+
+    def all_but_it_alone(*args: Any, **given: Any) -> list[Any]:
+        found = every(*args, **given)
+        return [p for p in found if p.plan.formats["huge"] is Format.FP16]
+
+    monkeypatch.setattr(tuning, "propose", all_but_it_alone)
+    monkeypatch.setattr(tuning, "between", lambda *_, **__: [])
+    monkeypatch.setattr(tuning, "near", lambda *_, **__: [])
+    without = branches.tune(evaluate=evaluate)
+    assert not without.improved
+    assert "--max-trials" in without.why
+    found = branches.tune(evaluate=evaluate, max_trials=20)
+    assert found.improved
+    assert found.plan.formats["huge"] is Format.FP32
+    assert found.plan.formats["fine"] is Format.FP16
+    assert found.evaluations <= 21
+    assert found.why.startswith("with one")
+
+
+def test_one_unit_more_is_lowered_where_there_is_budget(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the plan found, unit by unit, to all that may be low."""
+    every = tuning.propose
+    monkeypatch.setattr(tuning, "propose", lambda *a, **k: every(*a, **k)[:2])
+    monkeypatch.setattr(tuning, "lowest", lambda *_, **__: [])
+    monkeypatch.setattr(tuning, "between", lambda *_, **__: [])
+    first = bench.tune()
+    more = bench.tune(max_trials=20)
+    assert first.improved
+    assert more.speedup > 1.03 * first.speedup
+    low = [sum(f is Format.FP16 for f in o.plan.formats.values()) for o in (first, more)]
+    assert low[0] < low[1]
+
+
+def test_an_op_that_the_engine_refuses_low_keeps_fp32_and_the_search_goes_on(
+    bench: Bench,
+) -> None:
+    outcome = bench.tune(engine=replace(bench.engine, refuses_low="middle"))
+    assert outcome.improved
+    formats = outcome.plan.formats
+    assert formats["middle"] is Format.FP32
+    assert Format.FP16 in formats.values()
+    assert outcome.plan.keep_ops
+    assert "'middle' keep fp32" in outcome.why
+    assert "no kernel for node 'middle'" in outcome.why
+
+
+def test_where_the_engine_refuses_all_plans_its_first_words_are_told(bench: Bench) -> None:
+    outcome = bench.tune(engine=replace(bench.engine, refuses_low="any"))
+    assert not outcome.improved
+    assert "no plan can be judged: no kernel for node 'any'" in outcome.why
