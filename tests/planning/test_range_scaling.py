@@ -219,6 +219,16 @@ def test_what_fits_is_left_alone() -> None:
     assert check(net.prepared(net.op(f"Relu ({large(net, 'x', 2.0)})"))) == ()
 
 
+def test_what_is_added_to_its_own_square_has_a_bounded_exponent() -> None:
+    """A square has twice the exponent: none serves both, and a multiplication is inserted."""
+    net = Net()
+    first = large(net, "x", 2.0**3)
+    square = net.op(f"Mul ({net.op(f'Mul ({first}, {first})')}, {first})")
+    net.op(f"Relu ({net.op(f'Add ({first}, {square})')})")
+    for one in check(net.prepared("v4")):
+        assert all(abs(e) <= 32 for e in one.exponents.values())
+
+
 def test_a_large_constant_of_several_ops_is_not_copied() -> None:
     net = Net()
     shared = net.const(np.tile(W, (32, 32)))  # 65,536 numbers

@@ -39,6 +39,8 @@ RULE: Final = "range"
 # fp16 has 2**29 between its least normal number and its largest: a value whose largest number
 # is divided by more than about the square root of that loses what is of ordinary size.
 _LARGEST_EXPONENT: Final = 16
+# That of a square. Where a value is added to its own square, no exponent is small enough.
+_LARGEST_OF_SQUARE: Final = 2 * _LARGEST_EXPONENT
 # Passes in which products hand on what their results need: one for each product without
 # weights between a value and what it is made of.
 _MOST_PASSES: Final = 16
@@ -271,7 +273,10 @@ class _Exponents:
             root = self.root(value.id)
             free = root in self.freely and value.id not in self.pinned and root not in made
             if left < 0 < factor and free:
-                self.of[root] = self.of.get(root, 0) + math.floor(left / factor)
+                wanted = self.of.get(root, 0) + math.floor(left / factor)
+                if wanted < -_LARGEST_OF_SQUARE:
+                    continue
+                self.of[root] = wanted
                 return True
         return False
 
@@ -287,6 +292,8 @@ class _Exponents:
         root, wanted = made[0], total // weight
         among = root in apart or root in (self.root(v.id) for _, v in self._factors(node))
         if root in self.of and (among or self.of[root] <= wanted):
+            return False
+        if abs(wanted) > _LARGEST_OF_SQUARE:
             return False
         self.of[root] = wanted
         return True
