@@ -18,7 +18,7 @@ from finecast.terminal import finite, one_line, printing, safe, write
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from finecast.report.base import Report, TextTable
+    from finecast.reports.base import Report, TextTable
 
 
 _COLUMNS = 80

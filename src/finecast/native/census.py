@@ -13,7 +13,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, bytes_moved, flops
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 from finecast.rules.constants import constant_problem
 from finecast.rules.facts import Facts, ValueFacts, first_nonfinite
 from finecast.rules.observed import divided_by, range_limit
