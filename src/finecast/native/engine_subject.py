@@ -14,7 +14,6 @@ from typing import Any, Final
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact, feeds_digest
-from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, probe_one, speed_of
@@ -179,8 +178,7 @@ class EngineSubject(Subject):
             try:
                 fresh = one if isinstance(one, EngineBuilt) and one.loaded is None else None
                 if fresh is not None:
-                    check_on_integers(self.engine, fresh.plan, fresh.applied, timing[0])
-                    self._check_marks(fresh)
+                    self._check_kernels(fresh, timing[0])
                 session = self.session(one)
                 got = session.run(timing[0])  # a missing kernel may show only in a run
                 if fresh is not None and fresh.plan.encodings:
@@ -192,12 +190,18 @@ class EngineSubject(Subject):
                     self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
-    def _check_marks(self, built: EngineBuilt) -> None:
-        """Load a plan by a hint; raise EngineError if ops do not keep fp32 that should."""
-        if built.plan.by_hint:
-            session, _ = load_with_kernels(self.engine, built.model)
-            check_marks(built.plan, built.applied.graph, session)
-            built.loaded = session
+    def _check_kernels(self, built: EngineBuilt, feeds: Feeds) -> None:
+        """Raise EngineError if the engine runs ops of a plan in other formats than planned.
+
+        These are codes, and fp32 under a hint. Where the engine tells its kernels, the session
+        that tells them is the one that is timed.
+        """
+        plan, applied = built.plan, built.applied
+        if self.engine.lowers_by_hint and (plan.by_hint or plan.encodings):
+            load = partial(self.engine.load_hinted, fmt=Format.FP32)
+            built.loaded = from_memory(built.model, load)
+            check_marks(plan, applied.graph, built.loaded)
+        check_on_integers(self.engine, plan, applied, feeds, built.loaded)
 
     def by_hint(self, plan: Plan) -> Plan | None:
         """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
@@ -354,4 +358,4 @@ class EngineExamined(Examined):
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
                 subject.tell(f"{fmt.label} gains nothing on this workload: left out")
-        return Times.measured(self.planner, profiles, subject.engine, self.facts)
+        return Times.measured(self.planner, profiles, subject.engine, self.facts, subject.book)
