@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from finecast.cli.common import Engine, Evaluation, Json, Kept, Model, Read
+from finecast.cli.groups import Only
 from finecast.cli.output import (
     Verbatim,
     add_row,
@@ -35,14 +36,16 @@ def run(
     device: Device,
     data: Evaluation,
     kept: Kept,
-    judged: BlameOptions,
+    judged: Annotated[BlameOptions, Only("check", "max_error")],
     running: Engine,
     how: Read,
     low: Annotated[
         Path | None,
         typer.Argument(metavar="LOW", help="A low version of MODEL, by any tool."),
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="A plan in place of LOW.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="A plan in place of LOW.")
+    ] = None,
     target: Target = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     as_json: Json = False,
@@ -63,7 +66,7 @@ def run(
     """
     from finecast import api
 
-    emulation: Any = None
+    emulation = None
     if target is not None or device.from_env:
         emulation, _ = device.emulation(casting, target)
     elif casting != CompilerCasting() or device != Device():
@@ -72,20 +75,25 @@ def run(
             where="--auto-cast",
             fix="give --target, or leave them out",
         )
+    given = [one for one in (low, plan, emulation) if one is not None]
+    if len(given) != 1:
+        raise UsageError(
+            "there is more than one low model" if given else "there is no low model",
+            where="LOW",
+            fix="give LOW, or --plan, or --target with --auto-cast",
+        )
     with shown("comparing", quiet=as_json) as bar:
         found = api.blame(
             model,
-            low,
-            plan=plan,
-            target=emulation,
+            given[0],
             data=data,
             engine=running.engine,
-            progress=bar,
             criterion=kept,
             check=judged.check,
             max_error=judged.max_error,
             from_type=how.from_type,
             trust=how.trust,
+            progress=bar,
         )
     for note in found.warnings:
         warn(note)

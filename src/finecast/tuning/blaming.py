@@ -87,7 +87,7 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstWrong:
+class WrongResult:
     """The first op, in the order of computation, whose result is wrong.
 
     Attributes:
@@ -149,7 +149,7 @@ class Blame:
     culprits: tuple[Culprit, ...] = ()
     is_minimal: bool = True
     instead: tuple[str, ...] = ()
-    first: FirstWrong | None = None
+    first: WrongResult | None = None
     ops: int
     evaluations: int
     probes: int = 0
@@ -399,7 +399,7 @@ def _cancellation(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> 
     return [f"cancellation: operands are {ratio:.3g} times as large as the result"]
 
 
-def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> FirstWrong | None:
+def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
     """The first op whose result leaves range or digits, or is refused."""
     graph, formats = low.graph, low.formats
     bounds = expected(graph, formats)
@@ -417,7 +417,7 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> FirstWrong | None:
             errs = one.own > ENGINE_FACTOR * ROUNDINGS_PER_OP * coarsest
             if one.spoiled or one.refused or one.total > limit or errs:
                 absorbed = _absorbing(graph, node, seen) if one.spoiled else None
-                return FirstWrong(
+                return WrongResult(
                     node=node.name,
                     op=node.native,
                     why=_wrong(one, fmt),
@@ -452,7 +452,7 @@ def _absorbing(graph: Graph, start: Node, seen: Mapping[int, Seen]) -> Node | No
     return None
 
 
-def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> FirstWrong | None:
+def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> WrongResult | None:
     """The first low op whose result in fp32 is beyond its format's range."""
     for node in low.graph.nodes:
         fmt = low.formats.get(node.id)
@@ -461,7 +461,7 @@ def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> First
             if fmt is not None and one is not None and one.largest >= overflow_limit(fmt):
                 why = f"fp32 reaches {one.largest:.3g} there, {fmt.label} {fmt.max:.3g}"
                 line = low.source_line(node.id)
-                return FirstWrong(node=node.name, op=node.native, why=why, source=line)
+                return WrongResult(node=node.name, op=node.native, why=why, source=line)
     return None
 
 
