@@ -524,6 +524,7 @@ def blame(
     policy: Policy | str = "none",
     data: DataOptions | Data | None = None,
     engine: str | None = None,
+    progress: Progress | bool = True,
     **options: Any,
 ) -> Blame:
     """Which ops of a low model cost its accuracy: the fewest whose return to fp32 restores it.
@@ -535,9 +536,9 @@ def blame(
         policy: What the device's compiler casts, as for ``emulate``.
         data: The data, as for ``tune``. Without a metric the outputs' error is judged.
         engine: ``NAME[:DEVICE]`` that runs both; by default numbers are as the types state.
+        progress: As for ``convert``.
         options: Options of ``BlameOptions``, ``Criterion``, ``DataOptions`` and
-            ``ReadOptions`` by name: ``check``, ``max_error``, ``metric``, ``max_drop``,
-            ``progress``.
+            ``ReadOptions`` by name: ``check``, ``max_error``, ``metric``, ``max_drop``.
 
     Raises:
         FinecastError: If the models cannot be compared or run.
@@ -547,7 +548,7 @@ def blame(
     criterion = _goal(None, options).criterion
     asked.check_beside(stated, criterion)
     given = _opened(model, how)
-    with reporting(asked.progress, "comparing") as report:
+    with reporting(progress, "comparing") as report:
         beside = _low_of(given, how, low, engine=engine, policy=Policy.of(policy))
         reference = CachedSession(given.reference())
         workload = given.workload(stated, reference)

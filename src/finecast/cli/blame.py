@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from finecast.cli.common import Engine, Evaluation, Json, Kept, Model, Read
 from finecast.cli.groups import Only
-from finecast.cli.output import (
-    Verbatim,
-    add_row,
-    new_table,
-    warn,
-    write_json,
-    write_line,
-    write_note,
-    write_table,
-)
+from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import CompilerCasting, Device, Target
 from finecast.errors import ExitCode, UsageError
 from finecast.progress import shown
 from finecast.tuning.judging import BlameOptions
-
-if TYPE_CHECKING:
-    from finecast.tuning.blaming import Blame
 
 _MOST_OPS = 10
 
@@ -97,34 +85,6 @@ def run(
         )
     for note in found.warnings:
         warn(note)
-    if as_json:
-        write_json(found.to_dict())
-    else:
-        _print(found, ops)
+    write_report(found, found.by_op(ops), as_json=as_json)
     if not found.passed:
         raise typer.Exit(ExitCode.NOT_IMPROVED)
-
-
-def _print(found: Blame, most: int) -> None:
-    write_note(found.verdict)
-    if found.culprits:
-        table = new_table("", ("node", "type", "why"), ("error\nalone",), fold=("node", "why"))
-        for one in found.culprits[:most]:
-            why = "; ".join((*one.reasons, *filter(None, (one.source,))))
-            add_row(table, one.node, one.format, why, f"{one.alone:.2g}")
-        write_table(table)
-        if len(found.culprits) > most:
-            write_line(f"and {len(found.culprits) - most} more")
-    if found.instead:
-        names = ", ".join(found.instead[:most])
-        write_note(f"any one of these in fp32 would do in its place: {names}")
-    if found.first is not None:
-        write_note(f"first wrong: {found.first.node}: {found.first.why}")
-        if found.first.absorbed:
-            write_note(f"  the NaN or Inf is absorbed at {found.first.absorbed}")
-        if found.first.source:
-            write_note(f"  {found.first.source}")
-    if found.keep and len(found.culprits) <= most:
-        write_line("to keep them in fp32:")
-        write_note(Verbatim(f"  {found.keep}"))
-    write_note(found.effort)

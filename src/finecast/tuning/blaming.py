@@ -32,9 +32,9 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.planning.sensitivity import measure, squared_error
 from finecast.progress import Progress, silent
+from finecast.report.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
-from finecast.terminal import finite, one_line
 from finecast.tuning.emulating import reasons
 from finecast.tuning.judging import Judge
 
@@ -45,6 +45,12 @@ error of all: the errors of independent roundings add up (``planning/sensitivity
 _TESTS_BEYOND: Final = 2
 """Tests of sets of ops, as a multiple of those of the usual case, before a set is left as it
 is."""
+
+_SHOWN_OPS: Final = 10
+"""Culprits that a printed result names."""
+
+_KEPT_OPS: Final = 20
+"""Culprits up to which the option that keeps them in fp32 is printed."""
 
 _AS_GOOD: Final = 4.0
 """Another op restores a model as well if the squared error left is at most so many times that
@@ -116,7 +122,7 @@ class WrongResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Blame:
+class Blame(Report):
     """Which ops of a low model cost its accuracy; printed it is a few lines.
 
     Attributes:
@@ -188,41 +194,79 @@ class Blame:
             f" of {number_of(self.ops, 'op')}, {self.seconds:.1f} s"
         )
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The verdict, the culprits and what shows them, and what to do."""
-        lines = [self.verdict]
-        lines += [f"{c.node} ({c.format}): {'; '.join(c.reasons)}" for c in self.culprits]
-        if self.first is not None:
-            lines.append(f"first wrong: {self.first.node}: {self.first.why}")
-        if self.keep:
-            lines.append(self.keep)
-        lines += [self.effort, *(f"warning: {text}" for text in self.warnings)]
-        return "\n  ".join(map(one_line, lines))
+        told = [f"{c.node} ({c.format}): {'; '.join(c.reasons)}" for c in self.culprits]
+        return [
+            self.verdict,
+            *told[:_SHOWN_OPS],
+            *self._notes(),
+            *(f"warning: {text}" for text in self.warnings),
+        ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(
-            {
-                "low": self.low,
-                "figure": self.figure,
-                "fp32": self.fp32,
-                "value": self.value,
-                "restored": self.restored,
-                "limit": self.limit,
-                "passed": self.passed,
-                "culprits": [one.to_dict() for one in self.culprits],
-                "is_minimal": self.is_minimal,
-                "instead": list(self.instead),
-                "first_wrong": None if self.first is None else self.first.to_dict(),
-                "keep": self.keep or None,
-                "ops": self.ops,
-                "evaluations": self.evaluations,
-                "probes": self.probes,
-                "seconds": self.seconds,
-                "warnings": list(self.warnings),
-            }
+    @property
+    def tables(self) -> list[TextTable]:
+        """The culprits."""
+        return [self.by_op(len(self.culprits))]
+
+    def by_op(self, most: int) -> TextTable:
+        """The culprits, at most so many, with what shows them."""
+        rows = [
+            (
+                c.node,
+                c.format,
+                "; ".join(filter(None, (*c.reasons, c.source))),
+                f"{c.alone:.2g}",
+            )
+            for c in self.culprits[:most]
+        ]
+        rest = len(self.culprits) - len(rows)
+        more = [f"and {rest} more"] if rest else []
+        return TextTable(
+            left=("node", "type", "why"),
+            right=("error\nalone",),
+            rows=rows,
+            fold=("node", "why"),
+            notes=(*more, *self._notes()),
         )
-        return found
+
+    def _notes(self) -> list[str]:
+        """What would do in place of the culprits, what is wrong first, and what to do."""
+        notes: list[str] = []
+        if self.instead:
+            notes.append(f"in its place any of these would do: {', '.join(self.instead)}")
+        if (first := self.first) is not None:
+            notes.append(f"first wrong: {first.node}: {first.why}")
+            if first.absorbed:
+                notes.append(f"its NaN or Inf is absorbed at {first.absorbed}")
+            if first.source:
+                notes.append(f"first wrong in the code: {first.source}")
+        if self.keep and len(self.culprits) <= _KEPT_OPS:
+            notes.append(f"to keep fp32: {self.keep}")
+        return [*notes, self.effort]
+
+    def _content(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "low": self.low,
+            "figure": self.figure,
+            "fp32": self.fp32,
+            "value": self.value,
+            "restored": self.restored,
+            "limit": self.limit,
+            "passed": self.passed,
+            "culprits": [one.to_dict() for one in self.culprits],
+            "is_minimal": self.is_minimal,
+            "instead": list(self.instead),
+            "first_wrong": None if self.first is None else self.first.to_dict(),
+            "keep": self.keep or None,
+            "ops": self.ops,
+            "evaluations": self.evaluations,
+            "probes": self.probes,
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+        }
 
 
 def blame(low: LowModel, judge: Judge, exact: Exact, *, progress: Progress = silent) -> Blame:

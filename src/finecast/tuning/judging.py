@@ -23,7 +23,6 @@ from finecast.graph import Graph
 from finecast.naming import Option
 from finecast.native.low_model import Check, LowModel
 from finecast.numbers.formats import Format
-from finecast.progress import Progress
 from finecast.usercode import guarded
 
 _PEAK: Final = 4.0
@@ -143,7 +142,6 @@ class BlameOptions:
         max_error: The largest relative error of an output that passes; None for the error
             that rounding to the model's formats explains.
         check_name: The name of ``check`` in messages, where it was given as text.
-        progress: Shows progress, or is told of each step, as for ``tune``.
     """
 
     check: Check | str | None = Option(
@@ -159,9 +157,6 @@ class BlameOptions:
         kind=float,
     ).field(None)
     check_name: str = ""
-    progress: Progress | bool = Option(
-        help="Show progress.", python=((Callable, bool), "True, False or a function")
-    ).field(True)
 
     def loaded(self) -> BlameOptions:
         """These options with a function in place of ``FILE.py:FUNCTION``."""
