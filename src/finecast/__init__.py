@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ladder,
         load,
         profile,
+        report,
         tune,
     )
     from finecast.data.criterion import Criterion, CriterionKind
@@ -49,6 +50,7 @@ _MODULES = {
     "ladder": "finecast.api",
     "load": "finecast.api",
     "profile": "finecast.api",
+    "report": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
@@ -101,6 +103,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
 ]
 

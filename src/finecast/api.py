@@ -42,7 +42,9 @@ from finecast.native.profiling import profile as profiled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
-from finecast.report.frontier import write_frontier
+from finecast.reports.content import Sources, content_of
+from finecast.reports.frontier import write_frontier
+from finecast.reports.plan_report import PlanReport, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
 from finecast.tuning.blaming import Blame, samples_of
@@ -54,6 +56,7 @@ from finecast.tuning.explanation import Explanation
 from finecast.tuning.goal import Goal, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
+from finecast.tuning.recorded import recorded
 from finecast.tuning.result import Result
 from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
@@ -91,6 +94,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
     "tuned",
     "workload_of",
@@ -233,8 +237,9 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
-            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans). And
-            ``user_rules``, ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
+            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
+            (a page of what was found and why). And ``user_rules``, ``from_type``,
+            ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -290,8 +295,15 @@ def tuned(
     )
     files.write("the plan", request.plan_out)
     files.write("the frontier", request.frontier)
+    files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        outcome = _searched(given(), output, request, study)
+        outcome = replace(_searched(given(), output, request, study), source=given().path.name)
+        if study is not None or request.report is not None:
+            report = outcome.report()
+            if study is not None:
+                study.keep(outcome.plan.model, outcome.plan.digest, report.to_json())
+            if request.report is not None:
+                report.save(request.report, force=output.force)
         if request.frontier is not None:
             write_frontier(outcome.to_dict(), given().path.name, request.frontier)
     warnings = (*removed, *outcome.warnings)
@@ -332,6 +344,9 @@ def _searched(
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
+    if study is not None or options.report is not None:
+        phases("kernels", 0, 1)
+        outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
     outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
@@ -741,6 +756,61 @@ def _named(given: Plan | Model) -> str:
 def _side(given: Plan | OpenedModel, name: str) -> Side:
     plan = isinstance(given, Plan)
     return Side.of_plan(given, name) if plan else Side.of_graph(given.read_graph(), name)
+
+
+@checked()
+def report(
+    source: Plan | str | Path,
+    output: str | Path | None = None,
+    *,
+    model: Model | None = None,
+    study: str | Path | None = None,
+    force: bool = False,
+) -> PlanReport:
+    """What is known of a plan, and why each op has its format, for people to look at.
+
+    Nothing is searched or measured: ``tune`` keeps what a report needs in its study.
+
+    Args:
+        source: A plan, a study, or the data of a report; or their path. Of a study the last
+            run counts.
+        output: A page (``.html``) or its data (``.json``) that is written.
+        model: The model that the plan was made for: without a study it tells which ops are
+            around one another.
+        study: The study in which the plan was found; by default the one beside the plan.
+        force: Whether an existing output may be replaced.
+
+    Raises:
+        UsageError: If there is no such plan or study, or the output may not be written.
+        ModelError: If the plan was made for another model.
+    """
+    path = report_path(output)
+    files = CommandFiles(force=force)
+    files.read("the source", None if isinstance(source, Plan) else source)
+    files.read("the study", study)
+    files.write("the report", path)
+    found = recorded(source, None if study is None else Path(study))
+    if isinstance(found, Plan):
+        graph = None if model is None else graph_for(model, found)
+        name = "model" if model is None else opened(model).path.name
+        found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
+    elif model is not None:
+        _check_same_model(model, found)
+    with files.locked():
+        if path is not None:
+            found.save(path, force=force)
+    return found
+
+
+def _check_same_model(model: Model, found: PlanReport) -> None:
+    """Raise UsageError unless a report is of this model."""
+    given, stated = opened(model), found.content["model"]
+    if given.digest != stated["digest"]:
+        raise UsageError(
+            f"the report is of another model: {stated['name']}",
+            where=str(given.path),
+            fix="leave the model out, or give that one",
+        )
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

@@ -203,12 +203,13 @@ class EngineSubject(Subject):
         """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
         return by_hint(self.engine, self._plain, plan)
 
-    def kernels(self, built: Built, workload: Workload) -> Sequence[KernelTime]:
-        """The kernels of a plan's model by one profile; none if the engine has no profile."""
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels of a model by one profile; none if the engine has no profile."""
         if not self.engine.tells_kernels:
             return ()
         try:
-            return kernels_of(self.engine, built.model, workload.timing()[0])
+            model = self.model.loadable if built is None else built.model
+            return kernels_of(self.engine, model, workload.timing()[0])
         except EngineError as error:
             self.tell(f"the kernels of the result are not known: {error.what}")
             return ()

@@ -32,7 +32,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.planning.sensitivity import measure, squared_error
 from finecast.progress import Progress, silent
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
 from finecast.tuning.emulating import reasons

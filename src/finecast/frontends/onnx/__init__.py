@@ -35,6 +35,7 @@ from finecast.frontends.onnx.model import (
     to_bytes,
 )
 from finecast.frontends.onnx.native import PassDiedError
+from finecast.frontends.onnx.notes import note_decisions
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
@@ -339,6 +340,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         for value in prepared.shaped:
             value.shape = None
         prepared, done, rounded = _replay(prepared, plan)
+        note_decisions(prepared.graph, prepared.binding, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
         if done and not plan.keep_ops:
             model, stated = restate(model, plan.engine)
