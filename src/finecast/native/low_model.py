@@ -88,11 +88,6 @@ class LowModel(ABC):
     def facts(self, feeds: Sequence[Feeds]) -> Mapping[int, ValueFacts]:
         """Facts of the fp32 model's values, by id."""
 
-    def source_line(self, node: int) -> str:
-        """``FILE:LINE`` of the code that a node was exported from; empty if unknown."""
-        del node
-        return ""
-
     @property
     def formats(self) -> dict[int, Format]:
         """Low formats by node id."""

@@ -25,7 +25,6 @@ from finecast.engines.loading import exact_session, load_model
 from finecast.engines.ports import feeds_for
 from finecast.errors import ModelError
 from finecast.frontends.joining import ModelPair, ShownValue, SwitchedValue, is_choice, join
-from finecast.frontends.native_model import NativeModel
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.naming import number_of
@@ -63,7 +62,6 @@ class BesideLow(LowModel):
     notes: Sequence[str] = field(init=False)
     _models: tuple[PreparedModel, PreparedModel] = field(init=False)
     _matched: dict[int, int] = field(init=False)
-    _native: NativeModel = field(init=False)
     _session: Session | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +73,7 @@ class BesideLow(LowModel):
         self.name = self.other.name
         self._models = self.source.prepare(AS_IT_IS), self.other.prepare(AS_IT_IS)
         pair = self._pair()
-        self._native, self.graph = pair.exact, pair.exact.graph
+        self.graph = pair.exact.graph
         self._matched = matched_values(self.graph, pair.low.graph)
         self.groups = grouped(self.graph, self._low_formats(pair))
         self.notes = self._notes()
@@ -226,10 +224,6 @@ class BesideLow(LowModel):
     def _size(self, value: int) -> int:
         shape = self.graph.values[value].fixed_shape
         return 4 * math.prod(shape) if shape is not None else _GUESSED_BYTES
-
-    def source_line(self, node: int) -> str:
-        """As the fp32 model, or else the low one tells it."""
-        return self._native.source_line(node)
 
 
 _GUESSED_BYTES: Final = 1 << 20

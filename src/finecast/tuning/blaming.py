@@ -68,7 +68,7 @@ class Culprit:
         moved: Names of the ops that only move its result, and are kept with it.
         alone: The relative output error if this op alone is low.
         reasons: What shows it, in words.
-        source: ``FILE:LINE`` of the user's code; empty if the model does not tell.
+        source: Its line of PyTorch code; empty if the model does not tell.
     """
 
     node: str
@@ -101,7 +101,7 @@ class WrongResult:
         op: Its native type.
         why: What is wrong with the result.
         absorbed: The op that reads the Inf or NaN and gives finite numbers; empty if none.
-        source: ``FILE:LINE`` of the user's code; empty if the model does not tell.
+        source: Its line of PyTorch code; empty if the model does not tell.
     """
 
     node: str
@@ -413,7 +413,7 @@ class _Search:
             moved=tuple(low.graph.nodes[n].name for n in members.nodes[1:]),
             alone=math.sqrt(alone),
             reasons=(*told, *cancelled),
-            source=low.source_line(node.id),
+            source=node.source,
         )
 
 
@@ -466,7 +466,7 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
                     op=node.native,
                     why=_wrong(one, fmt),
                     absorbed="" if absorbed is None else absorbed.name,
-                    source=low.source_line(node.id),
+                    source=node.source,
                 )
     return None
 
@@ -504,7 +504,7 @@ def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> Wrong
             one = facts.get(value.id)
             if fmt is not None and one is not None and one.largest >= overflow_limit(fmt):
                 why = f"fp32 reaches {one.largest:.3g} there, {fmt.label} {fmt.max:.3g}"
-                line = low.source_line(node.id)
+                line = node.source
                 return WrongResult(node=node.name, op=node.native, why=why, source=line)
     return None
 
