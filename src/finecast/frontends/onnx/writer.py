@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import in_blocks
-from finecast.frontends.native_model import OFFSET, NativeModel, last_line_of
+from finecast.frontends.native_model import OFFSET, NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -67,8 +67,6 @@ STORED: Final = np.dtype("<f4")
 
 _JOINED: Final = "finecast_joined/"
 """Prefix of the names that another model's nodes and values get in this one."""
-# Metadata of a node that PyTorch's exporter wrote: where its call stands in the user's code.
-_STACK_TRACE: Final = "pkg.torch.onnx.stack_trace"
 _AXES_ARE_INPUTS: Final = AXES_ARE_INPUTS_SINCE["ReduceMean"]
 # How ONNX calls the kinds of ops.
 _KINDS: Final = {
@@ -351,12 +349,6 @@ class EditedModel(NativeModel):
             "Cast", [tensor], attributes, name=name, dtype=dtype, shape=shape
         )
         return self._placed(low, tensor)
-
-    def source_line(self, node: int) -> str:
-        """By the note that PyTorch's exporter leaves."""
-        native = self.binding.nodes[node]
-        notes = "" if native is None else native.metadata_props.get(_STACK_TRACE, "")
-        return last_line_of(notes)
 
     def join(self, other: EditedModel) -> None:
         """Take the nodes and constants of ``other``, under new names."""
