@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from finecast.api import (
         DataOptions,
         apply,
+        blame,
         convert,
         diff,
         emulate,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "apply": "finecast.api",
+    "blame": "finecast.api",
     "convert": "finecast.api",
     "diff": "finecast.api",
     "emulate": "finecast.api",
@@ -90,6 +92,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "apply",
+    "blame",
     "convert",
     "default_engine",
     "diff",

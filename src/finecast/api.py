@@ -20,12 +20,14 @@ from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions, workload_of
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.engines import ENGINES
+from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
 from finecast.native.census import Census
+from finecast.native.low_model import LowModel, OnDevice
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
     check_output_name,
@@ -44,11 +46,14 @@ from finecast.reports.frontier import write_frontier
 from finecast.reports.plan_report import PlanReport, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
+from finecast.tuning.blaming import Blame, samples_of
+from finecast.tuning.blaming import blame as blamed
 from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
 from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import recorded
 from finecast.tuning.result import Result
@@ -77,6 +82,7 @@ _AS_IT_IS: Final = ReadOptions()
 __all__ = [
     "DataOptions",
     "apply",
+    "blame",
     "convert",
     "diff",
     "emulate",
@@ -509,12 +515,7 @@ def emulate(
     Raises:
         FinecastError: If the model cannot be emulated, or the device cannot do that.
     """
-    asked = Policy.of(policy)
-    emulation = target if isinstance(target, Emulation) else explicit_casts(target)
-    if not isinstance(target, Emulation) and asked.scope is not Scope.NONE:
-        check_formats(emulation, asked)
-        emulation = replace(emulation, scope=asked.scope, format=asked.format)
-        check(emulation)
+    emulation = _casting(target, Policy.of(policy))
     stated = group_of(DataOptions, options, data=data).loaded()
     given = _opened(model, group_of(ReadOptions, options))
     loaded = given.reference()
@@ -527,6 +528,105 @@ def emulate(
         metric_name=stated.label,
         warnings=tuple(workload.warnings),
     )
+
+
+@checked(BlameOptions, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
+def blame(
+    model: Model,
+    low: Model | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    target: Emulation | str | None = None,
+    policy: Policy | str = "none",
+    data: DataOptions | Data | None = None,
+    engine: str | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> Blame:
+    """Which ops of a low model cost its accuracy: the fewest whose return to fp32 restores it.
+
+    Args:
+        model: The fp32 model, or its path.
+        low: A low version of it, by finecast or another tool.
+        plan: A plan in place of ``low``: the model that it gives.
+        target: A device in place of ``low``, by name or with options, as for ``emulate``.
+        policy: What the device's compiler casts, as for ``emulate``.
+        data: The data, as for ``tune``. Without a metric the outputs' error is judged.
+        engine: ``NAME[:DEVICE]`` that runs both; by default numbers are as the types state.
+        progress: As for ``convert``.
+        options: Options of ``BlameOptions``, ``Criterion``, ``DataOptions`` and
+            ``ReadOptions`` by name: ``check``, ``max_error``, ``metric``, ``max_drop``.
+
+    Raises:
+        FinecastError: If the models cannot be compared or run.
+    """
+    how, asked = group_of(ReadOptions, options), group_of(BlameOptions, options).loaded()
+    stated = group_of(DataOptions, options, data=data).loaded()
+    criterion = _goal(None, options).criterion
+    asked.check_beside(stated, criterion)
+    given = _opened(model, how)
+    with reporting(progress, "comparing") as report:
+        beside = _low_of(given, how, low=low, plan=_plan(plan), engine=engine)
+        if target is not None:
+            if beside is not None or engine is not None:
+                raise UsageError(
+                    "a device runs the fp32 model as its compiler casts it",
+                    where="--target",
+                    fix="give it alone, or a low model or a plan without it",
+                )
+            emulation = _casting(target, Policy.of(policy))
+            name = f"{given.name} on {emulation.target.name}"
+            device = given.program(emulation)
+            beside = OnDevice(program=device, emulation=emulation, name=name)
+        if beside is None:
+            raise UsageError(
+                "there is no low model to compare with",
+                where="LOW",
+                fix="give one, or --plan, or --target with --auto-cast",
+            )
+        reference = CachedSession(given.reference())
+        workload = given.workload(stated, reference)
+        judge = judge_of(asked, stated, criterion, workload, beside, reference)
+        exact = samples_of(workload, reference, len(beside.groups))
+        found = blamed(beside, judge, exact, progress=report)
+    doubts = workload.warnings if isinstance(judge, MetricJudge) else ()
+    return replace(found, warnings=(*doubts, *found.warnings))
+
+
+def _low_of(
+    given: OpenedModel,
+    how: ReadOptions,
+    *,
+    low: Model | None,
+    plan: Plan | None,
+    engine: str | None,
+) -> LowModel | None:
+    """The low model beside the fp32 one; that of a plan is built. None if neither is given."""
+    if low is not None and plan is not None:
+        raise UsageError(
+            "a plan is given beside a low model", where="--plan", fix="keep one of them"
+        )
+    if plan is not None:
+        built = given.build(replace(plan, by_hint=False))
+        low = given.given_back(built)
+    return None if low is None else given.beside(opened(low, how), engine)
+
+
+def _casting(target: Emulation | str, policy: Policy) -> Emulation:
+    """The device with what its compiler casts, which one with options says itself.
+
+    Raises:
+        UsageError: If the device cannot do that.
+    """
+    if isinstance(target, Emulation):
+        return target
+    emulation = explicit_casts(target)
+    if policy.scope is Scope.NONE:
+        return emulation
+    check_formats(emulation, policy)
+    emulation = replace(emulation, scope=policy.scope, format=policy.format)
+    check(emulation)
+    return emulation
 
 
 @checked(Destination, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))

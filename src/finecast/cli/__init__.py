@@ -45,6 +45,7 @@ VERBS = {
     "report": "What tune found and why, as one page that opens without network.",
     "diff": "What differs between two plans, two models, or a plan and a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
+    "blame": "Which ops of a low model cost its accuracy, and what shows it.",
     "emulate": "What a device you do not have would do to your numbers.",
     "ladder": "A compiler's ladder of options, each rung emulated.",
     "targets": "The devices that emulate and ladder know.",

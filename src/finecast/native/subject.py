@@ -1,7 +1,7 @@
-"""What the pipeline asks of a model, its frontend and what runs it.
+"""A model joined with what runs it, as the search asks for it.
 
-A subject joins them. The pipeline knows these classes and no frontend or engine by name. A
-class of a frontend states what differs from the defaults here.
+The search knows these classes and no frontend or engine by name. A class of a frontend states
+what differs from the defaults here.
 """
 
 from __future__ import annotations

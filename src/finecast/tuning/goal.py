@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
-from finecast.naming import Option, convert_options, look_up, path_of
+from finecast.naming import Option, convert_options, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
@@ -29,25 +30,6 @@ class Objective(Enum):
     THROUGHPUT = "throughput"
     SIZE = "size"
     MEMORY = "memory"
-
-    @classmethod
-    def parse(cls, text: str) -> Objective:
-        """The objective called ``text``, in upper or lower case.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        named = {one.value: one for one in cls}
-        return look_up(text, named, what="objective", where="--objective")
-
-    @classmethod
-    def of(cls, given: Objective | str) -> Objective:
-        """An objective, given as such or by its name.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        return given if isinstance(given, Objective) else cls.parse(given)
 
     @property
     def words(self) -> Words:
@@ -136,7 +118,7 @@ class Goal:
         " flight as the engine serves best), size (bytes of the written model), or memory"
         " (of the running one, estimated).",
         python=((str, Enum), "the name of an objective"),
-        convert=Objective.of,
+        convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)
     min_speedup: float = Option(
         help="How many times as fast as fp32 a plan has to be; with another --objective,"
