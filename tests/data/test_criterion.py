@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.naming import member_of
 
 RELATIVE, ABSOLUTE = CriterionKind.RELATIVE, CriterionKind.ABSOLUTE
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -69,9 +70,9 @@ def test_tolerances_that_mean_nothing(tolerance: float) -> None:
 
 
 def test_kinds_are_read_by_name() -> None:
-    assert CriterionKind.parse(" Absolute ") is ABSOLUTE
+    assert member_of(CriterionKind, " Absolute ", what="criterion") is ABSOLUTE
     with pytest.raises(FinecastError, match="use one of relative, absolute"):
-        CriterionKind.parse("percent")
+        member_of(CriterionKind, "percent", what="criterion")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 import finecast
 from finecast.engines import get_engine, installed
 from finecast.engines.base import Array
-from finecast.native.baseline import differing
+from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.onnx import OnnxModel, take
 from finecast.native.source import AS_IT_IS
 from tests.frontends.tools import parse
@@ -33,7 +33,8 @@ def squared(text: str) -> onnx.ModelProto:
 
 def told(model: OnnxModel, outputs: Mapping[str, Array], feeds: Mapping[str, Array]) -> str:
     graph = model.prepare(AS_IT_IS).graph
-    return differing(model, get_engine("openvino"), graph, dict(feeds), outputs)
+    second = SecondOpinion(source=model, engine=get_engine("openvino"))
+    return differing(second, graph, dict(feeds), outputs)
 
 
 @pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 import finecast
+from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.frontends import onnx as onnx_frontend
 from finecast.frontends.worker import Worker
 from finecast.rules.policy import Policy
+from tests.frontends.tools import parse
 from tests.native.networks import FRONTENDS
 
 RNG = np.random.default_rng(0)
@@ -92,3 +96,31 @@ def test_convert_compiles_each_model_once_and_in_another_process(
     assert there.count("keep") == 3
     assert "load" not in there
     assert there.count("run") == 4  # with fp32's on other inputs
+
+
+def test_a_second_engine_loads_the_given_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses sizes that do not fit, which bodies hide, and gives a second opinion."""
+    pytest.importorskip("openvino")
+    body = "{name} () => (float[8, 8] {name}_out) {{ {name}_out = {op}(x, w) }}"
+    branches = [body.format(name=name, op=op) for name, op in (("a", "MatMul"), ("b", "Add"))]
+    text = f"""net (float[8, 8] x, bool c) => (float[8, 8] y) {{
+        h = If(c) <then_branch = {branches[0]}, else_branch = {branches[1]}>
+        y = MatMul(h, w)
+    }}"""
+    model = parse(text, opset=17)
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS[0], "w"))
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    loaded: list[object] = []
+    load = OnnxRuntimeEngine.load
+
+    def counted(self: OnnxRuntimeEngine, model: Any, **options: Any) -> Any:
+        loaded.append(model)
+        return load(self, model, **options)
+
+    monkeypatch.setattr(OnnxRuntimeEngine, "load", counted)
+    done = finecast.convert(path, tmp_path / "low.onnx", "all:bf16", engine="openvino")
+    assert done.verified.relative_error
+    assert loaded.count(path) == 1

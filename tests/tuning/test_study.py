@@ -164,3 +164,26 @@ def test_trials_are_counted_by_model(tmp_path: Path) -> None:
     study.add(TRIAL)
     study.add(replace(TRIAL, key=replace(KEY, model="other")))
     assert (study.count(), study.count(KEY.model), study.count("none")) == (2, 1, 0)
+
+
+def test_the_last_record_of_a_plan_counts(tmp_path: Path) -> None:
+    study = Study(tmp_path / "s.db")
+    assert study.record() is None
+    study.keep("m", "p", "1")
+    study.keep("m", "q", "2")
+    study.keep("m", "p", "3")
+    assert study.record("p") == study.record() == "3"
+    assert study.record("q") == "2"
+    assert study.record("none") is None
+
+
+def test_a_study_of_version_2_is_read_and_gets_records(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    Study(path).add(TRIAL)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TABLE records")
+        db.execute("PRAGMA user_version = 2")
+    study = Study(path)
+    assert study.find(KEY) == TRIAL
+    study.keep("m", "p", "1")
+    assert Study(path).record() == "1"

@@ -11,7 +11,17 @@ from typer.core import TyperCommand
 
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Options": (
-        *("path", "plan", "data", "metric", "evaluate", "calib", "tolerance", "keep"),
+        *(
+            "path",
+            "output",
+            "plan",
+            "data",
+            "metric",
+            "evaluate",
+            "calib",
+            "tolerance",
+            "keep",
+        ),
         *("auto_cast_type", "engine", "target", "force", "resume", "ops", "every", "values"),
         *("as_json",),
     ),
@@ -23,11 +33,21 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
-    "Search": ("objective", "min_speedup", "max_trials", "timeout_s", "start"),
+    "Search": (
+        *(
+            "objective",
+            "min_speedup",
+            "max_trials",
+            "timeout_s",
+            "start",
+            "check",
+            "max_error",
+        ),
+    ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *("plan_out", "study", "frontier", "compile_with"),
+        *("plan_out", "study", "report", "explorer", "frontier", "compile_with"),
     ),
     "The compiler of a device": (
         *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),

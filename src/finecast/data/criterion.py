@@ -14,11 +14,12 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from numbers import Real
 from typing import Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.naming import Option, convert_options, look_up
+from finecast.naming import Option, convert_options, member_of
 
 _DEFAULT_TOLERANCE: Final = 0.01
 
@@ -28,24 +29,6 @@ class CriterionKind(Enum):
 
     RELATIVE = "relative"
     ABSOLUTE = "absolute"
-
-    @classmethod
-    def parse(cls, name: str) -> CriterionKind:
-        """Read ``relative`` or ``absolute``.
-
-        Raises:
-            UsageError: If it is neither.
-        """
-        return look_up(name, {k.value: k for k in cls}, what="criterion", where="--criterion")
-
-    @classmethod
-    def of(cls, given: CriterionKind | str) -> CriterionKind:
-        """A kind, given as such or by its name.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        return given if isinstance(given, CriterionKind) else cls.parse(given)
 
 
 def _tolerance(given: float | str) -> float:
@@ -91,7 +74,7 @@ class Criterion:
         metavar="relative|absolute",
         python=((str, CriterionKind), "relative or absolute"),
         keywords=("criterion",),
-        convert=CriterionKind.of,
+        convert=partial(member_of, CriterionKind, what="criterion"),
     ).field(CriterionKind.RELATIVE)
     tolerance: float = Option(
         help="Loss of the metric that is allowed.",

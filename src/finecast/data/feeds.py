@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from finecast.data.input_ranges import Mask, Normal, Range, Whole
+from finecast.data.sizes import computed_size
 from finecast.engines.base import Array, TensorSpec
 from finecast.engines.ports import DTYPES, shape_text
 from finecast.errors import UsageError
@@ -39,7 +40,8 @@ def synthetic_feeds(
         inputs: The model's inputs.
         batch: Size of an input's first dimension where that is free, and of the same symbol
             elsewhere.
-        dims: Sizes of other free dimensions, by symbol or as ``INPUT.AXIS``.
+        dims: Sizes of other free dimensions, by symbol or as ``INPUT.AXIS``. A symbol that is
+            an expression of others, as ``past + new``, needs none.
         ranges: What is known of the inputs' numbers, by name (see ``input_ranges``).
         seed: Seed of the random generator.
 
@@ -64,7 +66,10 @@ def _sizes(
     check_dims({spec.name: spec.shape for spec in inputs}, dims)
     fronts = ((spec.name, spec.shape[0]) for spec in inputs if spec.shape)
     sizes = {d or f"{name}.0": batch for name, d in fronts if not isinstance(d, int)}
-    return {**sizes, **dims}
+    sizes = {**sizes, **dims}
+    symbols = {d for spec in inputs for d in spec.shape or () if isinstance(d, str)}
+    computed = {d: n for d in symbols - dims.keys() if (n := computed_size(d, sizes))}
+    return {**sizes, **computed}
 
 
 def check_dims(

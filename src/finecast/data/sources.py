@@ -18,6 +18,7 @@ from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
 from finecast.data.metrics import get_metric
+from finecast.data.sizes import guessed_dims
 from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.data.workload import (
     CalibrationFunction,
@@ -26,10 +27,10 @@ from finecast.data.workload import (
     FunctionWorkload,
     Workload,
 )
-from finecast.engines.base import Feeds, Session, Steps, TensorSpec
+from finecast.engines.base import Feeds, Session, Steps
 from finecast.errors import UsageError
 from finecast.files import digest
-from finecast.graph import Dim, Graph
+from finecast.graph import Dim
 from finecast.naming import Option, convert_options, spelled, unknown_name
 from finecast.usercode import guarded
 
@@ -506,27 +507,3 @@ def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
     if dims is None or not all(isinstance(d, int) for d in dims):
         return None
     return tuple(d for d in dims if isinstance(d, int))
-
-
-OPEN_SIZES: Final = (16, 64, 256, 1024)
-"""Sizes of open dimensions, tried in this order until a model takes one."""
-
-
-def input_specs(graph: Graph) -> list[TensorSpec]:
-    """The inputs of a graph, as sessions state them."""
-    return [TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in graph.inputs]
-
-
-def guessed_dims(inputs: Sequence[TensorSpec], size: int = OPEN_SIZES[0]) -> dict[str, int]:
-    """``size`` by name for each free dimension that is not an input's first axis.
-
-    The name is the symbol, or ``INPUT.AXIS`` where there is none.
-    """
-    batches = {s.shape[0] for s in inputs if s.shape}
-    dims = [
-        (d, f"{s.name}.{axis}")
-        for s in inputs
-        for axis, d in enumerate(s.shape or ())
-        if axis and not isinstance(d, int)
-    ]
-    return {symbol or own: size for symbol, own in dims if not symbol or symbol not in batches}

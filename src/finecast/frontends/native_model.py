@@ -7,6 +7,7 @@ that round all that a plan rounds, roundings that an extra input switches on, an
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -32,6 +33,8 @@ from finecast.planning.edits import (
     edits,
 )
 from finecast.planning.points import Switch
+
+_PLACE: Final = re.compile(r'File "(.+?)", line (\d+)')
 
 OFFSET: Final = "finecast_offset"
 """The input of a model that rounds at random: int64, the number of the first sample."""
@@ -87,6 +90,10 @@ class NativeModel(ABC):
     @abstractmethod
     def constant(self, array: NDArray[np.float32]) -> Any:
         """A constant tensor of these numbers."""
+
+    def retyped(self, tensor: Any, was: Format, to: Format) -> Any:
+        """``tensor``, which has the type ``was``, cast to another float type."""
+        raise NotImplementedError
 
     def rounded(self, tensor: Any, how: Rounder) -> Any:
         """``tensor`` rounded, in fp32: by arithmetic, unless a library has a better way."""
@@ -152,8 +159,20 @@ class NativeModel(ABC):
         raise NotImplementedError
 
     def join(self, other: Any) -> None:
-        """Let ops of ``other``, a copy of the same model, read this one's inputs."""
+        """Take the ops of ``other``, a model with the same inputs, which read this one's.
+
+        What is made and given from then on is in this model; ``other`` still gives its ops
+        other tensors to read. Its outputs are dropped.
+
+        Raises:
+            ModelError: If the ops of ``other`` cannot stand in this model.
+        """
         raise NotImplementedError
+
+    def source_line(self, node: int) -> str:
+        """``FILE:LINE`` of the code that a node was exported from; empty if unknown."""
+        del node
+        return ""
 
     @abstractmethod
     def finish(self, switches: int = 0, outputs: Mapping[str, Any] | None = None) -> Any:
@@ -178,6 +197,16 @@ class NativeModel(ABC):
         elif region not in self._switches:
             self._switches |= self.hand_in(region, self.switch_in(self.parent_of(region)))
         return self._switches[region]
+
+
+def last_line_of(trace: str) -> str:
+    """``FILE:LINE`` of the innermost call of a Python stack trace; empty if it has none.
+
+    Calls in installed packages count only if there are no others.
+    """
+    places = _PLACE.findall(trace)
+    own = [place for place in places if "site-packages" not in place[0]]
+    return ":".join((own or places)[-1]) if places else ""
 
 
 def uses_of(graph: Graph, value: int) -> Iterator[Use]:

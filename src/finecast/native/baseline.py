@@ -2,16 +2,20 @@
 
 All errors are measured against what the engine gives for the fp32 model. If the engine
 computes an op of that model wrongly, a conversion that keeps the fault looks right. So the
-model is run once in a second engine, which costs loading it there and one run.
+model is run once in a second engine, which costs loading it there and one run. The same
+session tells random feeds whose sizes do not fit the model: not every engine checks them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.data.deviation import ENGINE_FACTOR, Deviation, deviation, expected
-from finecast.engines.base import Array, Engine, Feeds, each_call
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call
+from finecast.engines.exact import CachedSession
 from finecast.engines.loading import load_model
 from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError
@@ -26,26 +30,45 @@ _LIMIT: Final = Format.BF16.unit_roundoff
 """Engines approximate some functions, and differ by less than this: one rounding to bf16."""
 
 
-def differing(
-    source: Source, engine: Engine, graph: Graph, feeds: Feeds, outputs: Outputs
-) -> str:
+@dataclass(slots=True, kw_only=True)
+class SecondOpinion:
+    """The fp32 model in another engine than ``engine``, if there is one that loads it."""
+
+    source: Source
+    engine: Engine
+    _loaded: Session | None = None
+
+    @property
+    def other(self) -> Engine | None:
+        """The other engine."""
+        return self.source.second_engine(self.engine)
+
+    @property
+    def session(self) -> Session | None:
+        """The model there, loaded once; feeds are run once. None if it cannot be loaded."""
+        other = self.other
+        if self._loaded is None and other is not None:
+            with suppress(EngineError):
+                self._loaded = CachedSession(other.load(self.source.loadable))
+        return self._loaded
+
+
+def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Outputs) -> str:
     """What the user is told if a second engine gives other outputs; empty if it does not.
 
     Digits that fp32 does not determine, and outputs that hinge on a decision between numbers,
     are no difference. Quantized models are not compared: each engine rounds codes in its way.
 
     Args:
-        source: The fp32 model.
-        engine: The engine that it was run in.
+        second: The fp32 model in the second engine.
         graph: Its graph.
         feeds: The inputs.
-        outputs: What ``engine`` gave.
+        outputs: What the first engine gave.
     """
-    other = source.second_engine(engine)
-    if other is None or quantized_notes(graph):
+    session = None if quantized_notes(graph) else second.session
+    if session is None:
         return ""
     try:
-        session = other.load(source.loadable)
         wanted = session.run(feeds_for(session, feeds))
         apart = _apart(graph, outputs, wanted)
         if not apart:
@@ -57,7 +80,7 @@ def differing(
     for name, found in apart.items():
         limit = max(_LIMIT, ENGINE_FACTOR * deviation(again[name], wanted[name]).relative)
         if not found.comparable or found.nonfinite or found.relative > limit:
-            return _text(source, (engine, other), feeds, name, found, limit)
+            return _text(second, feeds, name, found, limit)
     return ""
 
 
@@ -83,20 +106,17 @@ def _of(got: Array, wanted: Array) -> Deviation:
 
 
 def _text(
-    source: Source,
-    engines: tuple[Engine, Engine],
-    feeds: Feeds,
-    name: str,
-    found: Deviation,
-    limit: float,
+    second: SecondOpinion, feeds: Feeds, name: str, found: Deviation, limit: float
 ) -> str:
+    assert second.other is not None
+    engines = (second.engine, second.other)
     engine, other = (one.name for one in engines)
     what = f"by a relative {found.relative:.3g}"
     if not found.comparable:
         what = "in its shape"
     elif found.nonfinite:
         what = "by NaN or Inf"
-    first = _first_op(source, engines, feeds, name, limit) if found.comparable else ""
+    first = _first_op(second.source, engines, feeds, name, limit) if found.comparable else ""
     return (
         f"{engine} and {other} disagree about the fp32 model: output {name!r} differs"
         f" {what}{first}. Errors here are against {engine}'s; --engine {other} takes the other"

@@ -8,13 +8,8 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from finecast.data.feeds import free_dims, synthetic_feeds
-from finecast.data.sources import (
-    OPEN_SIZES,
-    FeedMaker,
-    calibration_batches,
-    guessed_dims,
-    input_specs,
-)
+from finecast.data.sizes import guessed_dims, input_specs, size_guesses
+from finecast.data.sources import FeedMaker, calibration_batches
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
@@ -33,9 +28,11 @@ from finecast.native.conversion import Converter
 from finecast.native.device import Program
 from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
-from finecast.native.model import RunOptions
+from finecast.native.low_model import LowModel
+from finecast.native.model import OpenedModel, RunOptions
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
+from finecast.native.returning import BesideLow
 from finecast.native.source import (
     AS_IT_IS,
     EngineBuilt,
@@ -71,6 +68,17 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
         return NativeProgram(source=self, emulation=emulation)
+
+    def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
+        """Both in one session, if they are of one library."""
+        if not isinstance(low, type(self)):
+            raise UsageError(
+                f"{self.name} is a model of {self.library}, and {low.name} is none",
+                where="LOW",
+                fix="give both as models of one library",
+            )
+        self.runners(engine)
+        return BesideLow(source=self, other=low, engine=engine)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The model in the engine given, else in the first that loads it; or on ``device``."""
@@ -334,13 +342,9 @@ def _drawn_shapes(
     inputs = input_specs(prepared.graph)
     failed: EngineError | UsageError | None = None
     found: tuple[dict[int, tuple[int, ...]], str] | None = None
-    for size in OPEN_SIZES:  # and until no value is empty
-        guessed = {
-            d: n for d, n in guessed_dims(inputs, size).items() if d not in options.dims
-        }
-        told = ", ".join(f"{d}={n}" for d, n in guessed.items())
+    for dims in size_guesses(prepared.graph, options.dims):  # and until no value is empty
+        told = ", ".join(f"{d}={n}" for d, n in dims.items() if d not in options.dims)
         try:
-            dims = {**guessed, **options.dims}
             feeds = synthetic_feeds(inputs, batch=options.batch, dims=dims)
             here = shapes_for(prepared, inputs, feeds), told and f"{told}, which --dim changes"
             found = found or here
@@ -348,8 +352,6 @@ def _drawn_shapes(
                 return here
         except (EngineError, UsageError) as error:
             failed = failed or error
-        if not guessed:
-            break
     if found is not None:  # some values are empty whatever the sizes
         return found
     if options.dims and failed is not None:

@@ -24,7 +24,7 @@ from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
 from finecast.native.adjusting import Adjuster
-from finecast.native.baseline import differing
+from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
     check_on_integers,
@@ -152,7 +152,8 @@ class EngineSubject(Subject):
         note = quantized_mismatch(
             prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
         )
-        differs = differing(self.model, self.engine, prepared.graph, feeds, got)
+        second = SecondOpinion(source=self.model, engine=self.engine)
+        differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs)))
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
@@ -202,12 +203,13 @@ class EngineSubject(Subject):
         """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
         return by_hint(self.engine, self._plain, plan)
 
-    def kernels(self, built: Built, workload: Workload) -> Sequence[KernelTime]:
-        """The kernels of a plan's model by one profile; none if the engine has no profile."""
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels of a model by one profile; none if the engine has no profile."""
         if not self.engine.tells_kernels:
             return ()
         try:
-            return kernels_of(self.engine, built.model, workload.timing()[0])
+            model = self._plain.model if built is None else built.model
+            return kernels_of(self.engine, model, workload.timing()[0])
         except EngineError as error:
             self.tell(f"the kernels of the result are not known: {error.what}")
             return ()

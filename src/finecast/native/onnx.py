@@ -178,18 +178,6 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
             return _run_exactly(written, feeds)
         return from_memory(self.build(plan).model, partial(_run_exactly, feeds=feeds))
 
-    def careful_session(self, graph: Graph) -> Session | None:
-        """ONNX Runtime's session of a model with bodies, in which OpenVINO checks no sizes.
-
-        None if there are no bodies, or if it is too much to load the model twice.
-        """
-        if not self.explains or not any(node.region for node in graph.nodes):
-            return None
-        try:
-            return exact_session(self.file.path)
-        except EngineError:
-            return None
-
     def _prepare(self, policy: Policy) -> Prepared:
         return frontend.prepare(self.file, policy)
 

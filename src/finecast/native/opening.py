@@ -129,7 +129,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             "finecast.frontends.tensorflow",
             "finecast.native.tensorflow",
         ),
-        module="finecast.native.tensorflow.model",
+        module="finecast.native.tensorflow",
         requires="tensorflow",
         install="pip install 'finecast[tensorflow]'; or name an output .xml, for OpenVINO",
         engines=("tensorflow",),

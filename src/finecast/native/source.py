@@ -313,14 +313,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         copy = self.roundable(built.plan.policy, built.plan.adjustments)
         return exact_session(with_roundings(copy, edits)).run(feeds)
 
-    def careful_session(self, graph: Graph) -> Session | None:
-        """The fp32 model where sizes that do not fit are refused, to try random feeds there.
-
-        None if the engine itself refuses them.
-        """
-        del graph
-        return None
-
     @abstractmethod
     def _prepare(self, policy: Policy) -> PreparedT: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,10 @@ from finecast.data.deviation import NOTICED, deviation
 from finecast.data.input_ranges import Range, input_ranges, without_masks
 from finecast.data.lengths import affordable, length_limits
 from finecast.data.response import change, nan_outputs, resampled
-from finecast.data.sources import OPEN_SIZES, FeedMaker, guessed_dims, input_specs
+from finecast.data.sizes import cached_lengths, guessed_dims, input_specs, size_guesses
+from finecast.data.sources import FeedMaker
 from finecast.engines import crashes, what_loads_it
-from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps, TensorSpec
 from finecast.engines.fallen_apart import broken_by
 from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError, UsageError, WrongNumbersError
@@ -22,7 +24,7 @@ from finecast.files import writing
 from finecast.graph import Graph
 from finecast.native.acceptance import Case, Outputs, Pair, accept
 from finecast.native.artefact import Verified, compare
-from finecast.native.baseline import differing
+from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import check_marks
 from finecast.native.integers import check_on_integers
 from finecast.native.source import EngineBuilt, Source
@@ -48,13 +50,13 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     emulated, name = engine.emulates is not None, engine.label
     with as_given():
         reference, before = pair.reference()
-        careful = None if emulated else pair.source.careful_session(applied.graph)
-        ran = reference_run(reference, feeds, applied.graph, careful)
+        second = SecondOpinion(source=pair.source, engine=engine)
+        ran = reference_run(reference, feeds, applied.graph, second)
     followed = _followed(reference, ran)
     doubt = ""
     if ran.feeds is not None:
-        doubt = differing(pair.source, engine, applied.graph, ran.feeds, ran.outputs)
-    del reference, careful  # one large model at a time
+        doubt = differing(second, applied.graph, ran.feeds, ran.outputs)
+    del reference, second  # one large model at a time
     session, after = pair.converted()
     check_marks(plan, applied.graph, session)
     seen = Verified(
@@ -269,19 +271,20 @@ def reference_run(
     reference: Session,
     feeds: FeedMaker,
     graph: Graph,
-    first: Session | None = None,
+    second: SecondOpinion,
 ) -> ReferenceRun:
     """Run the fp32 model on the first feeds that it takes.
 
-    Random feeds run in ``first`` before: a session that refuses sizes which do not fit the
-    model, where the engine of ``reference`` may not notice.
+    Where sizes of random feeds are guessed, or bodies hide them, the feeds run in ``second``
+    before, which refuses sizes that do not fit: OpenVINO may read beyond an array instead.
 
     Raises:
         UsageError: If no feeds can be made with the sizes that the user gave.
     """
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
-    careful = None if feeds.batches else first
+    hidden = any(node.region for node in graph.nodes) or guessed_dims(input_specs(graph))
+    careful = second.session if hidden and not feeds.batches else None
     for lengths, ranges in _extremes(graph, feeds):
         try:
             given = feeds.draw(reference, ranges, lengths)
@@ -350,8 +353,8 @@ def _extremes(
     """Lengths and ranges of random feeds, to be tried until the fp32 model runs.
 
     First lengths up to the ends of tables of positions, less 2 where positions start at 2 as
-    in RoBERTa; then small ones, which a model may need for a reason that the graph hides; then
-    larger ones, for images that are halved many times and sound that is taken in windows.
+    in RoBERTa; then small ones, which a model may need for a reason that the graph hides, and
+    larger ones (see ``data/sizes``).
     """
     if feeds.batches:  # data is taken as it is
         yield {}, {}
@@ -361,13 +364,25 @@ def _extremes(
     for spare in (0, 2):
         lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
         if lengths:
-            yield affordable(lengths, graph), ranges
-    if ranges:
-        yield {}, ranges
-    yield {}, {}
+            most = affordable(lengths, graph)
+            together = [*cached_lengths(graph, feeds.dims, most)]
+            yield from ((sizes, ranges) for sizes in together or [most])
     inputs = input_specs(graph)
-    for size in OPEN_SIZES[1:]:
-        larger = guessed_dims(inputs, size)
-        open_axes = [sum(not isinstance(d, int) for d in (s.shape or ())[1:]) for s in inputs]
-        if larger and size ** max(open_axes) <= _MOST_POSITIONS:
-            yield larger, ranges
+    for number, sizes in enumerate(size_guesses(graph, feeds.dims)):
+        if number == 0 or _positions(inputs, sizes) <= _MOST_POSITIONS:
+            yield sizes, ranges
+        if number == 0 and ranges:
+            yield sizes, {}
+
+
+def _positions(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    """The most elements of one channel of an input, where its sizes are free."""
+    found = [
+        math.prod(
+            sizes.get(f"{spec.name}.{axis}", sizes.get(dim or "", 1))
+            for axis, dim in enumerate(spec.shape or ())
+            if axis and not isinstance(dim, int)
+        )
+        for spec in inputs
+    ]
+    return max(found, default=1)

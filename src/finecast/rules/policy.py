@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from finecast.errors import UsageError
-from finecast.naming import Option, convert_options, default_of, look_up, spelled
+from finecast.naming import Option, convert_options, default_of, look_up, member_of, spelled
 from finecast.numbers.formats import Format
 from finecast.rules.ranges import Calibration
 
@@ -18,6 +19,9 @@ DEFAULT_POLICY: Final = "auto"
 
 BY_HINT: Final = " by hint"
 """Ends the label of a policy whose plans are stated by an engine's precision hint."""
+
+
+_calibration: Final = partial(member_of, Calibration, what="calibration")
 
 
 class Scope(Enum):
@@ -156,7 +160,7 @@ class Policy:
         help="How the range of a value in int8 is chosen: minmax (default) covers all that"
         " --data shows of it, percentile 99.99% of it, mse gives the least squared error.",
         metavar="HOW",
-        convert=lambda given: Calibration.parse(given) if isinstance(given, str) else given,
+        convert=_calibration,
     ).field(Calibration.MINMAX)
     adjust: tuple[Adjust, ...] | None = Option(
         help="How to adjust operands of int8 products, kept if that lowers the error on"
@@ -268,7 +272,7 @@ class Policy:
             scope=parsed,
             formats=formats,
             open_formats=parsed is Scope.AUTO and not names,
-            calibration=Calibration.parse(how) if at else Calibration.MINMAX,
+            calibration=_calibration(how) if at else Calibration.MINMAX,
             adjust=Adjust.parse(adjust, between="+") if plus else None,
         )
 

@@ -129,8 +129,9 @@ class OpDifference:
     def text(self) -> str:
         """The op by its name, and why it has its type where a plan says that."""
         before, after = self.before, self.after
-        renamed = before and after and before.node != after.node
-        name = f"{after.node} (was {before.node})" if renamed else self.shown.node
+        name = self.shown.node
+        if before and after and before.node != after.node:
+            name = f"{after.node} (was {before.node})"
         return f"{name}: {self.shown.why}" if self.shown.why else name
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,7 +181,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DifferenceGroup:
     """Ops of one class that differ alike.
 
     ``example`` is the one that takes the most time, or the first where no time is known.
@@ -228,13 +229,13 @@ class Difference:
         return sum(change in one.changes for one in self.ops)
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[DifferenceGroup]:
         """The ops that differ, by how they do and by class; large groups first."""
         found: dict[tuple[tuple[Change, ...], str, str], list[OpDifference]] = {}
         for one in self.changed:
             found.setdefault((one.changes, one.types, one.shown.op), []).append(one)
         return [
-            Group(
+            DifferenceGroup(
                 changes=changes,
                 types=types,
                 op=op,

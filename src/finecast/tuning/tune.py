@@ -381,7 +381,7 @@ class _Tuning:
             hints=self.hints,
             left_out=self.left_out,
             findings=findings(
-                self.examined.planner,
+                self.examined,
                 self.analysis,
                 self.frontier,
                 self.candidates,

@@ -20,6 +20,7 @@ from finecast.devices.faults import is_mended
 from finecast.frontends.onnx.constants import ComputedTensor, constant_tensor, set_constant
 from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, drop_unread
 from finecast.frontends.onnx.model import POLICY_KEY
+from finecast.frontends.onnx.notes import drop_notes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import BESIDE, EQUATION, STATED, become
 from finecast.frontends.onnx.statements import STATEMENTS
@@ -64,6 +65,7 @@ def undo(model: ir.Model, policy: str) -> None:
             # An inserted cast has an empty mark. Casts from fp32 to fp32 are then dropped.
             formats[node.id] = Format.parse(was) if was else Format.FP32
     apply_edits(graph, binding, edits(graph, formats))
+    drop_notes(model)
     for node in model.graph.all_nodes():
         for key, text in [*node.metadata_props.items()]:
             if key.startswith(MARK):

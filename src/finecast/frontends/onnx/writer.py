@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import in_blocks
-from finecast.frontends.native_model import OFFSET, NativeModel
+from finecast.frontends.native_model import OFFSET, NativeModel, last_line_of
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -62,8 +62,10 @@ SCALES: Final = f"{MARK}.scales"
 # The type of the numbers in these notes.
 STORED: Final = np.dtype("<f4")
 
-_EXACT: Final = "finecast_exact/"
+_JOINED: Final = "finecast_joined/"
 """Prefix of the names that another model's nodes and values get in this one."""
+# Metadata of a node that PyTorch's exporter wrote: where its call stands in the user's code.
+_STACK_TRACE: Final = "pkg.torch.onnx.stack_trace"
 _AXES_ARE_INPUTS: Final = AXES_ARE_INPUTS_SINCE["ReduceMean"]
 # How ONNX calls the kinds of ops.
 _KINDS: Final = {
@@ -198,6 +200,7 @@ class EditedModel(NativeModel):
         self._made: dict[ir.Value, int] = {}
         # Nodes that come first in the main graph: elements of the switch, then others.
         self._gathers: list[ir.Node] = []
+        self._unsorted = False  # whether nodes stand before what they read
         self._prologue: list[ir.Node] = []
 
     # What is read, and by whom.
@@ -318,16 +321,42 @@ class EditedModel(NativeModel):
         self._main.inputs.append(self._inputs[name])
         return self._inputs[name]
 
+    def retyped(self, tensor: ir.Value, was: Format, to: Format) -> ir.Value:
+        """The result of a Cast."""
+        del was
+        name = self._editor.fresh(f"{tensor.name}_{to.label}")
+        dtype = DATA_TYPES[to]
+        attributes = {"to": int(dtype)}
+        shape = tensor.shape
+        low = self._editor.op(
+            "Cast", [tensor], attributes, name=name, dtype=dtype, shape=shape
+        )
+        return self._placed(low, tensor)
+
+    def source_line(self, node: int) -> str:
+        """By the note that PyTorch's exporter leaves."""
+        native = self.binding.nodes[node]
+        notes = "" if native is None else native.metadata_props.get(_STACK_TRACE, "")
+        return last_line_of(notes)
+
     def join(self, other: EditedModel) -> None:
-        """Take the nodes and constants of ``other``, which then reads this model's inputs."""
+        """Take the nodes and constants of ``other``, under new names."""
         exact, inputs = other.binding.model, {v.name: v for v in self._main.inputs}
-        for value in list(exact.graph.inputs):
-            if value.name in inputs and not value.is_initializer():
-                value.replace_all_uses_with(inputs[value.name], replace_graph_outputs=True)
+        given, taken = (
+            [v for v in model.graph.inputs if not v.is_initializer()]
+            for model in (self.binding.model, exact)
+        )
+        own = self.binding.model
+        own.ir_version = max(own.ir_version or 0, exact.ir_version or 0)
+        for domain, version in exact.graph.opset_imports.items():
+            self._main.opset_imports.setdefault(domain, version)
+        for value, beside in zip(taken, given, strict=False):
+            own = inputs.get(value.name, beside)
+            value.replace_all_uses_with(own, replace_graph_outputs=True)
         for value in every_value(exact):
-            value.name = f"{_EXACT}{value.name}"
+            value.name = f"{_JOINED}{value.name}"
         for node in exact.graph.all_nodes():
-            node.name = f"{_EXACT}{node.name}"
+            node.name = f"{_JOINED}{node.name}"
         constants, nodes = [*exact.graph.initializers.values()], [*exact.graph]
         exact.graph.outputs.clear()
         exact.graph.inputs.clear()
@@ -336,6 +365,7 @@ class EditedModel(NativeModel):
         for value in constants:
             self._main.register_initializer(value)
         self._main.extend(nodes)
+        self._unsorted = True
 
     def finish(
         self, switches: int = 0, outputs: Mapping[str, ir.Value] | None = None
@@ -347,6 +377,9 @@ class EditedModel(NativeModel):
         if outputs is not None:
             self._main.outputs.clear()
             self._main.outputs.extend(outputs.values())
+            for name, value in outputs.items():
+                value.name = name
+        if self._unsorted:
             self._main.sort()
         return self.binding.model
 

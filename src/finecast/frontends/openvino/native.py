@@ -23,7 +23,7 @@ from finecast.frontends.openvino.bodies import Entry, hand_in
 from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.quantization import fake_quantized, stored_codes
-from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, read
+from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, port_name, read
 from finecast.frontends.openvino.types import (
     STATED,
     TYPES,
@@ -185,6 +185,11 @@ class OvNative(NativeModel):
         port: openvino.Output = made.output(0)
         return port
 
+    def retyped(self, tensor: openvino.Output, was: Format, to: Format) -> openvino.Output:
+        """The result of a Convert."""
+        del was
+        return _converted(tensor, to).output(0)
+
     def constant(self, array: NDArray[np.float32]) -> openvino.Output:
         """The port of a new constant."""
         return new_constant(np.asarray(array, dtype=np.float32), Format.FP32).output(0)
@@ -335,8 +340,8 @@ class OvNative(NativeModel):
         return port
 
     def region_of(self, tensor: openvino.Output) -> int:
-        """The region of the op that gives the tensor of a value."""
-        return self._regions[port_key(tensor)]
+        """The region of the op that gives the tensor of a value; 0 of a new op's."""
+        return self._regions.get(port_key(tensor), 0)
 
     def parent_of(self, region: int) -> int:
         """The region that a body's op stands in."""
@@ -350,12 +355,17 @@ class OvNative(NativeModel):
         return {region: hand_in(body, tensor)}
 
     def join(self, other: OvNative) -> None:
-        """Let ops of ``other`` read this model's inputs; drop tensor names, that both have."""
-        model, exact = self.binding.model, other.binding.model
-        for given, own in zip(model.get_parameters(), exact.get_parameters(), strict=True):
-            for target in list(own.output(0).get_target_inputs()):
-                target.replace_source_output(given.output(0))
-        for op in (*model.get_ordered_ops(), *exact.get_ordered_ops()):
+        """Let ops of ``other`` read this model's inputs, and drop its names of tensors."""
+        model, joined = self.binding.model, other.binding.model
+        if joined.get_sinks():
+            raise ModelError("a model that keeps a state cannot be joined with another")
+        own = {port_name(p.output(0)): p.output(0) for p in model.get_parameters()}
+        pairs = zip(joined.get_parameters(), model.get_parameters(), strict=True)
+        for taken, beside in pairs:
+            given = own.get(port_name(taken.output(0)), beside.output(0))
+            for target in list(taken.output(0).get_target_inputs()):
+                target.replace_source_output(given)
+        for op in joined.get_ordered_ops():
             if op.get_type_name() != "Parameter":
                 for port in op.outputs():
                     port.set_names(set())

@@ -15,7 +15,7 @@ import finecast
 from finecast.cli.output import write_report
 from finecast.compat.neuron.ladders import ladder
 from finecast.errors import UsageError
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 from tests.cli.test_output import ACTS, NASTY
 from tests.native.drawn import write_drawn
 from tests.native.test_int8 import DATA, NET, SHAPES
