@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finecast.cli.common import Engine, Evaluation, Json, Kept, Model, Read
-from finecast.cli.output import (
-    Verbatim,
-    add_row,
-    new_table,
-    warn,
-    write_json,
-    write_line,
-    write_note,
-    write_table,
-)
+from finecast.cli.output import Verbatim, warn, write_line, write_note, write_report
 from finecast.cli.policy_options import CompilerCasting, Device, Target
 from finecast.errors import ExitCode, UsageError
 from finecast.progress import shown
@@ -89,24 +80,15 @@ def run(
         )
     for note in found.warnings:
         warn(note)
-    if as_json:
-        write_json(found.to_dict())
-    else:
-        _print(found, ops)
+    tables = [found.culprits_table(ops)] if found.culprits else []
+    write_report(found, *tables, as_json=as_json)
+    if not as_json:
+        _print_advice(found, ops)
     if not found.passed:
         raise typer.Exit(ExitCode.NOT_IMPROVED)
 
 
-def _print(found: Blame, most: int) -> None:
-    write_note(found.verdict)
-    if found.culprits:
-        table = new_table("", ("node", "type", "why"), ("error\nalone",), fold=("node", "why"))
-        for one in found.culprits[:most]:
-            why = "; ".join((*one.reasons, *filter(None, (one.source,))))
-            add_row(table, one.node, one.format, why, f"{one.alone:.2g}")
-        write_table(table)
-        if len(found.culprits) > most:
-            write_line(f"and {len(found.culprits) - most} more")
+def _print_advice(found: Blame, most: int) -> None:
     if found.instead:
         names = ", ".join(found.instead[:most])
         write_note(f"any one of these in fp32 would do in its place: {names}")

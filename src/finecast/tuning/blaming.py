@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -32,9 +32,9 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.planning.sensitivity import measure, squared_error
 from finecast.progress import Progress, silent
+from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
-from finecast.terminal import finite, one_line
 from finecast.tuning.emulating import reasons
 from finecast.tuning.judging import Judge
 
@@ -116,8 +116,8 @@ class FirstWrong:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Blame:
-    """Which ops of a low model cost its accuracy; printed it is a few lines.
+class Blame(Report):
+    """Which ops of a low model cost its accuracy.
 
     Attributes:
         low: The low model's name.
@@ -188,7 +188,8 @@ class Blame:
             f" of {number_of(self.ops, 'op')}, {self.seconds:.1f} s"
         )
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The verdict, the culprits and what shows them, and what to do."""
         lines = [self.verdict]
         lines += [f"{c.node} ({c.format}): {'; '.join(c.reasons)}" for c in self.culprits]
@@ -196,33 +197,52 @@ class Blame:
             lines.append(f"first wrong: {self.first.node}: {self.first.why}")
         if self.keep:
             lines.append(self.keep)
-        lines += [self.effort, *(f"warning: {text}" for text in self.warnings)]
-        return "\n  ".join(map(one_line, lines))
+        return [*lines, self.effort, *(f"warning: {text}" for text in self.warnings)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(
-            {
-                "low": self.low,
-                "figure": self.figure,
-                "fp32": self.fp32,
-                "value": self.value,
-                "restored": self.restored,
-                "limit": self.limit,
-                "passed": self.passed,
-                "culprits": [one.to_dict() for one in self.culprits],
-                "is_minimal": self.is_minimal,
-                "instead": list(self.instead),
-                "first_wrong": None if self.first is None else self.first.to_dict(),
-                "keep": self.keep or None,
-                "ops": self.ops,
-                "evaluations": self.evaluations,
-                "probes": self.probes,
-                "seconds": self.seconds,
-                "warnings": list(self.warnings),
-            }
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The culprits."""
+        return [self.culprits_table(len(self.culprits))] if self.culprits else []
+
+    def culprits_table(self, most: int) -> TextTable:
+        """The first ``most`` culprits, and what shows them."""
+        shown, more = self.culprits[:most], len(self.culprits) - most
+        return TextTable(
+            left=("node", "type", "why"),
+            right=("error\nalone",),
+            rows=[
+                (
+                    one.node,
+                    one.format,
+                    "; ".join((*one.reasons, *filter(None, (one.source,)))),
+                    f"{one.alone:.2g}",
+                )
+                for one in shown
+            ],
+            fold=("node", "why"),
+            notes=[f"and {more} more"] if more > 0 else [],
         )
-        return found
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "low": self.low,
+            "figure": self.figure,
+            "fp32": self.fp32,
+            "value": self.value,
+            "restored": self.restored,
+            "limit": self.limit,
+            "passed": self.passed,
+            "culprits": [one.to_dict() for one in self.culprits],
+            "is_minimal": self.is_minimal,
+            "instead": list(self.instead),
+            "first_wrong": None if self.first is None else self.first.to_dict(),
+            "keep": self.keep or None,
+            "ops": self.ops,
+            "evaluations": self.evaluations,
+            "probes": self.probes,
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+        }
 
 
 def blame(low: LowModel, judge: Judge, exact: Exact, *, progress: Progress = silent) -> Blame:
