@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
-from finecast.graph.structure import Structure, read_structure
+from finecast.graph.structure import Structure, read_structure, write_structure
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -293,7 +293,7 @@ class Plan:
             **self._options,
             "io": {name: f.label for name, f in self.io.items()},
             "decisions": [_decision_to_dict(d) for d in self.decisions],
-            "structure": [op.text for op in self.structure],
+            **({"structure": write_structure(self.structure)} if self.structure else {}),
         }
         return json.dumps(content, indent=1) + "\n"
 
@@ -321,7 +321,9 @@ class Plan:
                 adjustments=tuple(
                     Adjustment.from_dict(a) for a in content.get("adjustments", ())
                 ),
-                structure=read_structure(content.get("structure", ())),
+                structure=read_structure(content["structure"])
+                if "structure" in content
+                else (),
             )
             stated = str(content["digest"])
         except (
