@@ -34,7 +34,7 @@ from benchmarks.blame_nets import (
 from benchmarks.common import SHARED_MODELS, print_environment
 from finecast import api
 from finecast.data.criterion import Criterion
-from finecast.data.deviation import LIMIT, expected
+from finecast.data.deviation import expected
 from finecast.data.sources import DataOptions
 from finecast.engines.exact import CachedSession
 from finecast.graph import Node
@@ -53,10 +53,17 @@ _REAL: Final = ("resnet", "minilm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The ops that a way names, and the models that it evaluated."""
+    """What a way finds.
+
+    Attributes:
+        named: The ops that it names, the most suspicious first.
+        evaluations: The models that it evaluated.
+        kept: The ops that it would keep in fp32; None if it does not say.
+    """
 
     named: tuple[str, ...]
     evaluations: int
+    kept: int | None = None
 
     def is_right(self, fault: Fault) -> bool:
         """Whether the culprit is among the first three."""
@@ -74,7 +81,7 @@ def first_n(low: LowModel, passes: Callable[[frozenset[int]], bool]) -> Answer:
         else:
             below = middle
     node = low.graph.nodes[low.groups[above - 1].nodes[0]]
-    return Answer(named=(node.name,), evaluations=evaluations)
+    return Answer(named=(node.name,), evaluations=evaluations, kept=above)
 
 
 def walk_back(low: LowModel, feeds: Mapping[str, Any]) -> Answer:
@@ -85,10 +92,9 @@ def walk_back(low: LowModel, feeds: Mapping[str, Any]) -> Answer:
     def is_wrong(node: Node) -> bool:
         for index in node.outputs:
             one = seen.get(index) if index is not None else None
-            if index is not None and one is not None:
-                limit = LIMIT if index in bounds.decided else bounds.relative.get(index, 0.0)
-                if one.spoiled or one.total > limit:
-                    return True
+            limit = bounds.relative.get(index, 0.0) if index is not None else 0.0
+            if one is not None and (one.spoiled or one.total > limit):
+                return True
         return False
 
     front = [n for v in graph.outputs if (n := graph.maker(v)) is not None]
@@ -116,7 +122,8 @@ def answers(net: Net, fault: Fault) -> Iterator[tuple[str, Answer, float]]:
     found = api.blame(fault.fp32, fault.low, data=net.feeds, progress=False)
     seconds = process_time() - start
     names = tuple(one.node for one in found.culprits)
-    yield "blame", Answer(named=names, evaluations=found.evaluations), seconds
+    answer = Answer(named=names, evaluations=found.evaluations, kept=len(names))
+    yield "blame", answer, seconds
     yield "probes", Answer(named=names, evaluations=found.probes), 0.0
     exact = api.load(fault.fp32)
     low = exact.beside(api.load(fault.low), None)
@@ -136,7 +143,7 @@ def main(names: list[str]) -> None:
     """Print a line of JSON for each fault, then the figures of all."""
     real = (SHARED_MODELS / "cases.py").is_file()
     print_environment()
-    rows: dict[str, list[tuple[bool, int, float]]] = {}
+    rows: dict[str, list[tuple[bool, Answer, float]]] = {}
     clean: list[str] = []
     for number, (name, make) in enumerate(_NETS.items()):
         if (names and name not in names) or (name in _REAL and not real):
@@ -153,7 +160,7 @@ def main(names: list[str]) -> None:
             line = {"net": net.name, "fault": fault.kind}
             for way, answer, seconds in answers(net, fault):
                 right = answer.is_right(fault)
-                rows.setdefault(way, []).append((right, answer.evaluations, seconds))
+                rows.setdefault(way, []).append((right, answer, seconds))
                 line[way] = {
                     "right": right,
                     "evaluations": answer.evaluations,
@@ -164,12 +171,14 @@ def main(names: list[str]) -> None:
             print(json.dumps(line), flush=True)
     for way, found in rows.items():
         share = mean(right for right, _, _ in found)
-        counts = [count for _, count, _ in found]
+        counts = [answer.evaluations for _, answer, _ in found]
+        kept = [answer.kept for _, answer, _ in found if answer.kept is not None]
         figures = {
             "way": way,
             "faults": len(found),
             "right": round(share, 3),
             "evaluations": {"mean": round(mean(counts), 1), "most": max(counts)},
+            "kept in fp32": round(mean(kept), 1) if kept else None,
             "cpu_s": round(sum(s for _, _, s in found), 1),
         }
         print(json.dumps(figures))

@@ -19,6 +19,7 @@ from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions, workload_of
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
+from finecast.devices.targets import list_targets
 from finecast.engines import ENGINES
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
@@ -27,7 +28,7 @@ from finecast.graph import Graph
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
 from finecast.native.census import Census
-from finecast.native.low_model import LowModel, OnDevice
+from finecast.native.low_model import EmulatedLow, LowModel
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
     check_output_name,
@@ -533,10 +534,8 @@ def emulate(
 @checked(BlameOptions, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
 def blame(
     model: Model,
-    low: Model | None = None,
+    low: Model | Plan | Emulation,
     *,
-    plan: Plan | str | Path | None = None,
-    target: Emulation | str | None = None,
     policy: Policy | str = "none",
     data: DataOptions | Data | None = None,
     engine: str | None = None,
@@ -547,9 +546,8 @@ def blame(
 
     Args:
         model: The fp32 model, or its path.
-        low: A low version of it, by finecast or another tool.
-        plan: A plan in place of ``low``: the model that it gives.
-        target: A device in place of ``low``, by name or with options, as for ``emulate``.
+        low: A low version of it by any tool; or a plan or its path (``.json``), for the model
+            that it gives; or a device, by name or with options, that runs the fp32 model.
         policy: What the device's compiler casts, as for ``emulate``.
         data: The data, as for ``tune``. Without a metric the outputs' error is judged.
         engine: ``NAME[:DEVICE]`` that runs both; by default numbers are as the types state.
@@ -566,24 +564,7 @@ def blame(
     asked.check_beside(stated, criterion)
     given = _opened(model, how)
     with reporting(progress, "comparing") as report:
-        beside = _low_of(given, how, low=low, plan=_plan(plan), engine=engine)
-        if target is not None:
-            if beside is not None or engine is not None:
-                raise UsageError(
-                    "a device runs the fp32 model as its compiler casts it",
-                    where="--target",
-                    fix="give it alone, or a low model or a plan without it",
-                )
-            emulation = _casting(target, Policy.of(policy))
-            name = f"{given.name} on {emulation.target.name}"
-            device = given.program(emulation)
-            beside = OnDevice(program=device, emulation=emulation, name=name)
-        if beside is None:
-            raise UsageError(
-                "there is no low model to compare with",
-                where="LOW",
-                fix="give one, or --plan, or --target with --auto-cast",
-            )
+        beside = _low_of(given, how, low, engine=engine, policy=Policy.of(policy))
         reference = CachedSession(given.reference())
         workload = given.workload(stated, reference)
         judge = judge_of(asked, stated, criterion, workload, beside, reference)
@@ -596,20 +577,33 @@ def blame(
 def _low_of(
     given: OpenedModel,
     how: ReadOptions,
+    low: Model | Plan | Emulation,
     *,
-    low: Model | None,
-    plan: Plan | None,
     engine: str | None,
-) -> LowModel | None:
-    """The low model beside the fp32 one; that of a plan is built. None if neither is given."""
-    if low is not None and plan is not None:
+    policy: Policy,
+) -> LowModel:
+    """The low model beside the fp32 one: that of a plan is built, a device is emulated."""
+    if isinstance(low, Emulation) or (isinstance(low, str) and low in list_targets()):
+        if engine is not None:
+            raise UsageError(
+                "a device that is not here runs in its emulator",
+                where="--engine",
+                fix="leave it out",
+            )
+        emulation = _casting(low, policy)
+        name = f"{given.name} on {emulation.target.name}"
+        return EmulatedLow(program=given.program(emulation), emulation=emulation, name=name)
+    if policy.scope is not Scope.NONE:
         raise UsageError(
-            "a plan is given beside a low model", where="--plan", fix="keep one of them"
+            "what is cast is stated for a device, and a model is given",
+            where="policy",
+            fix="leave it out",
         )
-    if plan is not None:
-        built = given.build(replace(plan, by_hint=False))
-        low = given.given_back(built)
-    return None if low is None else given.beside(opened(low, how), engine)
+    if isinstance(low, str | Path) and Path(low).suffix == ".json":
+        low = Plan.load(Path(low))
+    if isinstance(low, Plan):
+        low = given.given_back(given.build(replace(low, by_hint=False)))
+    return given.beside(opened(low, how), engine)
 
 
 def _casting(target: Emulation | str, policy: Policy) -> Emulation:

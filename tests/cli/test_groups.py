@@ -54,7 +54,8 @@ def test_verbs_that_take_data_take_it_alike(name: str) -> None:
 def test_these_verbs_take_data() -> None:
     taking = {v for v in VERBS if "data" in names_of(v)}
     assert taking == {
-        "inspect", "convert", "tune", "apply", "explain", "emulate", "ladder", "profile"
+        "inspect", "convert", "tune", "apply", "explain", "emulate", "ladder", "profile",
+        "blame",
     }  # fmt: skip
 
 

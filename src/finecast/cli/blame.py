@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from finecast.cli.common import Engine, Evaluation, Json, Kept, Model, Read
-from finecast.cli.output import (
-    Verbatim,
-    add_row,
-    new_table,
-    warn,
-    write_json,
-    write_line,
-    write_note,
-    write_table,
-)
+from finecast.cli.groups import Only
+from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import CompilerCasting, Device, Target
 from finecast.errors import ExitCode, UsageError
 from finecast.progress import shown
 from finecast.tuning.judging import BlameOptions
-
-if TYPE_CHECKING:
-    from finecast.tuning.blaming import Blame
 
 _MOST_OPS = 10
 
@@ -35,14 +24,16 @@ def run(
     device: Device,
     data: Evaluation,
     kept: Kept,
-    judged: BlameOptions,
+    judged: Annotated[BlameOptions, Only("check", "max_error")],
     running: Engine,
     how: Read,
     low: Annotated[
         Path | None,
         typer.Argument(metavar="LOW", help="A low version of MODEL, by any tool."),
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="A plan in place of LOW.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="A plan in place of LOW.")
+    ] = None,
     target: Target = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     as_json: Json = False,
@@ -63,7 +54,7 @@ def run(
     """
     from finecast import api
 
-    emulation: Any = None
+    emulation = None
     if target is not None or device.from_env:
         emulation, _ = device.emulation(casting, target)
     elif casting != CompilerCasting() or device != Device():
@@ -72,51 +63,28 @@ def run(
             where="--auto-cast",
             fix="give --target, or leave them out",
         )
+    given = [one for one in (low, plan, emulation) if one is not None]
+    if len(given) != 1:
+        raise UsageError(
+            "there is more than one low model" if given else "there is no low model",
+            where="LOW",
+            fix="give LOW, or --plan, or --target with --auto-cast",
+        )
     with shown("comparing", quiet=as_json) as bar:
         found = api.blame(
             model,
-            low,
-            plan=plan,
-            target=emulation,
+            given[0],
             data=data,
             engine=running.engine,
-            progress=bar,
             criterion=kept,
             check=judged.check,
             max_error=judged.max_error,
             from_type=how.from_type,
             trust=how.trust,
+            progress=bar,
         )
     for note in found.warnings:
         warn(note)
-    if as_json:
-        write_json(found.to_dict())
-    else:
-        _print(found, ops)
+    write_report(found, found.by_op(ops), as_json=as_json)
     if not found.passed:
         raise typer.Exit(ExitCode.NOT_IMPROVED)
-
-
-def _print(found: Blame, most: int) -> None:
-    write_note(found.verdict)
-    if found.culprits:
-        table = new_table("", ("node", "type", "why"), ("error\nalone",), fold=("node", "why"))
-        for one in found.culprits[:most]:
-            why = "; ".join((*one.reasons, *filter(None, (one.source,))))
-            add_row(table, one.node, one.format, why, f"{one.alone:.2g}")
-        write_table(table)
-        if len(found.culprits) > most:
-            write_line(f"and {len(found.culprits) - most} more")
-    if found.instead:
-        names = ", ".join(found.instead[:most])
-        write_note(f"any one of these in fp32 would do in its place: {names}")
-    if found.first is not None:
-        write_note(f"first wrong: {found.first.node}: {found.first.why}")
-        if found.first.absorbed:
-            write_note(f"  the NaN or Inf is absorbed at {found.first.absorbed}")
-        if found.first.source:
-            write_note(f"  {found.first.source}")
-    if found.keep and len(found.culprits) <= most:
-        write_line("to keep them in fp32:")
-        write_note(Verbatim(f"  {found.keep}"))
-    write_note(found.effort)

@@ -22,7 +22,7 @@ from finecast.numbers.roundmodes import Rounder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SwitchedValue:
     """A value of the fp32 model, its partner in the low one, and the element that chooses.
 
     ``element`` is None for inputs, of which there is nothing to choose.
@@ -34,7 +34,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ShownValue:
     """Names of outputs of a joined model: what both ops give for a value, in fp32."""
 
     value: int
@@ -43,7 +43,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class ModelPair:
     """Copies of an fp32 model and of a low version of it, to be joined.
 
     Attributes:
@@ -60,7 +60,7 @@ class Pair:
     rounds: bool = False
 
     @classmethod
-    def of(cls, exact: NativeModel, low: NativeModel) -> Pair:
+    def of(cls, exact: NativeModel, low: NativeModel) -> ModelPair:
         """Of a low model that has low types."""
         values = ((v.id, v.format or Format.FP32) for v in low.graph.values)
         stored = {i: fmt for i, fmt in values if fmt is not Format.FP32}
@@ -68,7 +68,11 @@ class Pair:
 
 
 def join(
-    pair: Pair, choices: Sequence[Choice], *, elements: int, shown: Sequence[Shown] = ()
+    pair: ModelPair,
+    choices: Sequence[SwitchedValue],
+    *,
+    elements: int,
+    shown: Sequence[ShownValue] = (),
 ) -> Any:
     """The joined model, with the input ``SWITCH``, a bool vector; ``pair`` is used up.
 
@@ -88,11 +92,11 @@ def join(
 
 @dataclass(slots=True)
 class _Joiner:
-    pair: Pair
-    shown: Mapping[int, Shown]
+    pair: ModelPair
+    shown: Mapping[int, ShownValue]
     outputs: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def join(self, choices: Sequence[Choice], elements: int) -> Any:
+    def join(self, choices: Sequence[SwitchedValue], elements: int) -> Any:
         pair = self.pair
         for choice in choices:
             self._choose(choice)
@@ -102,7 +106,7 @@ class _Joiner:
                 self._give(value, self._rounded(pair.low.tensor(value), to))
         return pair.exact.finish(elements, self.outputs or None)
 
-    def _choose(self, choice: Choice) -> None:
+    def _choose(self, choice: SwitchedValue) -> None:
         exact, graph = self.pair.exact, self.pair.exact.graph
         stored = self.pair.stored.get(choice.partner, Format.FP32)
         tensor = exact.tensor(choice.value)

@@ -7,7 +7,6 @@ that round all that a plan rounds, roundings that an extra input switches on, an
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -33,8 +32,6 @@ from finecast.planning.edits import (
     edits,
 )
 from finecast.planning.points import Switch
-
-_PLACE: Final = re.compile(r'File "(.+?)", line (\d+)')
 
 OFFSET: Final = "finecast_offset"
 """The input of a model that rounds at random: int64, the number of the first sample."""
@@ -169,11 +166,6 @@ class NativeModel(ABC):
         """
         raise NotImplementedError
 
-    def source_line(self, node: int) -> str:
-        """``FILE:LINE`` of the code that a node was exported from; empty if unknown."""
-        del node
-        return ""
-
     @abstractmethod
     def finish(self, switches: int = 0, outputs: Mapping[str, Any] | None = None) -> Any:
         """The changed native model.
@@ -197,16 +189,6 @@ class NativeModel(ABC):
         elif region not in self._switches:
             self._switches |= self.hand_in(region, self.switch_in(self.parent_of(region)))
         return self._switches[region]
-
-
-def last_line_of(trace: str) -> str:
-    """``FILE:LINE`` of the innermost call of a Python stack trace; empty if it has none.
-
-    Calls in installed packages count only if there are no others.
-    """
-    places = _PLACE.findall(trace)
-    own = [place for place in places if "site-packages" not in place[0]]
-    return ":".join((own or places)[-1]) if places else ""
 
 
 def uses_of(graph: Graph, value: int) -> Iterator[Use]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from finecast.frontends.joining import Pair
+from finecast.frontends.joining import ModelPair
 from finecast.frontends.native_model import NativeModel, with_switches
 from finecast.frontends.replaying import Restated, resolve_io
 from finecast.graph import Graph
@@ -79,7 +79,7 @@ class PreparedModel(ABC):
     def with_outputs(self, names: Sequence[str]) -> Any:
         """A native copy whose outputs are just the values called ``names``."""
 
-    def pair(self, low: PreparedModel, *, by_types: bool) -> Pair:
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
         """Copies of this model and of ``low``, of the same library, to be joined.
 
         Args:
@@ -188,11 +188,11 @@ class PreparedAsIs(PreparedModel):
         """A copy whose extra input switches each of ``switches`` on or off."""
         return with_switches(self.roundable(), switches)
 
-    def pair(self, low: PreparedModel, *, by_types: bool) -> Pair:
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
         """Copies of both; the library's own engine computes in all its types."""
         assert isinstance(low, PreparedAsIs)
         del by_types
-        return Pair.of(self.roundable(), low.roundable())
+        return ModelPair.of(self.roundable(), low.roundable())
 
     @abstractmethod
     def roundable(self) -> NativeModel:

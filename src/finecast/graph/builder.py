@@ -129,12 +129,13 @@ _LONGEST_LINE: Final = 300
 def source_line(stack_trace: str) -> str:
     """The innermost frame of a stack trace of PyTorch: ``net.py:12 in forward: self.fc(x)``.
 
-    Empty where there is none.
+    Frames in installed packages count only if there are no others. Empty where there is none.
     """
     frames = list(_FRAME.finditer(stack_trace))
     if not frames:
         return ""
-    found = frames[-1]
+    own = [frame for frame in frames if "site-packages" not in frame["file"]]
+    found = (own or frames)[-1]
     code = stack_trace[found.end() :].strip().partition("\n")[0]
     text = f"{found['file']}:{found['line']} in {found['name']}"
     return f"{text}: {code}"[:_LONGEST_LINE] if code else text[:_LONGEST_LINE]

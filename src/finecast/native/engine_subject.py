@@ -22,7 +22,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
-from finecast.native.adjusting import Adjuster
+from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
@@ -119,14 +119,20 @@ class EngineSubject(Subject):
         facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_engines(prepared, workload.timing()[0])
-        how = Judging(facts=facts, user_rules=user_rules, measured=True)
-        planner = make_planner(prepared, policy, self.engine, how)
-        with suppress(EngineError):  # the analysis runs the same plan and reports the error
-            planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
+
+        def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
+            how = Judging(facts=facts, user_rules=user_rules, measured=True)
+            planner = make_planner(model, policy, self.engine, how)
+            with suppress(EngineError):  # the analysis runs the same plan and reports it
+                planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
+            return planner
+
+        own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
+        found = range_scaled(own, judge)
         return self.judged(
-            prepared=prepared,
-            facts=facts,
-            planner=planner,
+            prepared=found.prepared,
+            facts=found.facts,
+            planner=found.planner,
             workload=workload,
             progress=progress,
         )
@@ -264,6 +270,11 @@ class EngineExamined(Examined):
     def adjusts(self) -> bool:
         """Whether there are codes among the operands of such models."""
         return self.prepared.adjusts
+
+    def rounded_error(self, plan: Plan) -> float:
+        """The relative output error of a plan with scaled values, by arithmetic in fp32."""
+        subject = self.subject
+        return rounded_error(subject.model, subject.feeds(self.workload), plan)
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with adjustments found by runs on the calibration data.

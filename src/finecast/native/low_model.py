@@ -20,7 +20,7 @@ Check = Callable[[str, Array, Array], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class OpGroup:
     """Ops that are returned to fp32 together: one that computes, and those that only move.
 
     Attributes:
@@ -63,7 +63,7 @@ class LowModel(ABC):
     """
 
     graph: Graph
-    groups: Sequence[Group]
+    groups: Sequence[OpGroup]
     name: str
     notes: Sequence[str] = ()
 
@@ -88,18 +88,13 @@ class LowModel(ABC):
     def facts(self, feeds: Sequence[Feeds]) -> Mapping[int, ValueFacts]:
         """Facts of the fp32 model's values, by id."""
 
-    def source_line(self, node: int) -> str:
-        """``FILE:LINE`` of the code that a node was exported from; empty if unknown."""
-        del node
-        return ""
-
     @property
     def formats(self) -> dict[int, Format]:
         """Low formats by node id."""
         return {n: group.format for group in self.groups for n in group.nodes}
 
 
-def grouped(graph: Graph, formats: Mapping[int, Format]) -> tuple[Group, ...]:
+def grouped(graph: Graph, formats: Mapping[int, Format]) -> tuple[OpGroup, ...]:
     """Groups of the nodes in ``formats``: each that computes, with those that move its result.
 
     A move between two ops in fp32 would round what they hand on, so that returning these two
@@ -117,18 +112,18 @@ def grouped(graph: Graph, formats: Mapping[int, Format]) -> tuple[Group, ...]:
         else:
             group_of[node.id] = len(members)
             members.append([node.id])
-    return tuple(Group(nodes=tuple(ids), format=formats[ids[0]]) for ids in members)
+    return tuple(OpGroup(nodes=tuple(ids), format=formats[ids[0]]) for ids in members)
 
 
 @dataclass(slots=True, kw_only=True)
-class OnDevice(LowModel):
+class EmulatedLow(LowModel):
     """A model as a device that is not here would run it."""
 
     program: Program
     emulation: Emulation
     name: str
     graph: Graph = field(init=False)
-    groups: Sequence[Group] = field(init=False)
+    groups: Sequence[OpGroup] = field(init=False)
     setting: Setting = field(init=False)
     switched: EmulatedSession = field(init=False)
 

@@ -24,12 +24,11 @@ from finecast.engines.exact import Exact
 from finecast.engines.loading import exact_session, load_model
 from finecast.engines.ports import feeds_for
 from finecast.errors import ModelError
-from finecast.frontends.joining import Choice, Pair, Shown, is_choice, join
-from finecast.frontends.native_model import NativeModel
+from finecast.frontends.joining import ModelPair, ShownValue, SwitchedValue, is_choice, join
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.naming import number_of
-from finecast.native.low_model import Check, Group, LowModel, Seen, grouped
+from finecast.native.low_model import Check, LowModel, OpGroup, Seen, grouped
 from finecast.native.observing import SHOWN_BYTES, observe, packed
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
@@ -59,11 +58,10 @@ class BesideLow(LowModel):
     engine: str | None = None
     name: str = field(init=False)
     graph: Graph = field(init=False)
-    groups: Sequence[Group] = field(init=False)
+    groups: Sequence[OpGroup] = field(init=False)
     notes: Sequence[str] = field(init=False)
     _models: tuple[PreparedModel, PreparedModel] = field(init=False)
     _matched: dict[int, int] = field(init=False)
-    _native: NativeModel = field(init=False)
     _session: Session | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -75,17 +73,17 @@ class BesideLow(LowModel):
         self.name = self.other.name
         self._models = self.source.prepare(AS_IT_IS), self.other.prepare(AS_IT_IS)
         pair = self._pair()
-        self._native, self.graph = pair.exact, pair.exact.graph
+        self.graph = pair.exact.graph
         self._matched = matched_values(self.graph, pair.low.graph)
         self.groups = grouped(self.graph, self._low_formats(pair))
         self.notes = self._notes()
 
-    def _pair(self) -> Pair:
+    def _pair(self) -> ModelPair:
         """Fresh copies of both models."""
         exact, low = self._models
         return exact.pair(low, by_types=self.engine is None)
 
-    def _low_formats(self, pair: Pair) -> dict[int, Format]:
+    def _low_formats(self, pair: ModelPair) -> dict[int, Format]:
         """The low formats of the fp32 model's nodes that have partners, by id."""
         found: dict[int, Format] = {}
         for value, partner in self._matched.items():
@@ -126,23 +124,23 @@ class BesideLow(LowModel):
         switch[[*returned]] = True
         return _Switched(self._session, switch)
 
-    def _loaded(self, shown: Sequence[Shown]) -> Session:
+    def _loaded(self, shown: Sequence[ShownValue]) -> Session:
         """A session of the joined model."""
         model = self._joined(shown)
         if self.engine is None:
             return exact_session(model)
         return load_model(get_engine(self.engine), model)
 
-    def _joined(self, shown: Sequence[Shown]) -> Any:
+    def _joined(self, shown: Sequence[ShownValue]) -> Any:
         choices = [*self._choices()]
         return join(self._pair(), choices, elements=len(self.groups), shown=shown)
 
-    def _choices(self) -> Iterator[Choice]:
+    def _choices(self) -> Iterator[SwitchedValue]:
         numbers = {n: k for k, group in enumerate(self.groups) for n in group.nodes}
         for value, partner in self._matched.items():
             maker = self.graph.values[value].producer
             element = None if maker is None else numbers.get(maker)
-            yield Choice(value=value, partner=partner, element=element)
+            yield SwitchedValue(value=value, partner=partner, element=element)
 
     def unexplained(self, exact: Exact) -> Sequence[str]:
         """A note if the low model by itself errs by far more than what was joined of it."""
@@ -182,7 +180,7 @@ class BesideLow(LowModel):
         sizes = {n: 2 * self._size(i) for n, i in names.items()}
         for group in packed(sizes, SHOWN_BYTES):
             shown = [
-                Shown(value=names[n], exact=f"exact_{k}", low=f"low_{k}")
+                ShownValue(value=names[n], exact=f"exact_{k}", low=f"low_{k}")
                 for k, n in enumerate(group)
             ]
             session = self._loaded(shown)
@@ -226,10 +224,6 @@ class BesideLow(LowModel):
     def _size(self, value: int) -> int:
         shape = self.graph.values[value].fixed_shape
         return 4 * math.prod(shape) if shape is not None else _GUESSED_BYTES
-
-    def source_line(self, node: int) -> str:
-        """As the fp32 model, or else the low one tells it."""
-        return self._native.source_line(node)
 
 
 _GUESSED_BYTES: Final = 1 << 20

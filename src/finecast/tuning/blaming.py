@@ -32,9 +32,9 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.planning.sensitivity import measure, squared_error
 from finecast.progress import Progress, silent
+from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
-from finecast.terminal import finite, one_line
 from finecast.tuning.emulating import reasons
 from finecast.tuning.judging import Judge
 
@@ -45,6 +45,12 @@ error of all: the errors of independent roundings add up (``planning/sensitivity
 _TESTS_BEYOND: Final = 2
 """Tests of sets of ops, as a multiple of those of the usual case, before a set is left as it
 is."""
+
+_SHOWN_OPS: Final = 10
+"""Culprits that a printed result names."""
+
+_KEPT_OPS: Final = 20
+"""Culprits up to which the option that keeps them in fp32 is printed."""
 
 _AS_GOOD: Final = 4.0
 """Another op restores a model as well if the squared error left is at most so many times that
@@ -62,7 +68,7 @@ class Culprit:
         moved: Names of the ops that only move its result, and are kept with it.
         alone: The relative output error if this op alone is low.
         reasons: What shows it, in words.
-        source: ``FILE:LINE`` of the user's code; empty if the model does not tell.
+        source: Its line of PyTorch code; empty if the model does not tell.
     """
 
     node: str
@@ -87,7 +93,7 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstWrong:
+class WrongResult:
     """The first op, in the order of computation, whose result is wrong.
 
     Attributes:
@@ -95,7 +101,7 @@ class FirstWrong:
         op: Its native type.
         why: What is wrong with the result.
         absorbed: The op that reads the Inf or NaN and gives finite numbers; empty if none.
-        source: ``FILE:LINE`` of the user's code; empty if the model does not tell.
+        source: Its line of PyTorch code; empty if the model does not tell.
     """
 
     node: str
@@ -116,7 +122,7 @@ class FirstWrong:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Blame:
+class Blame(Report):
     """Which ops of a low model cost its accuracy; printed it is a few lines.
 
     Attributes:
@@ -149,7 +155,7 @@ class Blame:
     culprits: tuple[Culprit, ...] = ()
     is_minimal: bool = True
     instead: tuple[str, ...] = ()
-    first: FirstWrong | None = None
+    first: WrongResult | None = None
     ops: int
     evaluations: int
     probes: int = 0
@@ -188,41 +194,79 @@ class Blame:
             f" of {number_of(self.ops, 'op')}, {self.seconds:.1f} s"
         )
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The verdict, the culprits and what shows them, and what to do."""
-        lines = [self.verdict]
-        lines += [f"{c.node} ({c.format}): {'; '.join(c.reasons)}" for c in self.culprits]
-        if self.first is not None:
-            lines.append(f"first wrong: {self.first.node}: {self.first.why}")
-        if self.keep:
-            lines.append(self.keep)
-        lines += [self.effort, *(f"warning: {text}" for text in self.warnings)]
-        return "\n  ".join(map(one_line, lines))
+        told = [f"{c.node} ({c.format}): {'; '.join(c.reasons)}" for c in self.culprits]
+        return [
+            self.verdict,
+            *told[:_SHOWN_OPS],
+            *self._notes(),
+            *(f"warning: {text}" for text in self.warnings),
+        ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(
-            {
-                "low": self.low,
-                "figure": self.figure,
-                "fp32": self.fp32,
-                "value": self.value,
-                "restored": self.restored,
-                "limit": self.limit,
-                "passed": self.passed,
-                "culprits": [one.to_dict() for one in self.culprits],
-                "is_minimal": self.is_minimal,
-                "instead": list(self.instead),
-                "first_wrong": None if self.first is None else self.first.to_dict(),
-                "keep": self.keep or None,
-                "ops": self.ops,
-                "evaluations": self.evaluations,
-                "probes": self.probes,
-                "seconds": self.seconds,
-                "warnings": list(self.warnings),
-            }
+    @property
+    def tables(self) -> list[TextTable]:
+        """The culprits."""
+        return [self.by_op(len(self.culprits))]
+
+    def by_op(self, most: int) -> TextTable:
+        """The culprits, at most so many, with what shows them."""
+        rows = [
+            (
+                c.node,
+                c.format,
+                "; ".join(filter(None, (*c.reasons, c.source))),
+                f"{c.alone:.2g}",
+            )
+            for c in self.culprits[:most]
+        ]
+        rest = len(self.culprits) - len(rows)
+        more = [f"and {rest} more"] if rest else []
+        return TextTable(
+            left=("node", "type", "why"),
+            right=("error\nalone",),
+            rows=rows,
+            fold=("node", "why"),
+            notes=(*more, *self._notes()),
         )
-        return found
+
+    def _notes(self) -> list[str]:
+        """What would do in place of the culprits, what is wrong first, and what to do."""
+        notes: list[str] = []
+        if self.instead:
+            notes.append(f"in its place any of these would do: {', '.join(self.instead)}")
+        if (first := self.first) is not None:
+            notes.append(f"first wrong: {first.node}: {first.why}")
+            if first.absorbed:
+                notes.append(f"its NaN or Inf is absorbed at {first.absorbed}")
+            if first.source:
+                notes.append(f"first wrong in the code: {first.source}")
+        if self.keep and len(self.culprits) <= _KEPT_OPS:
+            notes.append(f"to keep fp32: {self.keep}")
+        return [*notes, self.effort]
+
+    def _content(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "low": self.low,
+            "figure": self.figure,
+            "fp32": self.fp32,
+            "value": self.value,
+            "restored": self.restored,
+            "limit": self.limit,
+            "passed": self.passed,
+            "culprits": [one.to_dict() for one in self.culprits],
+            "is_minimal": self.is_minimal,
+            "instead": list(self.instead),
+            "first_wrong": None if self.first is None else self.first.to_dict(),
+            "keep": self.keep or None,
+            "ops": self.ops,
+            "evaluations": self.evaluations,
+            "probes": self.probes,
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+        }
 
 
 def blame(low: LowModel, judge: Judge, exact: Exact, *, progress: Progress = silent) -> Blame:
@@ -369,7 +413,7 @@ class _Search:
             moved=tuple(low.graph.nodes[n].name for n in members.nodes[1:]),
             alone=math.sqrt(alone),
             reasons=(*told, *cancelled),
-            source=low.source_line(node.id),
+            source=node.source,
         )
 
 
@@ -399,7 +443,7 @@ def _cancellation(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> 
     return [f"cancellation: operands are {ratio:.3g} times as large as the result"]
 
 
-def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> FirstWrong | None:
+def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
     """The first op whose result leaves range or digits, or is refused."""
     graph, formats = low.graph, low.formats
     bounds = expected(graph, formats)
@@ -417,12 +461,12 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> FirstWrong | None:
             errs = one.own > ENGINE_FACTOR * ROUNDINGS_PER_OP * coarsest
             if one.spoiled or one.refused or one.total > limit or errs:
                 absorbed = _absorbing(graph, node, seen) if one.spoiled else None
-                return FirstWrong(
+                return WrongResult(
                     node=node.name,
                     op=node.native,
                     why=_wrong(one, fmt),
                     absorbed="" if absorbed is None else absorbed.name,
-                    source=low.source_line(node.id),
+                    source=node.source,
                 )
     return None
 
@@ -452,7 +496,7 @@ def _absorbing(graph: Graph, start: Node, seen: Mapping[int, Seen]) -> Node | No
     return None
 
 
-def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> FirstWrong | None:
+def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> WrongResult | None:
     """The first low op whose result in fp32 is beyond its format's range."""
     for node in low.graph.nodes:
         fmt = low.formats.get(node.id)
@@ -460,8 +504,8 @@ def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> First
             one = facts.get(value.id)
             if fmt is not None and one is not None and one.largest >= overflow_limit(fmt):
                 why = f"fp32 reaches {one.largest:.3g} there, {fmt.label} {fmt.max:.3g}"
-                line = low.source_line(node.id)
-                return FirstWrong(node=node.name, op=node.native, why=why, source=line)
+                line = node.source
+                return WrongResult(node=node.name, op=node.native, why=why, source=line)
     return None
 
 

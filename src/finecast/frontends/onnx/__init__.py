@@ -13,7 +13,7 @@ from finecast import ops
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
-from finecast.frontends.joining import Pair
+from finecast.frontends.joining import ModelPair
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
 from finecast.frontends.onnx.editor import drop_dead, name_nodes
@@ -178,7 +178,7 @@ class Prepared(PreparedModel):
         """A copy whose outputs are just the values called ``names``."""
         return with_outputs(self.model, names)
 
-    def pair(self, low: PreparedModel, *, by_types: bool) -> Pair:
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
         """Copies of both at the later of their operation sets, without local functions."""
         assert isinstance(low, Prepared)
         opset = max(opset_of(self.model), opset_of(low.model))
@@ -191,11 +191,11 @@ class Prepared(PreparedModel):
 
         exact = EditedModel(*read(copied(self)), emulates=by_types)
         if not by_types:
-            return Pair.of(exact, EditedModel(*read(copied(low))))
+            return ModelPair.of(exact, EditedModel(*read(copied(low))))
         other = EditedModel(*read(widen(copied(low))))
         formats = ((i, stored_format(v)) for i, v in enumerate(other.binding.values))
         stored = {i: fmt for i, fmt in formats if fmt is not None}
-        return Pair(exact=exact, low=other, stored=stored, rounds=True)
+        return ModelPair(exact=exact, low=other, stored=stored, rounds=True)
 
     def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
         """A copy in fp32 whose extra input switches each of ``switches`` on or off."""

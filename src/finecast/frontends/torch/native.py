@@ -21,7 +21,7 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from finecast.errors import ModelError
-from finecast.frontends.native_model import OFFSET, NativeModel, last_line_of, replay
+from finecast.frontends.native_model import OFFSET, NativeModel, replay
 from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
 from finecast.frontends.torch.capture import Captured, shared_copy
 from finecast.frontends.torch.casts import simplify_casts
@@ -304,10 +304,6 @@ class TorchNative(NativeModel):
         del was
         with self._after(tensor):
             return to_copy(self._fx, tensor, DTYPES[to])
-
-    def source_line(self, node: int) -> str:
-        """By the stack trace that PyTorch's export keeps."""
-        return last_line_of(self.binding.nodes[node].meta.get("stack_trace") or "")
 
     def join(self, other: TorchNative) -> None:
         """Copy the nodes of ``other``, and share its tensors."""
