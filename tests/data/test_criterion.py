@@ -125,3 +125,14 @@ def test_a_drop_is_absolute_as_in_nncf() -> None:
 def test_what_may_be_lost_is_said_once(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="says how much may be lost, and so does another"):
         Criterion(max_drop=0.1, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("1%", 'write --keep="99%", or 0.01 for 1%'), ("much", "give a number, as 0.01")],
+)
+def test_a_tolerance_that_is_no_number_says_what_to_write(given: str, says: str) -> None:
+    with pytest.raises(UsageError, match="is not a tolerance") as caught:
+        Criterion(tolerance=given)  # pyright: ignore[reportArgumentType]
+    assert caught.value.fix == says
+    assert Criterion(tolerance="0.02").tolerance == 0.02  # pyright: ignore[reportArgumentType]

@@ -24,6 +24,7 @@ import typer
 
 from finecast.cli.groups import expanded
 from finecast.cli.output import write_error, write_json
+from finecast.cli.panels import PanelledCommand
 from finecast.errors import (
     ExitCode,
     FinecastError,
@@ -235,7 +236,9 @@ def _app(args: Sequence[str]) -> typer.Typer:
     for name, line in VERBS.items():
         if name == chosen:
             run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
-            app.command(name, help=_help(run.__doc__ or line))(_catching_exit(run))
+            app.command(name, cls=PanelledCommand, help=_help(run.__doc__ or line))(
+                _catching_exit(run)
+            )
         else:
             app.command(name, help=line)(_placeholder())
     return app

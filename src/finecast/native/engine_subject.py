@@ -208,7 +208,7 @@ class EngineSubject(Subject):
         if not self.engine.tells_kernels:
             return ()
         try:
-            model = self._plain.model if built is None else built.model
+            model = self.model.loadable if built is None else built.model
             return kernels_of(self.engine, model, workload.timing()[0])
         except EngineError as error:
             self.tell(f"the kernels of the result are not known: {error.what}")

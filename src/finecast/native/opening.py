@@ -220,6 +220,11 @@ def check_output_name(model: Path, output: Path) -> None:
     )
 
 
+def engine_of(output: Path) -> str:
+    """The name of the engine that runs a model written to ``output``."""
+    return next(entry.engines[0] for entry in FRONTENDS if entry.writes(output))
+
+
 def check_written(module: str, output: Path) -> None:
     """Raise UsageError unless the frontend of that ``module`` writes ``output``.
 

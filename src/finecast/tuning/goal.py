@@ -117,6 +117,7 @@ class Goal:
         help="What to minimise: latency, throughput (time of a request, with as many in"
         " flight as the engine serves best), size (bytes of the written model), or memory"
         " (of the running one, estimated).",
+        metavar="NAME",
         python=((str, Enum), "the name of an objective"),
         convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.usage import how_to_run, in_memory_notes
 from finecast.errors import UsageError
@@ -16,6 +17,7 @@ from finecast.measure.environment import environment
 from finecast.naming import number_of
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
+from finecast.native.opening import engine_of
 from finecast.native.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
@@ -313,13 +315,15 @@ class Result(Report):
     @property
     def run_notes(self) -> tuple[str, ...]:
         """How the model is run so that it computes as planned."""
-        if self.verdict is Verdict.UNCHANGED or self.target:
+        away = bool(self.target)
+        if self.verdict is Verdict.UNCHANGED or (away and not load_target(self.target).is_cpu):
             return ()
         if self.output is None:
-            return in_memory_notes(self.plan)
+            return () if away else in_memory_notes(self.plan)
+        engine = engine_of(self.output) if away else self.plan.engine
         text = how_to_run(
             self.output,
-            self.plan.engine,
+            engine,
             self.counts,
             throughput=self.objective is Objective.THROUGHPUT,
             by_hint=self.plan.by_hint,
@@ -457,16 +461,18 @@ class Result(Report):
         return f"{text}; {TF32_TIMES}" if "tf32" in self.plan.counts else text
 
     def _found(self, one: Found) -> dict[str, Any]:
-        """A plan that was considered; null for what was not measured.
+        """A plan that was considered; null for what was not found out by running it.
 
-        ``gain`` is how many times as good as fp32 it was in the races, by the objective;
-        ``changes`` are the formats of the nodes that have another one in the result.
+        ``gain`` is how many times as good as fp32 it was in the races; a plan
+        that was never run has no ``measured``. ``changes`` are the formats of the nodes that
+        have another one in the result.
         """
         own, findings = labels(self.plan), self.findings
         formats = labels(one.plan)
         changed = (
             n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32")
         )
+        run = {"measured": {**_cost(one.cost, findings), "relative_error": one.error}}
         return {
             "plan": one.plan.digest,
             "name": one.name,
@@ -474,7 +480,7 @@ class Result(Report):
                 **_cost(one.predicted_cost, findings),
                 "relative_error": one.predicted_error,
             },
-            "measured": {**_cost(one.cost, findings), "relative_error": one.error},
+            **(run if {one.cost, one.error} != {None} else {}),
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
             "gain": findings.gain(one),
             "casts": one.casts,
