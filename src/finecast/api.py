@@ -238,8 +238,8 @@ def tune(
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
             ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
-            (a page of what was found and why). And ``user_rules``, ``from_type``,
-            ``example_inputs``, ``trust``; ``help`` lists all.
+            (a page of what was found and why), ``price_book``. And ``user_rules``,
+            ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.

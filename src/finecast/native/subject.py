@@ -106,6 +106,10 @@ class Examined(ABC):
         """Whether operands can be adjusted for a plan."""
         return False
 
+    def rounded_error(self, plan: Plan) -> float:
+        """The relative output error of a plan with scaled values, by arithmetic in fp32."""
+        raise NotImplementedError("operands are adjusted where this is")
+
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with these kinds of adjustments; itself if there is nothing to adjust."""
         del kinds

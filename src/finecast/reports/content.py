@@ -31,7 +31,7 @@ VERSION: Final = 1
 # fewer; of the others the constants read first have one.
 _MOST_CONSTANTS: Final = 1 << 27
 # What ``tune --json`` prints that has another place in the content.
-_ELSEWHERE: Final = frozenset({"formats", "sensitivities"})
+_ELSEWHERE: Final = frozenset({"formats", "sensitivities", "ran"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

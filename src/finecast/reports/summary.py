@@ -109,7 +109,7 @@ def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
     share = sum(map(_rise, limiting)) / total if total else math.nan
     ops = "This op costs" if len(limiting) == 1 else f"These {len(limiting)} ops cost"
     of = f": {share:.0%} of all the error that low formats make or would make" if total else ""
-    return f"{ops} most of the accuracy{of}."
+    return f"{ops} the most accuracy{of}."
 
 
 def _limit(ops: Sequence[Mapping[str, Any]], unit: Mapping[str, Any]) -> str:

@@ -57,6 +57,9 @@ WAS: Final = f"{MARK}.constant."
 # Metadata of a node, with ``INPUT.AXIS`` as suffix, the axis counted from the end: the
 # exponents of two that the constant there was multiplied by.
 TIMES: Final = f"{MARK}.exponents."
+# Metadata of a node, with the name of a float attribute as suffix: the exponent of two that
+# the attribute was multiplied by.
+ATTRIBUTE_TIMES: Final = f"{MARK}.attribute."
 # Metadata of a multiplication that was inserted in front of an op: that op's name.
 SCALES: Final = f"{MARK}.scales"
 # The type of the numbers in these notes.
@@ -97,22 +100,30 @@ _TYPE_ATTRIBUTES: Final = {
 def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
     """Adjust operands in the model behind ``binding``, which has to be read again then.
 
-    A constant gets other numbers. A value is multiplied by a node in front of the op, one for
-    all ops that read the same product.
+    A constant gets other numbers; where other ops read it, too, the op gets a copy. A value is
+    multiplied by a node in front of the op, one for all ops that read the same product.
     """
     editor = Editor(binding.model)
     products: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
     for edit in edits:
-        what, value = edit.what, binding.values[edit.value]
-        port, tensor = binding.ports[edit.node][what.port], constant_tensor(value)
+        what = edit.what
+        if edit.value is None:
+            _adjust_attribute(binding.nodes[edit.node], what)
+            continue
+        port = binding.ports[edit.node][what.port]
         assert port is not None
         assert isinstance(port.owner, ir.Node)
+        value = port.value()
+        tensor = constant_tensor(value)
         if tensor is None:
             key = value, what.axis, what.exponents
             if key not in products:
                 products[key] = _multiplied(editor, value, what)
             port.read(products[key])
             continue
+        if len(value.uses()) > 1:
+            value = editor.constant(f"{value.name}_scaled", tensor.numpy())
+            port.read(value)
         notes = port.owner.metadata_props
         if what.add:
             before = tensor.numpy().astype(STORED).tobytes()
@@ -123,10 +134,18 @@ def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
         set_constant(value, ComputedTensor(tensor, what.of))
 
 
+def _adjust_attribute(node: ir.Node | None, what: Adjustment) -> None:
+    """Multiply a float attribute of ``node``, and note the exponent."""
+    assert node is not None
+    before = np.array(node.attributes[what.attribute].as_float(), np.float32)
+    after = ir.AttrFloat32(what.attribute, float(what.of(before)))
+    node.attributes[what.attribute] = after
+    node.metadata_props[f"{ATTRIBUTE_TIMES}{what.attribute}"] = str(what.exponents[0])
+
+
 def _multiplied(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:
     name = editor.fresh(f"finecast_scale_{value.name}")
-    ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
-    factors = editor.constant(f"{name}_by", what.of(ones))
+    factors = editor.constant(f"{name}_by", what.factors)
     dtype, shape = value.dtype, value.shape
     out = editor.op("Mul", [value, factors], name=name, dtype=dtype, shape=shape)
     editor.made[0].metadata_props.update({MARK: "", SCALES: what.node})

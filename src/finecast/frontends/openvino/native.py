@@ -28,6 +28,7 @@ from finecast.frontends.openvino.types import (
     STATED,
     TYPES,
     element_type,
+    multiply_attribute,
     new_constant,
     numbers_of,
     port_key,
@@ -122,7 +123,9 @@ def adjust(graph: Graph, binding: OvBinding, edits: Iterable[AdjustOperand]) -> 
     """Make ``edits`` in ``binding.model``; ``binding`` is stale then, so read it again."""
     model = OvNative(graph, binding)
     for edit in edits:
-        if edit.value in binding.constants:
+        if edit.value is None:
+            model.adjust_attribute(edit)
+        elif edit.value in binding.constants:
             model.adjust_constant(edit)
         else:
             model.multiply(edit)
@@ -299,17 +302,33 @@ class OvNative(NativeModel):
         name = low.get_node().get_friendly_name()
         return self._added(_converted(low, Format.FP32), f"{name}_back")
 
+    def adjust_attribute(self, edit: AdjustOperand) -> None:
+        """Give the op another number in an attribute."""
+        op = self.binding.nodes[edit.node]
+        assert op is not None
+        multiply_attribute(op, edit.what)
+        notes = self.changes.adjusted.setdefault(op.get_friendly_name(), [])
+        notes.append(edit.what.to_dict())
+
     def adjust_constant(self, edit: AdjustOperand) -> None:
-        """Give the constant other numbers; a compressed constant becomes fp32."""
+        """Give the constant other numbers; a compressed constant becomes fp32.
+
+        Where other ops read it, too, the op gets a copy by another name.
+        """
         what = edit.what
+        assert edit.value is not None
         port = self.binding.entries[edit.node][what.port].port
         # It is one that this method made if the constant was adjusted along another axis, too.
-        before = port.get_source_output().get_node()
+        source = port.get_source_output()
+        before = source.get_node()
         own = before.get_type_name() == "Constant"
         array = numbers_of(before if own else self.binding.constants[edit.value])
         array = array.astype(np.float32)
         name = before.get_friendly_name()
-        before.set_friendly_name(self.fresh(f"{name}_before"))
+        if len(source.get_target_inputs()) > 1:
+            name = self.fresh(f"{name}_scaled")
+        else:
+            before.set_friendly_name(self.fresh(f"{name}_before"))
         after = new_constant(what.of(array), Format.FP32)
         after.set_friendly_name(name)
         port.replace_source_output(after.output(0))
@@ -320,11 +339,11 @@ class OvNative(NativeModel):
     def multiply(self, edit: AdjustOperand) -> None:
         """Multiply the value in front of the op; ops with equal factors share the product."""
         what = edit.what
+        assert edit.value is not None
         key = (edit.value, what.axis, what.exponents)
         if key not in self._scaled:
             port = self.binding.values[edit.value]
-            ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
-            made = self.op("multiply", port, self.constant(what.of(ones)))
+            made = self.op("multiply", port, self.constant(what.factors))
             name = f"{port.get_node().get_friendly_name()}/scaled"
             self._scaled[key] = self._added(made.get_node(), name, Added(scales=True))
         entry = self.binding.entries[edit.node][what.port]

@@ -219,7 +219,10 @@ function graphSection() {
   };
   openScope = (scope, here) => go(scope, here);
   const first = data.summary.limits[0];
-  go(first ? data.ops[first.op].scope || "" : "", first ? first.op : -1, true);
+  let scope = first ? data.ops[first.op].scope || "" : "";
+  while (scope && data.ops.filter((op) => ((op.scope || "") + "/").startsWith(scope + "/")).length < 2)
+    scope = scope.split("/").slice(0, -1).join("/");
+  go(scope, first ? first.op : -1, true);
   return [el("p", { class: "soft" }, "One scope at a time, from its inputs at the top; a rounded box is an inner scope. A thick red line is a change of format."),
     el("div", { class: "controls" }, el("label", {}, "Scope ", list), el("datalist", { id: "scopes" }, known.slice(0, 2000).map((s) => el("option", { value: s })))), title, picture];
 }
