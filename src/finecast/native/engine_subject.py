@@ -267,6 +267,11 @@ class EngineExamined(Examined):
     progress: Progress
 
     @property
+    def observed(self) -> Mapping[int, ValueFacts]:
+        """The facts."""
+        return self.facts
+
+    @property
     def adjusts(self) -> bool:
         """Whether there are codes among the operands of such models."""
         return self.prepared.adjusts

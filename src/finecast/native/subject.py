@@ -81,13 +81,15 @@ class Hinted(Built):
 class Examined(ABC):
     """A subject whose every op the rules have judged under one policy.
 
-    Attributes:
-        planner: Makes plans that the rules permit.
-        facts: What calibration data showed of the model's values, by id; none if not observed.
+    ``planner`` makes plans that the rules permit.
     """
 
     planner: Planner
-    facts: Mapping[int, ValueFacts]
+
+    @property
+    def observed(self) -> Mapping[int, ValueFacts]:
+        """What calibration data showed of the model's values, by id; none if not observed."""
+        return {}
 
     @abstractmethod
     def analysis(self, *, of_time: bool = True) -> Analysis:

@@ -132,7 +132,7 @@ def findings(
         trials: Evaluations by the plan's digest.
         errors: Measured relative errors by the plan's digest.
     """
-    planner, facts = examined.planner, examined.facts
+    planner, facts = examined.planner, examined.observed
     if analysis is None:
         return Findings(planner=planner, facts=facts)
     raced = {c.plan.digest: c for c in candidates}
