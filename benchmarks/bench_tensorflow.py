@@ -70,7 +70,7 @@ def made(make: Callable[[Any], Any], policy: str = "float32") -> Any:
 def sessions(make: Callable[[Any], Any], folder: Path) -> dict[str, Session]:
     """The model as it is, and each way to lower it."""
     from finecast.keras import apply_plan
-    from finecast.native.tensorflow.model import take
+    from finecast.native.tensorflow import take
 
     model = made(make)
     model.export(str(folder / "m"), verbose=False)

@@ -26,6 +26,7 @@ _TITLES = {
     "convert": "Converting graphs of many nodes, and 2.4 GB of external data",
     "ladder": "The Neuron compilers' ladders, each in one command",
     "tensorflow": "TensorFlow and Keras models, batch 8, beside Grappler and OpenVINO's hint",
+    "repair": "fp16's overflows repaired, relative errors of nets like T5 and Gemma",
     "emulator": "Emulating a target: a 12-layer BERT with a bf16 plan, against fp32",
 }
 

@@ -8,7 +8,7 @@ cannot notice it. Survivors are printed with the lines changed, to be judged one
 ``docs/testing.md`` has the figures.
 
     python scripts/mutants.py solver                 # one group; without a name all of them
-    python scripts/mutants.py pipeline --sample 5    # mutants of each module
+    python scripts/mutants.py tuning --sample 5      # mutants of each module
     python scripts/mutants.py torch --modules writer # modules whose path contains "writer"
 
 The tests run in the Python that runs this script. ``cosmic-ray`` may be in another environment

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "finecast"
 MOST_PARAMETERS = 7
 MOST_AT_THE_TOP = 9
 # Typer reads the options of a verb from its ``run``. The verbs of Python take one more.
-KEYWORDS = {"api.py:tune"}
+KEYWORDS = {"api.py:tune", "tuning/tune.py:tune"}
 MOST_OF_A_VERB = 8
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from finecast.api import (
         DataOptions,
         apply,
+        blame,
         convert,
         diff,
         emulate,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         ladder,
         load,
         profile,
+        report,
         tune,
     )
     from finecast.data.criterion import Criterion, CriterionKind
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "apply": "finecast.api",
+    "blame": "finecast.api",
     "convert": "finecast.api",
     "diff": "finecast.api",
     "emulate": "finecast.api",
@@ -47,6 +50,7 @@ _MODULES = {
     "ladder": "finecast.api",
     "load": "finecast.api",
     "profile": "finecast.api",
+    "report": "finecast.api",
     "tune": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
@@ -88,6 +92,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "apply",
+    "blame",
     "convert",
     "default_engine",
     "diff",
@@ -98,6 +103,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
 ]
 

@@ -19,13 +19,16 @@ from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions, workload_of
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
+from finecast.devices.targets import list_targets
 from finecast.engines import ENGINES
+from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
 from finecast.native.census import Census
+from finecast.native.low_model import EmulatedLow, LowModel
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
     check_output_name,
@@ -39,15 +42,21 @@ from finecast.native.profiling import profile as profiled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
-from finecast.report.frontier import write_frontier
+from finecast.reports.content import Sources, content_of
+from finecast.reports.frontier import write_frontier
+from finecast.reports.plan_report import PlanReport, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
+from finecast.tuning.blaming import Blame, samples_of
+from finecast.tuning.blaming import blame as blamed
 from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
 from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
+from finecast.tuning.recorded import recorded
 from finecast.tuning.result import Result
 from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
@@ -74,6 +83,7 @@ _AS_IT_IS: Final = ReadOptions()
 __all__ = [
     "DataOptions",
     "apply",
+    "blame",
     "convert",
     "diff",
     "emulate",
@@ -84,6 +94,7 @@ __all__ = [
     "ladder",
     "load",
     "profile",
+    "report",
     "tune",
     "tuned",
     "workload_of",
@@ -226,8 +237,9 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
-            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans). And
-            ``user_rules``, ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
+            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
+            (a page of what was found and why), ``price_book``. And ``user_rules``,
+            ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -283,8 +295,15 @@ def tuned(
     )
     files.write("the plan", request.plan_out)
     files.write("the frontier", request.frontier)
+    files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        outcome = _searched(given(), output, request, study)
+        outcome = replace(_searched(given(), output, request, study), source=given().path.name)
+        if study is not None or request.report is not None:
+            report = outcome.report()
+            if study is not None:
+                study.keep(outcome.plan.model, outcome.plan.digest, report.to_json())
+            if request.report is not None:
+                report.save(request.report, force=output.force)
         if request.frontier is not None:
             write_frontier(outcome.to_dict(), given().path.name, request.frontier)
     warnings = (*removed, *outcome.warnings)
@@ -325,6 +344,9 @@ def _searched(
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
+    if study is not None or options.report is not None:
+        phases("kernels", 0, 1)
+        outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
     outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
@@ -494,12 +516,7 @@ def emulate(
     Raises:
         FinecastError: If the model cannot be emulated, or the device cannot do that.
     """
-    asked = Policy.of(policy)
-    emulation = target if isinstance(target, Emulation) else explicit_casts(target)
-    if not isinstance(target, Emulation) and asked.scope is not Scope.NONE:
-        check_formats(emulation, asked)
-        emulation = replace(emulation, scope=asked.scope, format=asked.format)
-        check(emulation)
+    emulation = _casting(target, Policy.of(policy))
     stated = group_of(DataOptions, options, data=data).loaded()
     given = _opened(model, group_of(ReadOptions, options))
     loaded = given.reference()
@@ -512,6 +529,98 @@ def emulate(
         metric_name=stated.label,
         warnings=tuple(workload.warnings),
     )
+
+
+@checked(BlameOptions, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
+def blame(
+    model: Model,
+    low: Model | Plan | Emulation,
+    *,
+    policy: Policy | str = "none",
+    data: DataOptions | Data | None = None,
+    engine: str | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> Blame:
+    """Which ops of a low model cost its accuracy: the fewest whose return to fp32 restores it.
+
+    Args:
+        model: The fp32 model, or its path.
+        low: A low version of it by any tool; or a plan or its path (``.json``), for the model
+            that it gives; or a device, by name or with options, that runs the fp32 model.
+        policy: What the device's compiler casts, as for ``emulate``.
+        data: The data, as for ``tune``. Without a metric the outputs' error is judged.
+        engine: ``NAME[:DEVICE]`` that runs both; by default numbers are as the types state.
+        progress: As for ``convert``.
+        options: Options of ``BlameOptions``, ``Criterion``, ``DataOptions`` and
+            ``ReadOptions`` by name: ``check``, ``max_error``, ``metric``, ``max_drop``.
+
+    Raises:
+        FinecastError: If the models cannot be compared or run.
+    """
+    how, asked = group_of(ReadOptions, options), group_of(BlameOptions, options).loaded()
+    stated = group_of(DataOptions, options, data=data).loaded()
+    criterion = _goal(None, options).criterion
+    asked.check_beside(stated, criterion)
+    given = _opened(model, how)
+    with reporting(progress, "comparing") as report:
+        beside = _low_of(given, how, low, engine=engine, policy=Policy.of(policy))
+        reference = CachedSession(given.reference())
+        workload = given.workload(stated, reference)
+        judge = judge_of(asked, stated, criterion, workload, beside, reference)
+        exact = samples_of(workload, reference, len(beside.groups))
+        found = blamed(beside, judge, exact, progress=report)
+    doubts = workload.warnings if isinstance(judge, MetricJudge) else ()
+    return replace(found, warnings=(*doubts, *found.warnings))
+
+
+def _low_of(
+    given: OpenedModel,
+    how: ReadOptions,
+    low: Model | Plan | Emulation,
+    *,
+    engine: str | None,
+    policy: Policy,
+) -> LowModel:
+    """The low model beside the fp32 one: that of a plan is built, a device is emulated."""
+    if isinstance(low, Emulation) or (isinstance(low, str) and low in list_targets()):
+        if engine is not None:
+            raise UsageError(
+                "a device that is not here runs in its emulator",
+                where="--engine",
+                fix="leave it out",
+            )
+        emulation = _casting(low, policy)
+        name = f"{given.name} on {emulation.target.name}"
+        return EmulatedLow(program=given.program(emulation), emulation=emulation, name=name)
+    if policy.scope is not Scope.NONE:
+        raise UsageError(
+            "what is cast is stated for a device, and a model is given",
+            where="policy",
+            fix="leave it out",
+        )
+    if isinstance(low, str | Path) and Path(low).suffix == ".json":
+        low = Plan.load(Path(low))
+    if isinstance(low, Plan):
+        low = given.given_back(given.build(replace(low, by_hint=False)))
+    return given.beside(opened(low, how), engine)
+
+
+def _casting(target: Emulation | str, policy: Policy) -> Emulation:
+    """The device with what its compiler casts, which one with options says itself.
+
+    Raises:
+        UsageError: If the device cannot do that.
+    """
+    if isinstance(target, Emulation):
+        return target
+    emulation = explicit_casts(target)
+    if policy.scope is Scope.NONE:
+        return emulation
+    check_formats(emulation, policy)
+    emulation = replace(emulation, scope=policy.scope, format=policy.format)
+    check(emulation)
+    return emulation
 
 
 @checked(Destination, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
@@ -647,6 +756,61 @@ def _named(given: Plan | Model) -> str:
 def _side(given: Plan | OpenedModel, name: str) -> Side:
     plan = isinstance(given, Plan)
     return Side.of_plan(given, name) if plan else Side.of_graph(given.read_graph(), name)
+
+
+@checked()
+def report(
+    source: Plan | str | Path,
+    output: str | Path | None = None,
+    *,
+    model: Model | None = None,
+    study: str | Path | None = None,
+    force: bool = False,
+) -> PlanReport:
+    """What is known of a plan, and why each op has its format, for people to look at.
+
+    Nothing is searched or measured: ``tune`` keeps what a report needs in its study.
+
+    Args:
+        source: A plan, a study, or the data of a report; or their path. Of a study the last
+            run counts.
+        output: A page (``.html``) or its data (``.json``) that is written.
+        model: The model that the plan was made for: without a study it tells which ops are
+            around one another.
+        study: The study in which the plan was found; by default the one beside the plan.
+        force: Whether an existing output may be replaced.
+
+    Raises:
+        UsageError: If there is no such plan or study, or the output may not be written.
+        ModelError: If the plan was made for another model.
+    """
+    path = report_path(output)
+    files = CommandFiles(force=force)
+    files.read("the source", None if isinstance(source, Plan) else source)
+    files.read("the study", study)
+    files.write("the report", path)
+    found = recorded(source, None if study is None else Path(study))
+    if isinstance(found, Plan):
+        graph = None if model is None else graph_for(model, found)
+        name = "model" if model is None else opened(model).path.name
+        found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
+    elif model is not None:
+        _check_same_model(model, found)
+    with files.locked():
+        if path is not None:
+            found.save(path, force=force)
+    return found
+
+
+def _check_same_model(model: Model, found: PlanReport) -> None:
+    """Raise UsageError unless a report is of this model."""
+    given, stated = opened(model), found.content["model"]
+    if given.digest != stated["digest"]:
+        raise UsageError(
+            f"the report is of another model: {stated['name']}",
+            where=str(given.path),
+            fix="leave the model out, or give that one",
+        )
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

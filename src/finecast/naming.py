@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeVar
 from finecast.errors import UsageError
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 
 # Similarity (difflib's ratio) from which a name is offered for an unknown one: half of the
 # letters are the same.
@@ -71,6 +73,20 @@ def look_up(word: str, table: Mapping[str, T], *, what: str, where: str = "") ->
         return table[spelled(word)]
     except KeyError:
         raise unknown_name(word, table, what=what, where=where) from None
+
+
+def member_of(kind: type[E], given: E | str, *, what: str) -> E:
+    """A member of an enum, given as such or as its value in any case.
+
+    ``what`` is its word in errors, and the name of its option.
+
+    Raises:
+        UsageError: If there is none of that value; gives the closest ones, or all.
+    """
+    if isinstance(given, kind):
+        return given
+    named = {str(one.value): one for one in kind}
+    return look_up(str(given), named, what=what, where=f"--{what}")
 
 
 def switch(word: str, *, where: str) -> bool:

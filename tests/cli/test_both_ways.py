@@ -112,6 +112,15 @@ LOOKING: dict[str, Case] = {
             net, "trn1", "all:bf16", data=net.with_name("data.npz"), metric="cosine"
         ),
     ),
+    "blame": (
+        [
+            *("blame", "NET", "--target", "trn1", "--auto-cast", "all"),
+            *("--auto-cast-type", "fp16", "--data", "DATA"),
+        ],
+        lambda net, _: finecast.blame(
+            net, "trn1", policy="all:fp16", data=net.with_name("data.npz")
+        ),
+    ),
     "ladder": (
         ["ladder", "NET", "--target", "trn1", "--data", "DATA", "--metric", "cosine"],
         lambda net, _: finecast.ladder(

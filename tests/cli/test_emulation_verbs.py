@@ -17,6 +17,7 @@ from finecast.rules.policy import Policy
 from finecast.tuning.ladder import LadderWalk, PlanResult
 from tests.cli.conftest import Answer
 from tests.engines.emulator import models
+from tests.frontends.tools import parse
 
 Finecast = Callable[..., Answer]
 
@@ -88,6 +89,24 @@ def test_options_that_lower_nothing_cost_nothing(
     # inf1 has no fp32 products: the same options cost something there.
     there = finecast("emulate", mlp, "--target", "inf1", "--fast-math", "none", *options[4:])
     assert "relative output error" in there.out
+
+
+def test_infinities_that_no_transpose_reads_cost_nothing(
+    finecast: Finecast, tmp_path: Path
+) -> None:
+    text = """net (float[4, 4] x, float[4, 4] mask) => (float[4, 4] y) {
+        t = Transpose(x)
+        s = MatMul(x, t)
+        m = Add(s, mask)
+        y = Softmax(m)
+    }"""
+    onnx.save(parse(text, opset=17), tmp_path / "m.onnx")
+    mask = np.where(np.tri(4) > 0, 0, -np.inf).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, mask=mask)
+    options = ["--target", "inf2", "--auto-cast", "none", "--data", tmp_path / "d.npz"]
+    options += ["--metric", "cosine", "--batch", "4", "--json"]
+    assert finecast("emulate", tmp_path / "m.onnx", *options).json["output_error"] == 0
 
 
 def test_emulate_says_what_overflows(finecast: Finecast, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Annotated
 import pytest
 import typer
 
-from finecast.cli import VERBS
+from finecast.cli import VERBS, command, main
 from finecast.cli.groups import expanded
+from finecast.cli.panels import PANELS
 from finecast.cli.policy_options import Casting, Device
 
 
@@ -53,8 +54,31 @@ def test_verbs_that_take_data_take_it_alike(name: str) -> None:
 def test_these_verbs_take_data() -> None:
     taking = {v for v in VERBS if "data" in names_of(v)}
     assert taking == {
-        "inspect", "convert", "tune", "apply", "explain", "emulate", "ladder", "profile"
+        "inspect", "convert", "tune", "apply", "explain", "emulate", "ladder", "profile",
+        "blame",
     }  # fmt: skip
+
+
+def test_every_option_is_in_one_panel() -> None:
+    listed = [name for names in PANELS.values() for name in names]
+    assert len({*listed}) == len(listed)
+    options = {
+        p.name for v in VERBS for p in command(v).params if p.param_type_name == "option"
+    }
+    assert {*listed} == options
+
+
+def test_help_has_the_usual_options_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--help"]) == 0
+    said = capsys.readouterr().out
+    places = [
+        said.index(f"\n{heading}:")
+        for heading in ("Arguments", *PANELS)
+        if heading != "Timing"
+    ]
+    assert places == sorted(places)
+    assert said.index("--data FILE") < said.index("\nData and metric:") < said.index("--of ")
+    assert max(map(len, said.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", ["convert", "tune", "explain", "emulate"])

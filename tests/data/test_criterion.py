@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.naming import member_of
 
 RELATIVE, ABSOLUTE = CriterionKind.RELATIVE, CriterionKind.ABSOLUTE
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -69,9 +70,9 @@ def test_tolerances_that_mean_nothing(tolerance: float) -> None:
 
 
 def test_kinds_are_read_by_name() -> None:
-    assert CriterionKind.parse(" Absolute ") is ABSOLUTE
+    assert member_of(CriterionKind, " Absolute ", what="criterion") is ABSOLUTE
     with pytest.raises(FinecastError, match="use one of relative, absolute"):
-        CriterionKind.parse("percent")
+        member_of(CriterionKind, "percent", what="criterion")
 
 
 @pytest.mark.parametrize(
@@ -124,3 +125,14 @@ def test_a_drop_is_absolute_as_in_nncf() -> None:
 def test_what_may_be_lost_is_said_once(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="says how much may be lost, and so does another"):
         Criterion(max_drop=0.1, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("1%", 'write --keep="99%", or 0.01 for 1%'), ("much", "give a number, as 0.01")],
+)
+def test_a_tolerance_that_is_no_number_says_what_to_write(given: str, says: str) -> None:
+    with pytest.raises(UsageError, match="is not a tolerance") as caught:
+        Criterion(tolerance=given)  # pyright: ignore[reportArgumentType]
+    assert caught.value.fix == says
+    assert Criterion(tolerance="0.02").tolerance == 0.02  # pyright: ignore[reportArgumentType]

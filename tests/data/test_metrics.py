@@ -195,16 +195,17 @@ def test_nan_is_nan_whatever_was_expected(name: str, expected: float) -> None:
     assert math.isnan(score(name, got, None, np.array([[expected, 1.0]])))
 
 
-@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs", "agreement"])
+@pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])
 def test_outputs_of_another_shape_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"has shape \[11, 7\], the fp32 model's \[12, 7\]"):
         score(name, SCORES[:11], None, SCORES)
 
 
-def test_detections_of_another_number_are_refused() -> None:
+def test_detections_of_another_number_agree_nowhere() -> None:
     boxes = np.zeros((5, 3), np.int64)
-    with pytest.raises(UsageError, match=r"has shape \[4, 3\], the fp32 model's \[5, 3\]"):
-        score("agreement", boxes[:4], None, boxes)
+    for others in (boxes[:4], boxes[:0], np.zeros((6, 3), np.int64)):
+        assert score("agreement", others, None, boxes) == 0
+    assert score("agreement", boxes, None, boxes) == 1
 
 
 @pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])

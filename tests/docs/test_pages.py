@@ -95,6 +95,25 @@ def digits(folder: Path) -> None:
     shutil.copy(DIGITS / "digits_calib.npz", folder / "calib.npz")
 
 
+def versions(folder: Path) -> None:
+    """The same net, and ``new.onnx``: trained further and exported with other names."""
+    import numpy as np
+    import onnx
+    from onnx import numpy_helper
+
+    digits(folder)
+    proto, draw = onnx.load(folder / "model.onnx"), np.random.default_rng(0)
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"node_{number}"
+    for weight in proto.graph.initializer:
+        array = numpy_helper.to_array(weight)
+        if array.dtype == np.float32:
+            moved = array * (1 + 1e-3 * draw.standard_normal(array.shape))
+            made = numpy_helper.from_array(moved.astype(np.float32), weight.name)
+            weight.CopyFrom(made)
+    onnx.save(proto, folder / "new.onnx")
+
+
 def ir(folder: Path) -> None:
     """The same net as OpenVINO's IR."""
     openvino = pytest.importorskip("openvino")
@@ -121,7 +140,7 @@ def nothing(folder: Path) -> None:
 
 
 SETUPS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (digits, ir, module, keras, nothing)
+    f.__name__: f for f in (digits, versions, ir, module, keras, nothing)
 }
 PAGES = [
     page

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import gc
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx import parser
 
+from finecast.engines.loading import load_model
 from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain, kernel_times
 from finecast.engines.source import ModelSource, ModelStep
 from finecast.errors import EngineError
+from finecast.frontends import onnx as onnx_frontend
 
 
 def step(name: str, reads: str, writes: str, op: str = "Op") -> ModelStep:
@@ -125,3 +130,26 @@ def test_recurrent_ops_are_given_no_empty_input(profiled: bool) -> None:
     with pytest.raises(EngineError, match="ends the process where LSTM reads no rows"):
         run({"x": np.zeros((3, 0, 2), np.float32)})
     assert run({"x": np.zeros((3, 1, 2), np.float32)})
+
+
+def test_a_model_with_external_data_is_profiled_long_after_it_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's exports have their weights in a file beside them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / "net.onnx"
+    net = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>'
+        "net (float[2, 64] x) => (float[2, 64] y) { y = MatMul(x, w) }"
+    )
+    weights = np.eye(64, dtype=np.float32)
+    net.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(net, path, save_as_external_data=True, location="w.data", size_threshold=0)
+    model = onnx_frontend.load(path).model
+    session = load_model(OnnxRuntimeEngine("CPU"), model, profiling=True)
+    (kernel, *_) = session.profile({"x": np.ones((2, 64), np.float32)}, repeats=1)
+    assert kernel.time_s > 0
+    assert len(list(tmp_path.glob(".finecast-*"))) == 1
+    del session
+    gc.collect()
+    assert not list(tmp_path.glob(".finecast-*"))

@@ -64,7 +64,7 @@ def test_what_is_computed_in_fp32_gains_nothing() -> None:
 def test_wrong_results_do_not_count_as_running() -> None:
     found = FakeEngine("two", wrong=True).capabilities()
     assert not found[Format.FP16].runs
-    assert "wrong by" in found[Format.FP16].reason
+    assert "computed wrongly" in found[Format.FP16].reason
 
 
 class BusyMachine:

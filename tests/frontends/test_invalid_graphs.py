@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from finecast.errors import ModelError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from tests.frontends.tools import (
@@ -439,3 +440,17 @@ def test_ops_of_a_custom_domain_keep_their_type(tmp_path: Path, policy: str) -> 
     assert source.op_type == "Cast"
     assert source.attribute[0].i == TensorProto.FLOAT
     assert {i.domain: i.version for i in after.opset_import}["my.own"] == 3
+
+
+@pytest.mark.parametrize("name", ["up", ""])
+def test_what_is_wrong_is_told_with_its_node(name: str, tmp_path: Path) -> None:
+    given = resize(11)
+    (up,) = (n for n in given.graph.node if n.op_type == "Resize")
+    up.name = name
+    del up.input[2:]  # neither scales nor sizes
+    onnx.save(given, tmp_path / "m.onnx")
+    with pytest.raises(ModelError) as caught:
+        frontend.check(tmp_path / "m.onnx")
+    told = "node 'up' (Resize)" if name else "a node Resize without a name"
+    assert caught.value.what.startswith(f"{told} is not valid ONNX: ")
+    assert "ShapeInference" not in caught.value.what

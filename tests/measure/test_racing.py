@@ -228,6 +228,18 @@ def test_what_left_takes_no_rounds_to_settle(clock: Clock) -> None:
     assert clock.calls.count("beaten") == clock.calls.count("near") == 3
 
 
+def test_what_turns_out_slower_and_no_more_exact_takes_no_more_rounds(clock: Clock) -> None:
+    """Nor does what is not chosen: how fast an engine's own model is need not be known."""
+    means = {"fp32": 1.0, "fast": 0.5, "beaten": 0.51, "accurate": 0.6, "own": 0.7}
+    race = Race(calls=calls_of(clock, 0.02, **means))
+    errors = {"fast": 2.0, "beaten": 2.0, "accurate": 1.0}
+    race.run(replace(effort(7, settle_s=1e6), order=False, errors=errors, known_to=0.004))
+    counts = Counter(clock.calls)
+    assert counts["own"] == 7 <= counts["beaten"] < min(counts["fast"], counts["accurate"])
+    assert race.slowdown("fast").spread <= 0.004
+    assert race.slowdown("accurate").spread <= 0.004
+
+
 def test_long_calls_are_warmed_up_once(clock: Clock) -> None:
     Race(calls=calls_of(clock, 0.0, fp32=1.0, low=0.01)).run(effort(7, warmup=3))
     assert (clock.calls.count("fp32"), clock.calls.count("low")) == (8, 10)

@@ -41,3 +41,25 @@ def test_it_is_told_that_no_digit_agrees(error: float, told: bool) -> None:
     assert ("no digit" in found.note) is told
     assert [*found.outputs] == ["b", "a"]  # the worst first
     assert found.outputs["b"] == found.relative_error == pytest.approx(error)
+
+
+def test_values_that_are_no_floats_are_counted_where_they_differ() -> None:
+    wanted = {"y": WANTED, "ids": np.arange(200).reshape(2, 100), "mask": WANTED > 1}
+    got = wanted | {"ids": np.where(wanted["ids"] % 80 == 7, 0, wanted["ids"])}
+    found = compare("engine", got, wanted)
+    assert found.note == "output 'ids': 3 of 200 values differ"
+    assert found.relative_error == 0
+    selected = compare("engine", got | {"ids": got["ids"][:, :99]}, wanted)
+    assert "output 'ids' has shape [2, 99], fp32's [2, 100]" in selected.note
+
+
+def test_a_model_of_ids_alone_has_no_relative_error() -> None:
+    ids = {"ids": np.arange(10), "words": np.array(["a", "b"], dtype=object)}
+    found = compare("engine", ids, ids)
+    assert found.relative_error is None
+    assert "'ids': 0 of 10" in found.note
+    assert "'words': 0 of 2" in found.note
+    many = {f"out{n}": np.arange(3) for n in range(9)}
+    told = compare("engine", {n: a + 1 for n, a in many.items()}, many).note
+    assert told.count("3 of 3") == 4
+    assert told.endswith("and 5 more outputs differ")

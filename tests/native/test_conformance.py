@@ -23,6 +23,8 @@ from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
+from finecast.reports.schema import check_content
+from finecast.tuning.result import Result
 from tests.native import toy, toy_chain, toy_subject
 from tests.native.networks import FRONTENDS, Frontend
 
@@ -228,6 +230,20 @@ def test_tune_keeps_the_criterion_or_changes_nothing(
         again = finecast.apply(outcome.plan, net, net.with_stem("again"))
         assert again.plan.digest == outcome.plan.digest
         np.testing.assert_array_equal(numbers(low), numbers(net.with_stem("again")))
+    check_report(outcome)
+
+
+def check_report(outcome: Result) -> None:
+    """Its data has the schema, and says of each op in the plan what is around it."""
+    content = outcome.report().to_dict()
+    check_content(content, where="report")
+    ops = {op["name"]: op for op in content["ops"]}
+    assert {name: ops[name]["type"] for name in outcome.plan.formats} == {
+        name: fmt.label for name, fmt in outcome.plan.formats.items()
+    }
+    assert all(ops[one.node]["outputs"] for one in outcome.plan.counted)
+    assert content["result"]["tuned"]["metric"] == pytest.approx(outcome.tuned.metric)
+    assert outcome.report().lines[0] == content["summary"]["verdict"]
 
 
 @pytest.mark.parametrize("objective", ["size", "memory"])
@@ -252,6 +268,7 @@ def test_tune_for_bytes_gives_a_smaller_model(
     assert outcome.improved
     assert outcome.tuned.cost < 0.8 * outcome.baseline.cost  # the toy writes weights as text
     assert outcome.gain == pytest.approx(outcome.baseline.cost / outcome.tuned.cost)
+    check_report(outcome)
     before, after = (sum(f.stat().st_size for f in files_of(p)) for p in (net, low))
     assert after < 0.8 * before  # OpenVINO's .xml has a line a node
 

@@ -284,6 +284,7 @@ class FusesSome:
     fused: set[str]
     name: str = "openvino"
     device: str = "CPU"
+    lowers_by_hint: bool = False
     inputs: Sequence[object] = ()
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> FusesSome:

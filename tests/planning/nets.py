@@ -15,9 +15,9 @@ from tests.frontends.tools import parse
 Constants = Mapping[str, NDArray[np.float32]]
 
 
-def prepared(text: str, constants: Constants) -> frontend.Prepared:
+def prepared(text: str, constants: Constants, *, opset: int = 17) -> frontend.Prepared:
     """The net, named and with types, ready to be planned."""
-    made = parse(text)
+    made = parse(text, opset=opset)
     for name, array in constants.items():
         made.graph.initializer.append(numpy_helper.from_array(array, name))
     return frontend.prepare(frontend.from_model(made), Policy(scope=Scope.NONE))

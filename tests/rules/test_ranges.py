@@ -9,6 +9,7 @@ from finecast.errors import UsageError
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.rules.facts import ValueFacts
+from finecast.rules.policy import Policy
 from finecast.rules.ranges import Calibration, covered
 
 GRID = Format.INT8.grid(constant=False)
@@ -60,6 +61,6 @@ def test_ranges_of_a_few_numbers_are_within_them(
 
 
 def test_its_name_is_checked() -> None:
-    assert Calibration.parse("mse") is Calibration.MSE
+    assert Policy.parse("auto:int8@mse").calibration is Calibration.MSE
     with pytest.raises(UsageError, match="entropy"):
-        Calibration.parse("entropy")
+        Policy.parse("auto:int8@entropy")

@@ -170,7 +170,7 @@ def test_a_weight_that_is_still_there_in_fp32_is_read_again(tmp_path: Path) -> N
 def test_nothing_half_written_stays(
     mlp: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from finecast.native.tensorflow import model as opened
+    from finecast.native import tensorflow as opened
 
     def full(*_: object) -> Any:
         raise OSError(28, "No space left on device")

@@ -12,7 +12,7 @@ import pytest
 tf: Any = pytest.importorskip("tensorflow")
 
 from finecast.data.input_ranges import Normal, Range, Whole, input_ranges  # noqa: E402
-from finecast.native.tensorflow.model import read  # noqa: E402
+from finecast.native.tensorflow import read  # noqa: E402
 
 layers: Any = tf.keras.layers
 MEAN, DEVIATION = np.array([10.0, 50.0, 90.0]), np.array([20.0, 30.0, 40.0])

@@ -21,7 +21,7 @@ from finecast.rules.policy import Adjust
 from finecast.tuning.adjusting import Adjustments, plan_error
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
-EQUALISE, SMOOTH, BIAS = Adjust
+EQUALISE, SMOOTH, BIAS = KINDS = (Adjust.EQUALISE, Adjust.SMOOTH, Adjust.BIAS)
 
 
 class Adjusted(Examined):
@@ -67,11 +67,9 @@ def test_each_is_tried_beside_those_that_gain(
     tried: tuple[Adjust, ...],
     stay: tuple[Adjust, ...],
 ) -> None:
-    by_kind = dict(zip(Adjust, shares, strict=True))
+    by_kind = dict(zip(KINDS, shares, strict=True))
     examined = Adjusted(*lacking)
-    found = measure_gains(
-        PLAN, tuple(Adjust), examined.adjusted, lambda plan: error(by_kind, plan)
-    )
+    found = measure_gains(PLAN, KINDS, examined.adjusted, lambda plan: error(by_kind, plan))
     assert tuple(g.kind for g in found) == tried
     assert gaining_kinds(found) == stay
     at = 0.1
@@ -144,10 +142,10 @@ class Session:
 
 
 def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None:
-    subject: Any = ToySubject(dict(zip(Adjust, (0.5, 0.25, 0.8), strict=True)))
+    subject: Any = ToySubject(dict(zip(KINDS, (0.5, 0.25, 0.8), strict=True)))
     workload: Any = SimpleNamespace(of=())
     adjustments = Adjustments(
-        subject=subject, workload=workload, examined=Adjusted(), kinds=tuple(Adjust)
+        subject=subject, workload=workload, examined=Adjusted(), kinds=KINDS
     )
     found = adjustments.measure(PLAN)
     wanted = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)

@@ -12,6 +12,7 @@ import pytest
 import finecast
 from finecast.engines.base import Feeds, Loadable, Session
 from finecast.errors import UsageError
+from finecast.naming import member_of
 from finecast.numbers.formats import Format
 from finecast.tuning.goal import Objective, takes
 from finecast.tuning.study import Study
@@ -21,11 +22,9 @@ __all__ = ["bench"]
 
 
 def test_what_is_no_objective_says_what_is_near() -> None:
-    assert Objective.parse(" SIZE ") is Objective.SIZE
+    assert member_of(Objective, " SIZE ", what="objective") is Objective.SIZE
     with pytest.raises(UsageError, match=r"'latncy'.*latency"):
-        Objective.parse("latncy")
-    assert Objective.of("size") is Objective.of(Objective.SIZE) is Objective.SIZE
-    assert Objective.parse("MEMORY") is Objective.MEMORY
+        member_of(Objective, "latncy", what="objective")
 
 
 def test_a_smaller_model_may_be_slower(bench: Bench) -> None:

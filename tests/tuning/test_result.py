@@ -177,6 +177,13 @@ def test_a_result_has_all_that_was_found(tune: Tune, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists"):
         found.save(tmp_path / "saved.onnx")
     found.save(tmp_path / "saved.onnx", force=True)
+    assert all("measured" not in one for one in found.to_dict()["frontier"])
+    away = replace(found, target="avx2-vnni", output=Path("m.onnx"))
+    assert away.run_notes[0].startswith("run it: openvino.Core().compile_model('m.onnx', ")
+    assert (
+        replace(away, output=Path("m.pt2")).run_notes[0].startswith("run it: torch.compile(")
+    )
+    assert replace(away, target="trn1").run_notes == ()
     unchanged = tune(min_speedup=50.0)
     assert unchanged.run_notes == ()
     with pytest.raises(UsageError, match="no other model than the one given"):

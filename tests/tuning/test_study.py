@@ -10,11 +10,13 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
+from finecast.planning.sensitivity import Sensitivity
 from finecast.tuning.study import Study, Trial, TrialKey, study_at
 
 KEY = TrialKey(model="m", plan="p", engine="openvino", data="d")
@@ -164,3 +166,65 @@ def test_trials_are_counted_by_model(tmp_path: Path) -> None:
     study.add(TRIAL)
     study.add(replace(TRIAL, key=replace(KEY, model="other")))
     assert (study.count(), study.count(KEY.model), study.count("none")) == (2, 1, 0)
+
+
+SENSITIVITY = Sensitivity(values=np.array([0.5, 1e-9]), weights=np.zeros(1), total=0.25)
+
+
+def test_sensitivities_are_found_again(tmp_path: Path) -> None:
+    study = Study(tmp_path / "s.db")
+    assert study.sensitivity("key") is None
+    study.keep_sensitivity("key", SENSITIVITY)
+    found = Study(tmp_path / "s.db").sensitivity("key")
+    assert found is not None
+    assert np.array_equal(found.values, SENSITIVITY.values)
+    assert np.array_equal(found.weights, SENSITIVITY.weights)
+    assert (found.total, found.probes) == (0.25, 0)
+    assert study.sensitivity("other") is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"values": [-1], "weights": [], "total": 1}', '{"values": 1}']
+)
+def test_stored_sensitivities_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
+    study = Study(tmp_path / "s.db")
+    with closing(sqlite3.connect(study.path)) as db, db:
+        db.execute("INSERT INTO sensitivities VALUES ('key', ?)", (content,))
+    with pytest.raises(UsageError, match="not a finecast study: stored sensitivities"):
+        study.sensitivity("key")
+
+
+def test_a_study_of_version_2_keeps_its_trials(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    Study(path).add(TRIAL)
+    with closing(sqlite3.connect(path)) as db, db:  # version 2 had trials alone
+        db.execute("DROP TABLE sensitivities")
+        db.execute("DROP TABLE records")
+        db.execute("PRAGMA user_version = 2")
+    study = Study(path)
+    assert study.find(KEY) == TRIAL
+    study.keep_sensitivity("key", SENSITIVITY)
+    assert Study(path).sensitivity("key") is not None
+
+
+def test_the_last_record_of_a_plan_counts(tmp_path: Path) -> None:
+    study = Study(tmp_path / "s.db")
+    assert study.record() is None
+    study.keep("m", "p", "1")
+    study.keep("m", "q", "2")
+    study.keep("m", "p", "3")
+    assert study.record("p") == study.record() == "3"
+    assert study.record("q") == "2"
+    assert study.record("none") is None
+
+
+def test_a_study_of_version_2_is_read_and_gets_records(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    Study(path).add(TRIAL)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TABLE records")
+        db.execute("PRAGMA user_version = 2")
+    study = Study(path)
+    assert study.find(KEY) == TRIAL
+    study.keep("m", "p", "1")
+    assert Study(path).record() == "1"

@@ -152,6 +152,7 @@ class Bench:
         start_s: float | None = None,
         objective: Objective = Objective.LATENCY,
         compiles: bool = False,
+        start: Plan | None = None,
     ) -> Result:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -175,7 +176,7 @@ class Bench:
         if start_s is not None:
             goal = replace(goal, start_s=start_s)
         asked = Policy.parse(policy)
-        return tuning.tune(subject, workload, goal, asked, study=study)
+        return tuning.tune(subject, workload, goal, asked, study=study, start=start)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:
@@ -228,6 +229,23 @@ def test_improved(bench: Bench) -> None:
     assert outcome.evaluations == 2
     assert [t.passed for t in outcome.trials] == [True]
     assert outcome.casts == 0  # both are on the model's own input and output
+
+
+def test_what_is_predicted_to_be_slow_races_only_if_the_fastest_misses(bench: Bench) -> None:
+    fast = bench.tune().findings
+    assert len(fast.candidates) < sum(p.plan.lowers for p in fast.frontier)
+    least = min(c.predicted_cost for c in fast.candidates)
+    assert all(c.predicted_cost <= 1.3 * least for c in fast.candidates)
+    evaluated: list[float] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        evaluated.append(0.0)
+        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
+
+    all_raced = bench.tune(evaluate=score)
+    assert all_raced.improved
+    assert max(c.predicted_cost for c in all_raced.findings.candidates) > 1.3 * least
 
 
 def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:
@@ -836,3 +854,84 @@ def test_where_the_engine_refuses_all_plans_its_first_words_are_told(bench: Benc
     outcome = bench.tune(engine=replace(bench.engine, refuses_low="any"))
     assert not outcome.improved
     assert "no plan can be judged: no kernel for node 'any'" in outcome.why
+
+
+def retrained(model: Path, to: Path) -> Path:
+    """The model with weights that differ somewhat and other names of its nodes."""
+    proto, draw = onnx.load(model), np.random.default_rng(2)
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"op{number}"
+    for weight in proto.graph.initializer:
+        array = numpy_helper.to_array(weight)
+        moved = array * (1 + 1e-3 * draw.standard_normal(array.shape))
+        weight.CopyFrom(numpy_helper.from_array(moved.astype(np.float32), weight.name))
+    onnx.save(proto, to)
+    return to
+
+
+def between_all_and_none(bench: Bench) -> float:
+    """A tolerance that a mix of formats keeps, and the lowest plan does not."""
+    return 0.9 * max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+
+
+def test_a_plan_to_start_from_saves_evaluations(bench: Bench, tmp_path: Path) -> None:
+    tolerance = between_all_and_none(bench)
+    plain = bench.tune(metric="max_abs", tolerance=tolerance)
+    assert plain.improved, plain.why
+    again = bench.tune(metric="max_abs", tolerance=tolerance, start=plain.plan)
+    assert again.improved, again.why
+    assert again.trials[0].name == "the plan to start from"
+    assert again.trials[0].passed
+    assert again.evaluations <= plain.evaluations
+    new = replace(bench, model=retrained(bench.model, tmp_path / "new.onnx"))
+    version = new.tune(metric="max_abs", tolerance=tolerance, start=plain.plan)
+    assert version.improved, version.why
+    assert version.plan.formats.keys() == {f"op{n}" for n in range(7)}
+    assert any("7 of its 7 ops are here; 7 by other names" in w for w in version.warnings)
+
+
+def test_a_start_that_misses_is_no_result(bench: Bench) -> None:
+    lowest = bench.tune(metric="max_abs", tolerance=10.0).plan
+    tolerance = between_all_and_none(bench)
+    outcome = bench.tune(metric="max_abs", tolerance=tolerance, start=lowest)
+    assert not outcome.trials[0].passed
+    assert outcome.plan.formats != lowest.formats
+    assert outcome.improved == bench.tune(metric="max_abs", tolerance=tolerance).improved
+
+
+def test_the_plan_of_another_model_is_no_start(bench: Bench, tmp_path: Path) -> None:
+    plan = bench.tune().plan
+    other = tmp_path / "other.onnx"
+    weight = numpy_helper.from_array(np.ones((3, 3), np.float32), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 3, 8, 3]) for n in "xy"]
+    graph = helper.make_graph([node], "other", ports[:1], ports[1:], [weight])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), other)
+    data = tmp_path / "other.npz"
+    x = np.random.default_rng(0).standard_normal((16, 3, 8, 3)).astype(np.float32)
+    np.savez(data, x=x)
+    with pytest.raises(ModelError, match=r"made for another model: 0 of its 7 ops.*start, "):
+        replace(bench, model=other, data=data).tune(metric="cosine", start=plan)
+
+
+def test_sensitivities_are_measured_once(bench: Bench, tmp_path: Path) -> None:
+    study = Study(tmp_path / "study.db")
+    first = bench.tune(study=study)
+    assert (first.probes > 0, first.reused_sensitivities) == (True, ())
+    # Another tolerance and another objective ask for the same errors.
+    for other in (
+        bench.tune(study=study, tolerance=0.2),
+        bench.tune(study=Study(study.path), objective=Objective.SIZE),
+    ):
+        assert (other.probes, other.reused_sensitivities) == (0, ("fp16",))
+    assert other.findings.sensitivities[0].error == pytest.approx(
+        first.findings.sensitivities[0].error
+    )
+    new = replace(bench, model=retrained(bench.model, tmp_path / "new.onnx"))
+    assert new.tune(study=study).reused_sensitivities == ()
+    x = np.random.default_rng(9).standard_normal((40, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "more.npz", x=x, label=np.zeros(40, np.int64))
+    moved = replace(bench, data=tmp_path / "more.npz")
+    assert moved.tune(study=study, metric="cosine").reused_sensitivities == ()
+    assert bench.tune(study=study, policy="auto:bf16").reused_sensitivities == ()

@@ -24,6 +24,7 @@ import typer
 
 from finecast.cli.groups import expanded
 from finecast.cli.output import write_error, write_json
+from finecast.cli.panels import PanelledCommand
 from finecast.errors import (
     ExitCode,
     FinecastError,
@@ -42,8 +43,10 @@ VERBS = {
     "convert": "Cast a model by a policy, verify and save it.",
     "tune": "Find the fastest mixed precision that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
+    "report": "What tune found and why, as one page that opens without network.",
     "diff": "What differs between two plans, two models, or a plan and a model.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
+    "blame": "Which ops of a low model cost its accuracy, and what shows it.",
     "emulate": "What a device you do not have would do to your numbers.",
     "ladder": "A compiler's ladder of options, each rung emulated.",
     "targets": "The devices that emulate and ladder know.",
@@ -233,7 +236,9 @@ def _app(args: Sequence[str]) -> typer.Typer:
     for name, line in VERBS.items():
         if name == chosen:
             run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
-            app.command(name, help=_help(run.__doc__ or line))(_catching_exit(run))
+            app.command(name, cls=PanelledCommand, help=_help(run.__doc__ or line))(
+                _catching_exit(run)
+            )
         else:
             app.command(name, help=line)(_placeholder())
     return app

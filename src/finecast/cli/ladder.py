@@ -29,7 +29,7 @@ from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode
 from finecast.native.artefact import Destination
 from finecast.progress import shown
-from finecast.report.outputs import output_lines
+from finecast.reports.outputs import output_lines
 
 if TYPE_CHECKING:
     from finecast.devices.emulation import Emulation

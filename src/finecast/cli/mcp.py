@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from mcp import types
     from mcp.server import Server
 
-_RUNS_CODE: Final = frozenset({"trust", "eval", "rules"})
+_RUNS_CODE: Final = frozenset({"trust", "check", "eval", "rules"})
 """Options that run code which a file brings; ``--calib`` does with a function."""
-_FUNCTIONS: Final = frozenset({"eval", "calib"})
+_FUNCTIONS: Final = frozenset({"check", "eval", "calib"})
 """Options that name a function in a file; all others that name files have paths as values."""
 _NO_OPTIONS: Final = frozenset({"json", "help"})
 _ENDING_S: Final = 10.0

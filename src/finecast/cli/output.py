@@ -11,20 +11,22 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.terminal import finite, one_line, printing, safe, write
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from finecast.report.base import Report, TextTable
+    from finecast.reports.base import Report, TextTable
 
 
 _COLUMNS = 80
 """The usual width of a terminal, for output that is read on none known: files and CI logs."""
 _LEAST_WIDTH = 9
 """Columns of words are not made narrower than that to keep others on one line."""
+_LONGEST_WORD: Final = 16
+"""Nor than their longest word, such as an op's name, up to this width and if all fits."""
 _LEAST_NAME = 11
 """And columns that are kept on one line where the width suffices, such as names of rows."""
 _BETWEEN = 3
@@ -104,18 +106,26 @@ def write_note(note: str) -> None:
 
 def _fitted(table: Table, columns: int) -> int:
     """The width to print at; columns of words take several lines where they have to."""
+    from rich.cells import cell_len
     from rich.text import Text
 
     fixed, figures = 0, 0
     least: dict[int, int] = {}
+    longest: dict[int, int] = {}
     for index, column in enumerate(table.columns):
         texts = [t for t in (column.header, *column.cells) if isinstance(t, Text)]
         widest = max((line.cell_len for t in texts for line in t.split("\n")), default=0)
         least[index] = widest
         if column.justify != "right":
             least[index] = min(widest, _LEAST_NAME if column.no_wrap else _LEAST_WIDTH)
+            words = [cell_len(word) for t in texts for word in t.plain.split()]
+            longest[index] = min(max(words, default=0), _LONGEST_WORD)
         fixed += _BETWEEN + (widest if column.no_wrap else least[index])
         figures += _BETWEEN + least[index]
+    for index, word in longest.items():
+        more = min(max(word - least[index], 0), max(columns - figures, 0))
+        least[index] += more
+        figures += more
     if fixed > columns:
         for index, column in enumerate(table.columns):
             column.no_wrap = column.justify == "right"

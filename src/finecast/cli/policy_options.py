@@ -169,7 +169,7 @@ def narrowed(choice: CompilerChoice, narrowing: Policy, ranges: Ranges) -> Compi
         lack = "no scale that a value's range would give"
         _check_scaled(choice.policy, "--calibration", lack)
         stated["calibration"] = ranges.calibration
-    if "adjust" in stated:
+    if "adjust" in stated and not choice.policy.adjusts:
         lack = "no errors that are worth an adjustment"
         _check_scaled(choice.policy, "--adjust", lack)
     return replace(choice, policy=replace(choice.policy, **stated))

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from finecast.native.model import OpenedModel
     from finecast.tuning.result import Result
 
-Records = Annotated[TuneRequest, Only("plan_out", "study", "resume", "start", "frontier")]
+Records = Annotated[
+    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report")
+]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
 
@@ -99,6 +101,7 @@ def run(
     files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
     files.write("--frontier", request.frontier)
+    files.write("--report", request.report)
     model = open_model(files, source, written, how, engine=running.engine)
     files.write("--study", study, beside=journals(study), replaces=False)
     request = replace(

@@ -18,7 +18,7 @@ from finecast.cli.output import (
 )
 from finecast.naming import number_of
 from finecast.numbers.formats import Format
-from finecast.report.outputs import output_lines
+from finecast.reports.outputs import output_lines
 from finecast.tuning.explanation import groups
 from finecast.tuning.goal import Objective
 from finecast.tuning.result import TF32_TIMES

@@ -122,25 +122,18 @@ def _difference(
     return np.where(np.isinf(expected) & (got != expected) & ~np.isnan(got), np.inf, distance)
 
 
-def counterpart(reference: Outputs, name: str, got: Array) -> Array:
-    """The fp32 model's output of a name, to be compared with ``got``.
+def counterpart(reference: Outputs, name: str) -> Array:
+    """The fp32 model's output of a name.
 
     Raises:
-        UsageError: If it has none of that name, or one of another shape.
+        UsageError: If it has none of that name.
     """
     if name not in reference:
         raise UsageError(
             f"the fp32 model has no output {name!r}, but {', '.join(reference) or 'none'}",
             fix="compare models whose outputs have the same names, or use --eval",
         )
-    expected = reference[name]
-    if got.shape != expected.shape:
-        raise UsageError(
-            f"output {name!r} has shape {list(got.shape)}, the fp32 model's "
-            f"{list(expected.shape)}",
-            fix="use --eval with a metric of your own",
-        )
-    return expected
+    return reference[name]
 
 
 def _pair(
@@ -155,5 +148,11 @@ def _pair(
             f"{metric} needs a float output, and {name!r} holds {got.dtype.name}",
             fix="use --metric agreement, or --eval",
         )
-    expected = counterpart(reference, name, got)
+    expected = counterpart(reference, name)
+    if got.shape != expected.shape:
+        raise UsageError(
+            f"output {name!r} has shape {list(got.shape)}, the fp32 model's "
+            f"{list(expected.shape)}",
+            fix="use --metric agreement, or --eval with a metric of your own",
+        )
     return got.astype(np.float64), expected.astype(np.float64)

@@ -14,10 +14,12 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import partial
+from numbers import Real
 from typing import Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.naming import Option, convert_options, look_up
+from finecast.naming import Option, convert_options, member_of
 
 _DEFAULT_TOLERANCE: Final = 0.01
 
@@ -28,23 +30,24 @@ class CriterionKind(Enum):
     RELATIVE = "relative"
     ABSOLUTE = "absolute"
 
-    @classmethod
-    def parse(cls, name: str) -> CriterionKind:
-        """Read ``relative`` or ``absolute``.
 
-        Raises:
-            UsageError: If it is neither.
-        """
-        return look_up(name, {k.value: k for k in cls}, what="criterion", where="--criterion")
+def _tolerance(given: float | str) -> float:
+    """A tolerance, given as a number or as its text.
 
-    @classmethod
-    def of(cls, given: CriterionKind | str) -> CriterionKind:
-        """A kind, given as such or by its name.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        return given if isinstance(given, CriterionKind) else cls.parse(given)
+    Raises:
+        UsageError: If the text is no number; of a share, says how that is given.
+    """
+    try:
+        return float(given)
+    except ValueError:
+        fix = "give a number, as 0.01"
+        try:
+            share = float(str(given).strip().removesuffix("%"))
+            fix = f'write --keep="{100 - share:g}%", or {share / 100:g} for {given}'
+        except ValueError:
+            pass
+        what = f"{given!r} is not a tolerance"
+        raise UsageError(what, where="--tolerance", fix=fix) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +73,16 @@ class Criterion:
     kind: CriterionKind = Option(
         help="How --tolerance is read: relative or absolute.",
         flags=("--criterion",),
+        metavar="relative|absolute",
         python=((str, CriterionKind), "relative or absolute"),
         keywords=("criterion",),
-        convert=CriterionKind.of,
+        convert=partial(member_of, CriterionKind, what="criterion"),
     ).field(CriterionKind.RELATIVE)
     tolerance: float = Option(
         help="Loss of the metric that is allowed.",
-        kind=float,
+        metavar="X",
+        python=((Real, str), "a number"),
+        convert=_tolerance,
     ).field(_DEFAULT_TOLERANCE)
     higher_is_better: bool = True
     max_drop: float | None = Option(

@@ -187,7 +187,11 @@ class F1:
 
 @final
 class Agreement(_Share):
-    """Share of decisions (largest score of the first output) equal to the fp32 model's."""
+    """Share of decisions (largest score of the first output) equal to the fp32 model's.
+
+    Where the output has another shape than fp32's, as boxes that are selected may have, none
+    of its decisions is that of fp32.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,15 +203,16 @@ class Agreement(_Share):
         """Equal decisions and all decisions of each sample.
 
         Raises:
-            UsageError: If there is no reference, its output has another shape, or the output
-                holds no scores.
+            UsageError: If there is no reference, or the output holds no scores.
         """
         if reference is None:
             raise UsageError("agreement needs the fp32 model's outputs")
         name, scores = _first(outputs)
-        expected = counterpart(reference, name, scores)
+        expected = counterpart(reference, name)
         decided = _decisions(expected, name)
-        same = np.asarray(_decisions(scores, name) == decided)
+        same = np.zeros(decided.shape, dtype=bool)
+        if scores.shape == expected.shape:
+            same = np.asarray(_decisions(scores, name) == decided)
         if len(self._seen) < 2:
             self._seen.update(np.unique(decided)[:2].tolist())
         nan = has_nan(scores) or has_nan(expected)

@@ -95,6 +95,14 @@ def deviation(got: Array, wanted: Array) -> Deviation:
     )
 
 
+def differing(got: Array, wanted: Array) -> int | None:
+    """How many elements differ, of an array of integers, bools or text.
+
+    None if the shapes do: ids that a model selects may be more or fewer.
+    """
+    return None if got.shape != wanted.shape else int(np.sum(got != wanted))
+
+
 def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
     """The error of each value if nodes compute in ``formats``, by node id.
 

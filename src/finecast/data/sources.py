@@ -119,6 +119,7 @@ class DataOptions:
     ).field(None)
     labels: str | None = Option(
         help="Array of labels in --data; default 'label'.",
+        metavar="NAME",
     ).field(None)
     calib: Data | CalibrationFunction | None = Option(
         help="Calibration feeds: an unlabelled .npz, or a function that yields them.",
@@ -147,6 +148,7 @@ class DataOptions:
     metric: str | None = Option(
         help="top1 (or accuracy), top5, f1, agreement, cosine, spearman, snr_db, max_abs,"
         " mse, mae, perplexity; default agreement.",
+        metavar="NAME",
         python=(str, "the name of a metric (a function of your own is evaluate)"),
     ).field(None)
     evaluate: EvalFunction | str | None = Option(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from finecast.engines import get_engine
 from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import EngineError, FinecastError, naming
-from finecast.files.staging import staging
+from finecast.files.staging import Stage, staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.dry_run import MOST_BYTES
 
@@ -84,15 +87,27 @@ def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Sessio
     Raises:
         EngineError: If the engine cannot run the model.
     """
-    return from_memory(model, partial(engine.load, profiling=profiling))
+    if not profiling:
+        return from_memory(model, engine.load)
+    stage = Stage()
+    session = from_memory(model, partial(engine.load, profiling=True), stage.folder)
+    # ONNX Runtime opens the file again for each profile.
+    weakref.finalize(session, _drop, stage)
+    return session
 
 
-def from_memory(model: Any, load: Callable[[Loadable], T]) -> T:
+def _drop(stage: Stage) -> None:
+    """Hold ``stage`` until this is called."""
+    del stage
+
+
+def from_memory(model: Any, load: Callable[[Loadable], T], place: Path | None = None) -> T:
     """Call ``load`` with a model in memory, in a form that engines load.
 
     An ONNX model is passed as bytes; as a temporary file if it is too large to be sent to the
-    process of dry runs, or has external data, which bytes cannot refer to. The file is deleted
-    on return: engines have read or mapped it by then. Other models are passed as they are.
+    process of dry runs, or has external data, which bytes cannot refer to. The file stays in
+    ``place``; without one it is deleted on return: engines have read or mapped it by then.
+    Other models are passed as they are.
 
     Raises:
         EngineError: If the engine cannot run the model.
@@ -101,7 +116,7 @@ def from_memory(model: Any, load: Callable[[Loadable], T]) -> T:
         return load(model)
     if frontend.fits_one_message(model, MOST_BYTES) and not frontend.came_external(model):
         return load(frontend.to_bytes(model))
-    with staging() as folder:
+    with staging() if place is None else nullcontext(place) as folder:
         path = folder / "model.onnx"
         frontend.save(model, path)
         with naming(path, "the model in memory"):

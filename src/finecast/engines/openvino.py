@@ -35,12 +35,15 @@ from finecast.engines.base import (
 )
 from finecast.engines.numerics import HINT, HINTS, openvino_settings
 from finecast.engines.openvino_names import (
+    SizeCheck,
     constants_of,
     kernels_of,
+    model_source,
     nodes_by_friendly_name,
+    op_names,
+    specs_of,
     stored_in,
 )
-from finecast.engines.openvino_ports import SizeCheck, model_source, op_names, specs_of
 from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError

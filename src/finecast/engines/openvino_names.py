@@ -1,4 +1,4 @@
-"""From OpenVINO's names of ops and kernels to the nodes of the ONNX model.
+"""From OpenVINO's names of ports, ops and kernels to the names in the model that was given.
 
 How OpenVINO's ONNX frontend names: an op has the node's name if the node became that one op,
 or the output's name if that is a model output; the outputs of every node keep their ONNX
@@ -11,14 +11,20 @@ else (in ``attribution``) by the kernel's place in the graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, final
 
 from finecast.engines.attribution import Kernel, NameLists, node_of
-from finecast.frontends.dry_run_worker import KernelFacts, OpFacts
+from finecast.engines.base import TensorSpec
+from finecast.engines.source import ModelSource, ModelStep
+from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts
+from finecast.frontends.openvino.bodies import bodies
+from finecast.frontends.openvino.reader import port_name, shape_of
+from finecast.frontends.openvino.types import LABELS, label_of
 
 if TYPE_CHECKING:
-    from finecast.engines.source import ModelSource
+    import openvino
 
 _PORTS = frozenset({"Input", "Output"})
 _ADDED = frozenset({"Reorder", *_PORTS})
@@ -107,3 +113,149 @@ def _nodes(
         return names[layer]
     node = node_of(layer, nodes)
     return (node,) if node else ()
+
+
+# Ports of a compiled model under the names that the model declares.
+
+_SINK: Final = "/sink_port_"
+
+
+def specs_of(
+    ports: Sequence[PortFacts], declared: Sequence[TensorSpec]
+) -> tuple[TensorSpec, ...]:
+    """Specs of a compiled model's ports, with the declared names and symbolic sizes."""
+    names = {spec.name: spec for spec in declared}
+    specs: list[TensorSpec] = []
+    for port, name in zip(ports, _port_names(ports, declared), strict=True):
+        dims = port["shape"]
+        shape = None if dims is None else tuple(dims)
+        if name in names and names[name].shape is not None:
+            shape = names[name].shape  # keeps the symbols' names
+        label = LABELS.get(port["type"], port["type"])
+        specs.append(TensorSpec(name=name, dtype=label, shape=shape))
+    return tuple(specs)
+
+
+def _port_names(ports: Sequence[PortFacts], declared: Sequence[TensorSpec]) -> list[str]:
+    """The declared name of each port: a tensor can have several names, or have lost its own.
+
+    An input that an op only passes on (Dropout) has the name of that op's output. Such a port
+    gets a declared name that no other port has.
+    """
+    free = [spec.name for spec in declared]
+    found: list[str | None] = []
+    friendly = [port["name"].rsplit(_SINK, 1)[0] for port in ports]
+    for port, own in zip(ports, friendly, strict=True):
+        name = next((c for c in (own, *port["tensors"]) if c in free), None)
+        found.append(name)
+        if name is not None:
+            free.remove(name)
+    rest = iter(free if len(ports) == len(declared) else ())
+    return [
+        name if name is not None else next(rest, own)
+        for name, own in zip(found, friendly, strict=True)
+    ]
+
+
+# Ports and ops of an ``ov.Model`` as a ``ModelSource``, as ONNX files have one.
+
+_NO_STEPS = frozenset({"Parameter", "Result", "Constant"})
+
+
+def model_source(model: openvino.Model) -> ModelSource:
+    """Ports and steps of a model whose ops have names: each op is a step of that name."""
+    ops = [op for op in model.get_ordered_ops() if op.get_type_name() not in _NO_STEPS]
+    return ModelSource(
+        inputs=tuple(_spec(port) for port in model.inputs),
+        outputs=tuple(_spec(port) for port in model.outputs),
+        steps=tuple(_step(op) for op in ops),
+        depth=_depth(model),
+    )
+
+
+def op_names(model: openvino.Model) -> dict[str, tuple[str, ...]]:
+    """The step of each op, by the op's name: both have the same."""
+    return {s.name: (s.name,) for s in model_source(model).steps}
+
+
+def _spec(port: openvino.Output) -> TensorSpec:
+    label = label_of(port.get_element_type())
+    return TensorSpec(name=port_name(port), dtype=label, shape=shape_of(port))
+
+
+def _step(op: openvino.Node) -> ModelStep:
+    return ModelStep(
+        name=op.get_friendly_name(),
+        op=op.get_type_name(),
+        inputs=tuple(_tensor(value) for value in op.input_values()),
+        outputs=tuple(_tensor(port) for port in op.outputs()),
+    )
+
+
+def _tensor(port: openvino.Output) -> str:
+    return f"{port.get_node().get_friendly_name()}:{port.get_index()}"
+
+
+def _depth(model: openvino.Model) -> int:
+    inner = (body for op in model.get_ops() for body in bodies(op))
+    return max((1 + _depth(body) for body in inner), default=0)
+
+
+# Whether inputs of some sizes fit an OpenVINO model, asked of its shape inference.
+#
+# OpenVINO's kernels for open shapes do not check this. A window that is larger than what it
+# moves over, or a concatenation of parts that do not match, reads beyond the end of its
+# memory: that gives numbers of nothing, or ends the process.
+
+_READ_MOST: Final = 64
+"""Constants of more elements are no axes, pads or shapes, and their numbers are not kept."""
+
+_BODIES: Final = frozenset({"If", "Loop", "TensorIterator"})
+"""Ops with bodies. A branch that is not taken may refuse sizes that the model takes."""
+
+
+@final
+class SizeCheck:
+    """Asks a copy of a model, without its weights and bodies, if sizes fit.
+
+    Where all inputs have fixed shapes there is nothing to ask, and no copy.
+    """
+
+    def __init__(self, model: openvino.Model) -> None:
+        self._model = _without_weights(model) if model.is_dynamic() else None
+        self._count = len(model.inputs)
+        self._fit: set[tuple[tuple[int, ...], ...]] = set()
+
+    def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Refuse inputs of ``shapes``, in order, that an op cannot take.
+
+        Raises:
+            RuntimeError: As OpenVINO states it.
+        """
+        if self._model is None or (key := tuple(shapes)) in self._fit:
+            return
+        import openvino
+
+        ports = self._model.inputs[: self._count]
+        sizes = zip(ports, shapes, strict=True)
+        self._model.reshape({port: openvino.PartialShape(list(dims)) for port, dims in sizes})
+        self._fit.add(key)
+
+
+def _without_weights(model: openvino.Model) -> openvino.Model:
+    """A copy whose large constants and ops with bodies are further inputs."""
+    from openvino import PartialShape
+    from openvino import opset13 as opset
+
+    copy = model.clone()
+    added: list[openvino.Node] = []
+    for node in copy.get_ordered_ops():
+        kind = node.get_type_name()
+        large = kind == "Constant" and math.prod(node.get_output_shape(0)) > _READ_MOST
+        for output in node.outputs() if large or kind in _BODIES else ():
+            shape = output.get_partial_shape() if large else PartialShape.dynamic()
+            stand_in = opset.parameter(shape, output.get_element_type())
+            output.replace(stand_in.output(0))
+            added.append(stand_in)
+    copy.add_parameters(added)
+    return copy

@@ -160,7 +160,12 @@ def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
         return _Attempt(run=None, reason=f"{model.name}: {_cause(error)}")
     error = _error_in_roundoffs(got, model.expected, fmt)
     if not error <= _SLACK:
-        return _Attempt(run=None, reason=f"{model.name}: wrong by {error:.3g} unit roundoffs")
+        step = fmt.unit_roundoff
+        return _Attempt(
+            run=None,
+            reason=f"{model.name}: computed wrongly here, with a relative error of"
+            f" {error * step:.2g} where {fmt.label} explains {_SLACK * step:.2g}: not used",
+        )
     # The data take more bits than 16-bit formats have: without error it ran in fp32.
     return _Attempt(
         run=lambda: session.run(feeds), exact=error == 0 and fmt is not Format.FP32

@@ -88,6 +88,10 @@ class NativeModel(ABC):
     def constant(self, array: NDArray[np.float32]) -> Any:
         """A constant tensor of these numbers."""
 
+    def retyped(self, tensor: Any, was: Format, to: Format) -> Any:
+        """``tensor``, which has the type ``was``, cast to another float type."""
+        raise NotImplementedError
+
     def rounded(self, tensor: Any, how: Rounder) -> Any:
         """``tensor`` rounded, in fp32: by arithmetic, unless a library has a better way."""
         return rounding.converted(self.op, tensor, how)
@@ -152,7 +156,14 @@ class NativeModel(ABC):
         raise NotImplementedError
 
     def join(self, other: Any) -> None:
-        """Let ops of ``other``, a copy of the same model, read this one's inputs."""
+        """Take the ops of ``other``, a model with the same inputs, which read this one's.
+
+        What is made and given from then on is in this model; ``other`` still gives its ops
+        other tensors to read. Its outputs are dropped.
+
+        Raises:
+            ModelError: If the ops of ``other`` cannot stand in this model.
+        """
         raise NotImplementedError
 
     @abstractmethod

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from finecast.frontends.joining import ModelPair
 from finecast.frontends.native_model import NativeModel, with_switches
 from finecast.frontends.replaying import Restated, resolve_io
 from finecast.graph import Graph
@@ -77,6 +78,19 @@ class PreparedModel(ABC):
     @abstractmethod
     def with_outputs(self, names: Sequence[str]) -> Any:
         """A native copy whose outputs are just the values called ``names``."""
+
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
+        """Copies of this model and of ``low``, of the same library, to be joined.
+
+        Args:
+            low: The other model.
+            by_types: Whether values of ``low`` may be rounded in fp32 in place of low ops.
+                An engine may have no kernels of a low type, or compute fp16 in fp32.
+
+        Raises:
+            ModelError: If they cannot be stated in one model.
+        """
+        raise NotImplementedError(self.library)
 
     @abstractmethod
     def with_switches(self, switches: Sequence[Switch]) -> Any:
@@ -173,6 +187,12 @@ class PreparedAsIs(PreparedModel):
     def with_switches(self, switches: Sequence[Switch]) -> Any:
         """A copy whose extra input switches each of ``switches`` on or off."""
         return with_switches(self.roundable(), switches)
+
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
+        """Copies of both; the library's own engine computes in all its types."""
+        assert isinstance(low, PreparedAsIs)
+        del by_types
+        return ModelPair.of(self.roundable(), low.roundable())
 
     @abstractmethod
     def roundable(self) -> NativeModel:

@@ -139,7 +139,8 @@ class Node:
     ``follows_in[i]`` says that input i is read in the op's own format, ``follows_out[j]``
     that output j is written in it; the other float ports keep the type they have. ``admits``
     are the formats that the op's definition allows; a node whose ``format`` is None carries
-    no float that could change.
+    no float that could change. ``source`` is the line of the user's program that the op comes
+    from, as far as the model tells it.
     """
 
     id: int
@@ -155,6 +156,7 @@ class Node:
     attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
     scope: str = ""
     region: int = 0
+    source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

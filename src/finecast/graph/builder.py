@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from finecast.graph import PHI, Attribute, Graph, Node, Value
 from finecast.numbers.formats import Format
@@ -113,8 +114,28 @@ class GraphBuilder(Generic[K]):
 
 
 def scope_of(name: str) -> str:
-    """The scope of an op, such as its layer: ``encoder/layer0`` of ``encoder/layer0/MatMul``.
+    """The scope of an op, such as its layer: ``encoder/layer.0`` of ``encoder/layer.0/Add``.
 
     Empty where the name has no parts.
     """
-    return name.rsplit("/", 1)[0].rsplit(".", 1)[0] if "/" in name or "." in name else ""
+    return name.rpartition("/" if "/" in name else ".")[0]
+
+
+# A frame of a Python traceback, and the line of code below it.
+_FRAME: Final = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<name>\S+)')
+_LONGEST_LINE: Final = 300
+
+
+def source_line(stack_trace: str) -> str:
+    """The innermost frame of a stack trace of PyTorch: ``net.py:12 in forward: self.fc(x)``.
+
+    Frames in installed packages count only if there are no others. Empty where there is none.
+    """
+    frames = list(_FRAME.finditer(stack_trace))
+    if not frames:
+        return ""
+    own = [frame for frame in frames if "site-packages" not in frame["file"]]
+    found = (own or frames)[-1]
+    code = stack_trace[found.end() :].strip().partition("\n")[0]
+    text = f"{found['file']}:{found['line']} in {found['name']}"
+    return f"{text}: {code}"[:_LONGEST_LINE] if code else text[:_LONGEST_LINE]

@@ -339,7 +339,8 @@ class _Matcher:
 
         Those that touch one another are a region, and the pairs that they read and that read
         them are its boundary. The two regions with the largest share of their boundaries in
-        common correspond, if that is at least ``least``.
+        common correspond, if that is at least ``least``. With ``least`` above 0 the model's
+        inputs and outputs do not suffice as a boundary: every net has them.
         """
         mine, theirs = self._regions(self.before), self._regions(self.after)
         boundaries = defaultdict[int, list[int]](list)
@@ -354,6 +355,7 @@ class _Matcher:
                 (-share, place, other)
                 for other, count in shared.items()
                 if (share := count / len(pairs | theirs[other][1])) >= least
+                and (not least or max(pairs) >= 0)
             ]
         found: list[tuple[list[int], list[int]]] = []
         used: tuple[set[int], set[int]] = (set(), set())

@@ -8,16 +8,20 @@ in plans, so that an old plan finds its ops when the model that it was made for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from finecast.graph import ConstantStats, Graph, Node
+from finecast.graph import ConstantStats, Graph, Node, Value
+
+STRUCTURE_VERSION: Final = 1
+"""Version of the digests in a structure: those of two versions cannot be compared."""
 
 MODEL_INPUT: Final = -1
 """Stands for the producer of the model's inputs in ``OpStructure.inputs``."""
 
 _DIGITS: Final = 8
+_SEPARATOR: Final = "|"
 _PARTS: Final = 7
 _IDENTITY: Final = "identity"
 
@@ -29,8 +33,8 @@ class OpStructure:
     Attributes:
         name: Its name in the model.
         op: finecast's name of what it computes; the native name where it is unknown.
-        shape: Digest of the types and shapes of its results.
-        attributes: Digest of its native name and its attributes.
+        shape: Digest of the shapes of its results; free sizes have no names.
+        attributes: Its library, and a digest of its native name and its attributes there.
         weights: For each constant that it reads a digest of the number of elements and the
             largest magnitude, which transposing and reshaping leave as they are.
         inputs: For each other value that it reads the number of the op that computes it, past
@@ -52,7 +56,7 @@ class OpStructure:
         inputs = " ".join(map(str, self.inputs))
         weights, decided = " ".join(self.weights), "1" if self.decided else ""
         digests = weights, self.shape, self.attributes
-        return "|".join((inputs, *digests, decided, self.op, self.name))
+        return _SEPARATOR.join((inputs, *digests, decided, self.op, self.name))
 
     @classmethod
     def read(cls, text: str, count: int) -> OpStructure:
@@ -61,7 +65,7 @@ class OpStructure:
         Raises:
             ValueError: If the line is not that of such an op.
         """
-        parts = text.split("|", _PARTS - 1)
+        parts = text.split(_SEPARATOR, _PARTS - 1)
         if len(parts) != _PARTS:
             raise ValueError(f"an op of {len(parts)} parts")
         inputs, weights, shape, attributes, decided, op, name = parts
@@ -88,13 +92,20 @@ def structure_of(graph: Graph) -> Structure:
     return graph.once(_structure_of)
 
 
-def read_structure(lines: Sequence[str]) -> Structure:
-    """The structure whose ops have these lines.
+def write_structure(structure: Structure) -> dict[str, Any]:
+    """A structure as JSON content."""
+    return {"version": STRUCTURE_VERSION, "ops": [op.text for op in structure]}
+
+
+def read_structure(content: Mapping[str, Any]) -> Structure:
+    """The structure that ``write_structure`` gave; empty if it has another version's digests.
 
     Raises:
-        ValueError: If a line is not that of an op.
+        ValueError, KeyError, TypeError: If ``content`` is not that of a structure.
     """
-    return tuple(OpStructure.read(str(line), len(lines)) for line in lines)
+    lines: Sequence[object] = content["ops"]
+    structure = tuple(OpStructure.read(str(line), len(lines)) for line in lines)
+    return structure if content["version"] == STRUCTURE_VERSION else ()
 
 
 def digest(*parts: object) -> str:
@@ -112,9 +123,9 @@ def _structure_of(graph: Graph) -> Structure:
     return tuple(
         OpStructure(
             name=node.name,
-            op=node.native if node.op == "unknown" else node.op,
+            op=_plain(node.native if node.op == "unknown" else node.op),
             shape=_shape(graph, node),
-            attributes=digest(node.native, sorted(node.attributes.items())),
+            attributes=_attributes(node),
             weights=tuple(marks[i] for i in node.inputs if i in marks),
             inputs=tuple(sources[i] for i in node.inputs if i is not None and i not in marks),
             decided=node.format is not None,
@@ -132,4 +143,20 @@ def _mark(constant: ConstantStats) -> str:
 
 def _shape(graph: Graph, node: Node) -> str:
     values = (graph.values[i] for i in node.outputs if i is not None)
-    return digest(*((v.dtype, v.shape) for v in values))
+    return digest(*map(_sizes, values))
+
+
+def _sizes(value: Value) -> list[int | None] | None:
+    if value.shape is None:
+        return None
+    return [size if isinstance(size, int) else None for size in value.shape]
+
+
+def _plain(name: str) -> str:
+    """A name of a model's own op, which may have any characters, as a part of a line."""
+    return name.replace(_SEPARATOR, "/")
+
+
+def _attributes(node: Node) -> str:
+    library = _plain(node.native.partition("::")[0])
+    return f"{library}:{digest(node.native, sorted(node.attributes.items()))}"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.tensorflow.library import tf
 from finecast.graph import Graph, Node
-from finecast.native.tensorflow.model import take
+from finecast.native.tensorflow import take
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.biases import biases, corrected
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.range_scaling import range_scalings, scaled_facts
 from finecast.planning.rescaling import (
     Rescaling,
     equalised,
@@ -27,6 +28,7 @@ from finecast.planning.rescaling import (
     smoothed,
 )
 from finecast.rules.facts import ValueFacts
+from finecast.rules.observed import OBSERVED
 from finecast.rules.policy import Adjust
 
 Batches = Callable[[], Iterable[Feeds]]
@@ -68,7 +70,7 @@ class Adjuster:
         """
         if not self.model.adjusts:
             return plan
-        scaling = tuple(k for k in kinds if k is not Adjust.BIAS)
+        scaling = tuple(k for k in kinds if k in (Adjust.EQUALISE, Adjust.SMOOTH))
         rescaled = self._rescaled(self.model, scaling)
         plan = self._planned(plan, rescaled)
         if Adjust.BIAS in kinds:
@@ -132,6 +134,64 @@ class Adjuster:
         return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A model whose every op the rules judged, in which values may have been scaled.
+
+    ``facts`` are those of ``prepared``, which the plans of ``planner`` are made for.
+    """
+
+    prepared: PreparedModel
+    facts: Mapping[int, ValueFacts]
+    planner: Planner
+
+
+def range_scaled(
+    judged: Judged, judge: Callable[[PreparedModel, Mapping[int, ValueFacts]], Planner]
+) -> Judged:
+    """``judged``, with values scaled that keep ops out of a format by their range alone.
+
+    ``judge`` lets the rules judge the scaled model.
+    """
+    planner, graph = judged.planner, judged.prepared.graph
+    policy = planner.policy
+    wanted = policy.adjust is None or Adjust.RANGE in policy.adjust
+    low = next((f for f in policy.formats if f.has_less_range), None)
+    if not (wanted and judged.prepared.adjusts and judged.facts) or policy.by_hint:
+        return judged
+    kept = [] if low is None else kept_by_range(planner, low)
+    if low is None or not kept:
+        return judged
+    scalings = range_scalings(graph, judged.facts, low, kept)
+    if not scalings:
+        return judged
+    model = judged.prepared.adjusted([a for s in scalings for a in s.adjustments])
+    facts = scaled_facts(graph, judged.facts, model.graph, scalings)
+    made = replace(judge(model, facts), scalings=scalings)
+    return Judged(prepared=model, facts=facts, planner=made)
+
+
+def kept_by_range(planner: Planner, low: Format) -> list[int]:
+    """Ids of the ops that keep out of ``low`` for the range of observed values alone."""
+    found: list[int] = []
+    for index, permission in planner.permissions.items():
+        against = {
+            r.rule for r in permission.reasons if not r.waived and low.label not in r.permits
+        }
+        if low not in permission.formats and against == {OBSERVED.name}:
+            found.append(index)
+    return found
+
+
+def rounded_error(source: Source, batches: Sequence[Feeds], plan: Plan) -> float:
+    """The relative output error of a plan's numbers on ``batches``, by arithmetic in fp32.
+
+    Raises:
+        EngineError: If the model does not run.
+    """
+    return output_error(source.rounded_session(plan), source.reference(), batches)
+
+
 def adjusted_if_it_gains(
     plan: Plan,
     adjuster: Adjuster,
@@ -144,7 +204,8 @@ def adjusted_if_it_gains(
     Raises:
         EngineError: If the engine does not run the model.
     """
-    kinds = adjuster.planner.policy.adjust
+    asked = adjuster.planner.policy.adjust or ()
+    kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
     if not kinds:
         return plan, ()
     reference = engine.load(source.loadable)

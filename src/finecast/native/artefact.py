@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from finecast.data.deviation import LIMIT, deviation
+from finecast.data.deviation import LIMIT, deviation, differing
 from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
@@ -83,7 +83,7 @@ class Verified:
         engine: The engine that ran it; None where it was not run.
         max_abs_error: The largest absolute error of an output; None where nothing was run.
         relative_error: The largest over outputs y of ||y - r|| / ||r||, where r is the
-            output of the reference; None where nothing was run.
+            output of the reference; None where nothing was run, or no output has floats.
         outputs: The relative error by output, the worst first.
         note: What was not done or not compared, and why.
         reference: What the errors are against: the fp32 model, the fp64 model that it was
@@ -145,16 +145,11 @@ class Converted:
 
 
 def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) -> Verified:
-    """Largest absolute and relative error over float outputs, and what weakens them."""
-    found = {name: deviation(got[name], array) for name, array in wanted.items()}
-    unlike = sum(not d.comparable for d in found.values())
-    outputs = worst_first(
-        {n: d.relative for n, d in found.items() if d.comparable and is_float(wanted[n])}
-    )
+    """Largest absolute and relative error over float outputs, and what else differs."""
+    found = {n: deviation(got[n], array) for n, array in wanted.items() if is_float(array)}
+    outputs = worst_first({n: d.relative for n, d in found.items() if d.comparable})
     relative = max(outputs.values(), default=0.0)
-    notes: list[str] = []
-    if unlike:
-        notes.append(f"{unlike} outputs of another shape: what is in them decides it")
+    notes = _apart(got, wanted, every=not found)
     if all(not one.size for one in wanted.values()):
         notes = ["every output is empty: nothing was compared"]
     if relative >= LIMIT:
@@ -163,8 +158,28 @@ def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) 
         )
     return Verified(
         engine=engine,
-        max_abs_error=max((d.largest for d in found.values()), default=0.0),
-        relative_error=relative,
+        max_abs_error=max(d.largest for d in found.values()) if found else None,
+        relative_error=relative if found else None,
         outputs=outputs,
         note="; ".join(notes),
     )
+
+
+_MOST_TOLD: Final = 4
+
+
+def _apart(got: Mapping[str, Array], wanted: Mapping[str, Array], *, every: bool) -> list[str]:
+    """What differs beside the numbers of floats: values of other types, and shapes.
+
+    If ``every``, outputs that do not differ are listed, too.
+    """
+    found: list[str] = []
+    for name, array in wanted.items():
+        shape, count = got[name].shape, differing(got[name], array)
+        if count is None:
+            text = f"output {name!r} has shape {list(shape)}, fp32's {list(array.shape)}"
+            found.append(f"{text}: what is in it decides that")
+        elif not is_float(array) and (count or every):
+            found.append(f"output {name!r}: {count} of {array.size} values differ")
+    more = len(found) - _MOST_TOLD
+    return found[:_MOST_TOLD] + ([f"and {more} more outputs differ"] if more > 0 else [])

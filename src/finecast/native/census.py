@@ -13,7 +13,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, bytes_moved, flops
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 from finecast.rules.constants import constant_problem
 from finecast.rules.facts import Facts, ValueFacts, first_nonfinite
 from finecast.rules.observed import divided_by, range_limit
@@ -119,7 +119,6 @@ class Census(Report):
                 row.kind,
                 _counts(row.ops),
                 _counts(row.types),
-                str(row.nodes),
                 _number(row.flops, row.uncounted),
                 _number(row.bytes, row.unknown),
                 f"{row.parameters:,}" if row.parameters else "",
@@ -127,10 +126,10 @@ class Census(Report):
             for row in self.classes
         ]
         classes = TextTable(
-            left=("class", "ops", "types"),
-            right=("nodes", "MFLOP", "MB\nmoved", "params"),
+            left=("class", "ops", "nodes by type"),
+            right=("MFLOP", "MB\nmoved", "params"),
             rows=rows,
-            fold=("ops", "types"),
+            fold=("ops", "nodes by type"),
             notes=self._notes,
         )
         risky = TextTable(

@@ -23,14 +23,20 @@ from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import Restated
 from finecast.graph import Graph
 from finecast.measure.environment import local_target
-from finecast.native.adjusting import Adjuster, adjusted_if_it_gains
+from finecast.native.adjusting import (
+    Adjuster,
+    Judged,
+    adjusted_if_it_gains,
+    range_scaled,
+    rounded_error,
+)
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.conversion_notes import (
     NOTHING_GAINS,
     nothing_converted,
 )
 from finecast.native.device import plan_time_s
-from finecast.native.gains import Gain
+from finecast.native.gains import Gain, range_gain
 from finecast.native.integers import check_calibrated, drop_unfused
 from finecast.native.observing import observe
 from finecast.native.planning import (
@@ -157,12 +163,16 @@ class Converter:
             check_calibrated(policy, data)
             guided = data and (policy.scope is not Scope.NONE or policy.op_formats)
             facts = observe(prepared, lambda: data) if guided else {}
-            planner = self._without_unfused(self._planner(prepared, request, facts))
-            plan = self._choose(prepared, planner, facts, target)
+            judged, plan, gain = self._ranged(prepared, request, facts)
+            planner = judged.planner
             adjuster = Adjuster(
-                model=prepared, facts=facts, planner=planner, batches=lambda: data
+                model=judged.prepared,
+                facts=judged.facts,
+                planner=planner,
+                batches=lambda: data,
             )
             plan, gained = adjusted_if_it_gains(plan, adjuster, source, engine, data)
+            gained = (*filter(None, [gain]), *gained)
             graph = prepared.graph
             built = source.consume(prepared, plan)
         done = replace(self._write(built), gains=gained)
@@ -188,6 +198,29 @@ class Converter:
         """The planner, once the rules have judged every op."""
         how = Judging(facts=facts, user_rules=request.user_rules, broken=request.broken)
         return make_planner(prepared, request.policy, self.engines[0], how)
+
+    def _ranged(
+        self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
+    ) -> tuple[Judged, Plan, Gain | None]:
+        """The plan, in a model whose values are scaled if that gains on the request's data.
+
+        Beside it stands what the scaling does.
+        """
+
+        def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
+            return self._without_unfused(self._planner(model, request, facts))
+
+        def chosen(one: Judged) -> Plan:
+            return self._choose(one.prepared, one.planner, one.facts, request.target)
+
+        own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
+        scaled, gain = range_scaled(own, judge), None
+        if scaled is not own:
+            plan = chosen(scaled)
+            gain = range_gain(plan, partial(rounded_error, self.source, request.data))
+            if gain is None or gain.gains:
+                return scaled, plan, gain
+        return own, chosen(own), gain
 
     def _choose(
         self,
@@ -324,7 +357,9 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
     tried = {g.kind: g for g in found}
     for kind in asked:
         gain = tried.get(kind)
-        if gain is None:
+        if kind is Adjust.RANGE and gain is None:
+            yield f"adjust {kind.value}: no value is kept from a format by its range alone"
+        elif gain is None:
             yield f"adjust {kind.value}: no product in int8 has an operand for it"
         elif not gain.gains:
             yield f"adjust {kind.value}: left, for it gains no more than noise: {gain.change}"

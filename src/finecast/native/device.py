@@ -82,10 +82,13 @@ class DeviceModel:
         if setting.reads or emulation.relayout not in (None, Format.FP32):
             return False
         exact = all(emulation.own_read(n) is Format.FP32 for n in self.graph.float_nodes)
-        transposed = emulation.relayout is not None and any(
-            f.infs for f in self.facts.values()
-        )
-        return exact and not transposed
+        return exact and not (emulation.relayout and self._reorders_infinities)
+
+    @property
+    def _reorders_infinities(self) -> bool:
+        """Whether a transpose reads Inf, which a product with the identity does not keep."""
+        read = [n.inputs[0] for n in self.graph.float_nodes if is_relayout(n)]
+        return any(i in self.facts and self.facts[i].infs for i in read if i is not None)
 
     def cost(self, emulation: Emulation) -> RooflineCost:
         """The device's roofline with the observed shapes."""

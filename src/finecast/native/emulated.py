@@ -14,7 +14,7 @@ from typing import Any
 
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting
-from finecast.engines.base import EmulatedSession, Feeds, Session
+from finecast.engines.base import EmulatedSession, Feeds, KernelTime, Session
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.session import (
     EmulatorSession,
@@ -127,6 +127,11 @@ class EmulatedSubject(EngineSubject):
         device, emulation = self._device, self.emulation
         seconds = {n: device.plan_time_s(emulation, one.plan) for n, one in built.items()}
         return Race.stated(device.time_s(emulation, Setting()), seconds)
+
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """None: the device is not here."""
+        del built, workload
+        return ()
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The calibration feeds, on which the errors of single roundings are measured."""

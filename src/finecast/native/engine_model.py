@@ -28,9 +28,11 @@ from finecast.native.conversion import Converter
 from finecast.native.device import Program
 from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
-from finecast.native.model import RunOptions
+from finecast.native.low_model import LowModel
+from finecast.native.model import OpenedModel, RunOptions
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
+from finecast.native.returning import BesideLow
 from finecast.native.source import (
     AS_IT_IS,
     EngineBuilt,
@@ -66,6 +68,17 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
         return NativeProgram(source=self, emulation=emulation)
+
+    def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
+        """Both in one session, if they are of one library."""
+        if not isinstance(low, type(self)):
+            raise UsageError(
+                f"{self.name} is a model of {self.library}, and {low.name} is none",
+                where="LOW",
+                fix="give both as models of one library",
+            )
+        self.runners(engine)
+        return BesideLow(source=self, other=low, engine=engine)
 
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:
         """The model in the engine given, else in the first that loads it; or on ``device``."""

@@ -14,7 +14,6 @@ from typing import Any, Final
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact, feeds_digest
-from finecast.engines.fallen_apart import load_with_kernels
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, probe_one, speed_of
@@ -23,7 +22,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
-from finecast.native.adjusting import Adjuster
+from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
@@ -120,14 +119,20 @@ class EngineSubject(Subject):
         facts = self.observed(prepared, workload, progress)
         self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         self._compare_engines(prepared, workload.timing()[0])
-        how = Judging(facts=facts, user_rules=user_rules, measured=True)
-        planner = make_planner(prepared, policy, self.engine, how)
-        with suppress(EngineError):  # the analysis runs the same plan and reports the error
-            planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
+
+        def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
+            how = Judging(facts=facts, user_rules=user_rules, measured=True)
+            planner = make_planner(model, policy, self.engine, how)
+            with suppress(EngineError):  # the analysis runs the same plan and reports it
+                planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
+            return planner
+
+        own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
+        found = range_scaled(own, judge)
         return self.judged(
-            prepared=prepared,
-            facts=facts,
-            planner=planner,
+            prepared=found.prepared,
+            facts=found.facts,
+            planner=found.planner,
             workload=workload,
             progress=progress,
         )
@@ -179,8 +184,7 @@ class EngineSubject(Subject):
             try:
                 fresh = one if isinstance(one, EngineBuilt) and one.loaded is None else None
                 if fresh is not None:
-                    check_on_integers(self.engine, fresh.plan, fresh.applied, timing[0])
-                    self._check_marks(fresh)
+                    self._check_kernels(fresh, timing[0])
                 session = self.session(one)
                 got = session.run(timing[0])  # a missing kernel may show only in a run
                 if fresh is not None and fresh.plan.encodings:
@@ -192,23 +196,30 @@ class EngineSubject(Subject):
                     self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
-    def _check_marks(self, built: EngineBuilt) -> None:
-        """Load a plan by a hint; raise EngineError if ops do not keep fp32 that should."""
-        if built.plan.by_hint:
-            session, _ = load_with_kernels(self.engine, built.model)
-            check_marks(built.plan, built.applied.graph, session)
-            built.loaded = session
+    def _check_kernels(self, built: EngineBuilt, feeds: Feeds) -> None:
+        """Raise EngineError if the engine runs ops of a plan in other formats than planned.
+
+        These are codes, and fp32 under a hint. Where the engine tells its kernels, the session
+        that tells them is the one that is timed.
+        """
+        plan, applied = built.plan, built.applied
+        if self.engine.lowers_by_hint and (plan.by_hint or plan.encodings):
+            load = partial(self.engine.load_hinted, fmt=Format.FP32)
+            built.loaded = from_memory(built.model, load)
+            check_marks(plan, applied.graph, built.loaded)
+        check_on_integers(self.engine, plan, applied, feeds, built.loaded)
 
     def by_hint(self, plan: Plan) -> Plan | None:
         """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
         return by_hint(self.engine, self._plain, plan)
 
-    def kernels(self, built: Built, workload: Workload) -> Sequence[KernelTime]:
-        """The kernels of a plan's model by one profile; none if the engine has no profile."""
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels of a model by one profile; none if the engine has no profile."""
         if not self.engine.tells_kernels:
             return ()
         try:
-            return kernels_of(self.engine, built.model, workload.timing()[0])
+            model = self.model.loadable if built is None else built.model
+            return kernels_of(self.engine, model, workload.timing()[0])
         except EngineError as error:
             self.tell(f"the kernels of the result are not known: {error.what}")
             return ()
@@ -259,6 +270,11 @@ class EngineExamined(Examined):
     def adjusts(self) -> bool:
         """Whether there are codes among the operands of such models."""
         return self.prepared.adjusts
+
+    def rounded_error(self, plan: Plan) -> float:
+        """The relative output error of a plan with scaled values, by arithmetic in fp32."""
+        subject = self.subject
+        return rounded_error(subject.model, subject.feeds(self.workload), plan)
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with adjustments found by runs on the calibration data.
@@ -353,4 +369,4 @@ class EngineExamined(Examined):
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
                 subject.tell(f"{fmt.label} gains nothing on this workload: left out")
-        return Times.measured(self.planner, profiles, subject.engine, self.facts)
+        return Times.measured(self.planner, profiles, subject.engine, self.facts, subject.book)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from finecast.engines.base import Feeds, Session
@@ -67,6 +67,20 @@ class Gain:
         """The gain in JSON's types."""
         errors = {"without": self.error_without, "with": self.error_with}
         return {"kind": self.kind.value, "operands": self.operands, "relative_error": errors}
+
+
+def range_gain(plan: Plan, rounded_error: Callable[[Plan], float]) -> Gain | None:
+    """What scaled values do to the numbers of ``plan``; None if it has none.
+
+    ``rounded_error`` measures a plan by arithmetic: an engine may compute and keep in fp32
+    what the plan has in fp16.
+    """
+    others = tuple(a for a in plan.adjustments if not a.of_whole)
+    if others == plan.adjustments:
+        return None
+    without = replace(plan, adjustments=others)
+    errors = rounded_error(without), rounded_error(plan)
+    return Gain.of(Adjust.RANGE, (without, plan), errors)
 
 
 def no_adjustments(what: str) -> UsageError:

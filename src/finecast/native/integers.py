@@ -12,9 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from finecast.data.deviation import LIMIT, deviation, excused
-from finecast.engines.base import Array, Engine, Feeds, KernelFormats, KernelTime, Loadable
+from finecast.engines.base import (
+    Array,
+    Engine,
+    Feeds,
+    KernelFormats,
+    KernelTime,
+    Loadable,
+    Session,
+)
 from finecast.engines.integers import fuses, not_as_planned
-from finecast.engines.loading import load_model
+from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph
@@ -91,8 +99,21 @@ def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds)
     return planner
 
 
-def unfused(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> dict[str, str]:
+def unfused(
+    engine: Engine,
+    plan: Plan,
+    applied: AppliedModel,
+    feeds: Feeds,
+    session: Session | None = None,
+) -> dict[str, str]:
     """Ops that ``plan`` puts in a scaled format, and the format that they ran in, by name.
+
+    Args:
+        engine: What runs the model.
+        plan: The plan.
+        applied: Its model.
+        feeds: Inputs, for engines that tell kernels by a profile alone.
+        session: The model in an engine that tells its kernels, if it is loaded.
 
     Raises:
         EngineError: If the engine cannot run the model.
@@ -100,6 +121,11 @@ def unfused(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> 
     planned = {name: fmt for name, fmt in plan.formats.items() if fuses(engine.name, fmt)}
     if not planned:
         return {}
+    if engine.lowers_by_hint:
+        if session is None:
+            session = from_memory(applied.model, engine.load_tried)
+            session.run(feeds)
+        return not_as_planned([*map(_without_time, session.kernel_formats())], planned)
     return not_as_planned(kernels_of(engine, applied.model, feeds, repeats=1), planned)
 
 
@@ -132,13 +158,21 @@ def _without_time(kernel: KernelFormats) -> KernelTime:
     )
 
 
-def check_on_integers(engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds) -> None:
+def check_on_integers(
+    engine: Engine,
+    plan: Plan,
+    applied: AppliedModel,
+    feeds: Feeds,
+    session: Session | None = None,
+) -> None:
     """Check that every op that ``plan`` puts in a scaled format runs so in ``engine``.
+
+    The arguments are those of ``unfused``.
 
     Raises:
         EngineError: If one does not; names the first.
     """
-    for name, ran in unfused(engine, plan, applied, feeds).items():
+    for name, ran in unfused(engine, plan, applied, feeds, session).items():
         raise EngineError(
             f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
             fix="keep it in fp32 by --exclude",

@@ -13,11 +13,13 @@ from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Session
 from finecast.engines.fallen_apart import FallenApart
+from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.naming import Option
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
 from finecast.native.device import Program
+from finecast.native.low_model import LowModel
 from finecast.native.subject import Built, SourceModel, Subject
 from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement
@@ -144,6 +146,19 @@ class OpenedModel(SourceModel):
         Raises:
             ModelError: If it cannot be emulated.
         """
+
+    def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
+        """``low``, a low version of this model, of which any ops can be returned to fp32.
+
+        Args:
+            low: The low model.
+            engine: ``NAME[:DEVICE]``; None for one that computes in the types as stated.
+
+        Raises:
+            UsageError: If the two cannot be compared op by op.
+        """
+        del low, engine
+        raise UsageError("models of this kind cannot be compared op by op", where=self.name)
 
     @abstractmethod
     def subject(self, engine: str | None, device: Emulation | None) -> Subject:

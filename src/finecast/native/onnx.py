@@ -30,6 +30,7 @@ from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
+from finecast.frontends.native_model import NativeModel
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
 from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.frontends.prepared import AppliedModel, PreparedModel
@@ -50,6 +51,7 @@ from finecast.native.verifying import (
     verified_by_first,
 )
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 
@@ -159,6 +161,11 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         """The model prepared without a change; not copied if it is the caller's ``own``."""
         return frontend.prepare(self.file, AS_IT_IS, own=own)
 
+    def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
+        """A copy whose values are rounded by arithmetic."""
+        prepared = self.prepare(Policy.parse(policy))
+        return emulated_copy(prepared.adjusted(adjustments) if adjustments else prepared)
+
     def load_written(
         self, built: EngineBuilt, written: Loadable, engine: Engine
     ) -> tuple[Session, Kernels]:
@@ -239,6 +246,12 @@ class OnnxProgram(NativeProgram):
         """Write out ops that the device computes in steps."""
         self.prepared = prepare(self.source.file, self.emulation)
 
+    def _adjusted(self, plan: Plan) -> Prepared:
+        """The model that is emulated, with the plan's operands adjusted."""
+        if not plan.adjustments:
+            return self.prepared
+        return prepare(self.source.file, self.emulation, plan.adjustments)
+
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatorSession:
@@ -249,19 +262,25 @@ class OnnxProgram(NativeProgram):
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by node id; the steps of an op are found by their names."""
-        given = plan.formats
-        found = {n.id: given.get(n.name, given.get(_op_of(n.name))) for n in self.graph.nodes}
-        return {i: f for i, f in found.items() if f is not None}
+        return _formats_in(self.graph, plan)
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
         """A session of the model with the plan's formats."""
+        prepared = self._adjusted(plan)
         return plan_session(
-            partial(emulated_copy, self.prepared),
+            partial(emulated_copy, prepared),
             plan,
             emulation,
-            formats=self.formats(plan),
-            low=stored_low(self.prepared),
+            formats=_formats_in(prepared.graph, plan),
+            low=stored_low(prepared),
         )
+
+
+def _formats_in(graph: Graph, plan: Plan) -> dict[int, Format]:
+    """The plan's formats by node id; the steps of an op are found by their names."""
+    given = plan.formats
+    found = {n.id: given.get(n.name, given.get(_op_of(n.name))) for n in graph.nodes}
+    return {i: f for i, f in found.items() if f is not None}
 
 
 def _op_of(step: str) -> str:

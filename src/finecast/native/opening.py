@@ -129,7 +129,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
             "finecast.frontends.tensorflow",
             "finecast.native.tensorflow",
         ),
-        module="finecast.native.tensorflow.model",
+        module="finecast.native.tensorflow",
         requires="tensorflow",
         install="pip install 'finecast[tensorflow]'; or name an output .xml, for OpenVINO",
         engines=("tensorflow",),
@@ -218,6 +218,11 @@ def check_output_name(model: Path, output: Path) -> None:
         where=str(output),
         fix=f"name it {' or '.join(named)}",
     )
+
+
+def engine_of(output: Path) -> str:
+    """The name of the engine that runs a model written to ``output``."""
+    return next(entry.engines[0] for entry in FRONTENDS if entry.writes(output))
 
 
 def check_written(module: str, output: Path) -> None:

@@ -26,7 +26,7 @@ from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.opening import check_engine, check_options, file_of, opened, runs_in
 from finecast.numbers.formats import Format
 from finecast.progress import Progress
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 
 _MOST_KERNELS: Final = 25
 """Kernels in a table."""

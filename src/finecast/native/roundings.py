@@ -23,6 +23,7 @@ from finecast.engines.loading import exact_session
 from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
+from finecast.measure.prices import PriceBook
 from finecast.native.profiles import (
     Profiles,
     kernel_nodes,
@@ -74,8 +75,9 @@ class Times:
         profiles: Profiles,
         engine: Engine,
         facts: Mapping[int, ValueFacts],
+        book: PriceBook | None = None,
     ) -> Times:
-        """By profiles in an engine, whose kernels make the units."""
+        """By profiles in an engine, whose kernels make the units; casts by ``book``, too."""
         graph = planner.graph
         low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
         kernels = [
@@ -86,7 +88,9 @@ class Times:
         return cls(
             units=units,
             points=points_of(planner, units, low),
-            cost=measured_cost(graph, profiles, partial(measure_casts, engine), facts),
+            cost=measured_cost(
+                graph, profiles, partial(measure_casts, engine, book=book), facts
+            ),
             lowest_s=profiles.low_s,
             errors=profiles.errors,
         )

@@ -22,6 +22,7 @@ from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.native_model import NativeModel, with_roundings
 from finecast.frontends.prepared import AppliedModel, PreparedModel
+from finecast.frontends.replaying import edits_of
 from finecast.graph import Dim, Graph
 from finecast.native.artefact import Destination, Verified
 from finecast.native.conversion_notes import earlier_conversion, kept_types
@@ -281,6 +282,14 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         Its operands are adjusted. A library without such copies has a ``Program`` of its own.
         """
         raise NotImplementedError(self.library)
+
+    def rounded_session(self, plan: Plan) -> Session:
+        """The numbers of a plan's model by arithmetic in fp32, in which formats overflow.
+
+        An engine may compute ops in fp32 that a plan has in fp16, and keep their results so.
+        """
+        copy = self.roundable(plan.policy, plan.adjustments)
+        return exact_session(with_roundings(copy, edits_of(copy.graph, plan)))
 
     def load_written(
         self, built: EngineBuilt, written: Loadable, engine: Engine

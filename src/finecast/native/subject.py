@@ -1,7 +1,7 @@
-"""What the pipeline asks of a model, its frontend and what runs it.
+"""A model joined with what runs it, as the search asks for it.
 
-A subject joins them. The pipeline knows these classes and no frontend or engine by name. A
-class of a frontend states what differs from the defaults here.
+The search knows these classes and no frontend or engine by name. A class of a frontend states
+what differs from the defaults here.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from finecast.planning.proposing import MAX_STEPS
 from finecast.planning.sensitivity import SensitivityStore
 from finecast.progress import Progress
 from finecast.rules import UserRule
+from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy
 
 UserRules = Sequence[tuple[str, UserRule]]
@@ -80,10 +81,13 @@ class Hinted(Built):
 class Examined(ABC):
     """A subject whose every op the rules have judged under one policy.
 
-    ``planner`` makes plans that the rules permit.
+    Attributes:
+        planner: Makes plans that the rules permit.
+        facts: What calibration data showed of the model's values, by id; none if not observed.
     """
 
     planner: Planner
+    facts: Mapping[int, ValueFacts]
 
     @abstractmethod
     def analysis(self, *, of_time: bool = True) -> Analysis:
@@ -101,6 +105,10 @@ class Examined(ABC):
     def adjusts(self) -> bool:
         """Whether operands can be adjusted for a plan."""
         return False
+
+    def rounded_error(self, plan: Plan) -> float:
+        """The relative output error of a plan with scaled values, by arithmetic in fp32."""
+        raise NotImplementedError("operands are adjusted where this is")
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with these kinds of adjustments; itself if there is nothing to adjust."""
@@ -243,8 +251,11 @@ class Subject(ABC):
         Models that cannot be loaded are left out. Modelled times are given without a spread.
         """
 
-    def kernels(self, built: Built, workload: Workload) -> Sequence[KernelTime]:
-        """The kernels in which a plan's model runs; empty where the engine does not tell."""
+    def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
+        """The kernels in which a plan's model runs, or the fp32 model for None.
+
+        Empty where the engine does not tell.
+        """
         del built, workload
         return ()
 

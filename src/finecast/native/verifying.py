@@ -70,9 +70,9 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     if given is None:
         return seen, None
     got = session.run(feeds_for(session, given))
-    del session
     if not emulated:
-        check_on_integers(engine, plan, applied, given)
+        check_on_integers(engine, plan, applied, given, session)
+    del session
     case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
     warnings = (*filter(None, [doubt]), *accept(case, got, wanted))
     alone = engine.on_one_thread()

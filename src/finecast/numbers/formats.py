@@ -128,6 +128,11 @@ class Format(Enum):
         return self.value.exponent_bits
 
     @property
+    def has_less_range(self) -> bool:
+        """Whether a number of fp32's range may be too large or too small for the format."""
+        return self.exponent_bits < Format.FP32.exponent_bits
+
+    @property
     def mantissa_bits(self) -> int:
         """Width of the stored fraction, without the implicit leading bit."""
         return self.value.mantissa_bits

@@ -1,26 +1,37 @@
 """Adjusted operands: how a plan changes the numbers that ops read, beside the ops' formats.
 
-Laws: an adjustment multiplies each channel of an operand by a power of two, then adds a
-number to it, and changes nothing else. The operand is either a constant that only one op
-reads, or a value: a multiplication is then inserted in front of the op. The plan stores the
-exponents and the added numbers, not the constant. Undoing the conversion restores the
-constant bit for bit.
+Laws: an adjustment multiplies each channel of an operand, or the whole operand, by a power of
+two, then adds a number to it, and changes nothing else. The operand is a constant, a value, or
+an attribute such as a norm's epsilon. A constant that other ops read, too, is copied for the
+op; in front of an op that reads a value a multiplication is inserted. The plan stores the
+exponents and the added numbers, not the constant. Undoing the conversion restores constants
+and attributes bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.graph import Graph, Node, Value
+from finecast.graph import Dim, Graph, Node, Value
 from finecast.numbers.formats import Format
 
 # Exponent of fp32's largest number divided by its smallest subnormal number.
 _LARGEST_EXPONENT: Final = 128 + 149
+
+WHOLE: Final = 0
+"""The axis of an adjustment that multiplies all of its operand by one number."""
+
+# A constant of more elements is not copied for one of the ops that read it: a scalar, as a
+# norm's epsilon, and a bias take no memory to speak of, an embedding does.
+_MOST_COPIED: Final = 1 << 14
+
+ATTRIBUTES: Final = frozenset({"epsilon"})
+"""Attributes of ops that can be adjusted, as graphs call them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +40,14 @@ class Adjustment:
 
     Each channel is multiplied by 2 to the power of its element of ``exponents``, then its
     element of ``add`` is added; an empty tuple skips that part. ``axis`` is negative: -1 is
-    the last. The decision of the op has the reasons.
+    the last. With the axis ``WHOLE`` the operand is multiplied by the only exponent's power;
+    with an ``attribute`` that number of the op is. The decision of the op has the reasons.
     """
 
     node: str
-    port: int
+    port: int = 0
     axis: int = -1
+    attribute: str = ""
     exponents: tuple[int, ...] = ()
     add: tuple[float, ...] = ()
 
@@ -43,14 +56,36 @@ class Adjustment:
         """Number of channels of the operand."""
         return len(self.exponents or self.add)
 
+    @property
+    def factors(self) -> NDArray[np.float32]:
+        """The powers of two, in a shape that multiplies the operand."""
+        along = (self.channels, *(1,) * (-self.axis - 1)) if self.axis else ()
+        return self.of(np.ones(along, np.float32))
+
     def of(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """``array``, adjusted."""
-        along = (-1, *(1,) * (-self.axis - 1))
+        along = (-1, *(1,) * (-self.axis - 1)) if self.axis else ()
         if self.exponents:
             array = np.ldexp(array, np.array(self.exponents, np.int32).reshape(along))
         if self.add:
             array = array + np.array(self.add, np.float32).reshape(along)
         return array
+
+    @property
+    def of_whole(self) -> bool:
+        """Whether it multiplies all of its operand by one power of two."""
+        return self.axis == WHOLE
+
+    @property
+    def undone(self) -> Adjustment:
+        """What restores an operand that was multiplied."""
+        return replace(self, exponents=tuple(-e for e in self.exponents))
+
+    def fits(self, shape: Sequence[Dim]) -> bool:
+        """Whether an operand of this shape has as many channels along the axis."""
+        if self.axis == WHOLE:
+            return self.channels == 1 and not self.add
+        return len(shape) >= -self.axis and shape[self.axis] == self.channels
 
     def followed_by(self, other: Adjustment) -> Adjustment:
         """One adjustment equal to this one and then ``other`` of the same channels."""
@@ -65,7 +100,8 @@ class Adjustment:
 
     def to_dict(self) -> dict[str, Any]:
         """Content for JSON: the numbers of each kind are one string."""
-        found: dict[str, Any] = {"node": self.node, "port": self.port}
+        at = {"attribute": self.attribute} if self.attribute else {"port": self.port}
+        found: dict[str, Any] = {"node": self.node, **at}
         found |= {} if self.axis == -1 else {"axis": self.axis}
         for name in ("exponents", "add"):
             numbers = getattr(self, name)
@@ -79,10 +115,13 @@ class Adjustment:
         Raises:
             ValueError, TypeError, KeyError: If ``content`` is not a valid adjustment.
         """
-        port, axis = content["port"], content.get("axis", -1)
+        attribute, axis = str(content.get("attribute", "")), content.get("axis", -1)
+        port = 0 if attribute else content["port"]
         texts = content.get("exponents", ""), content.get("add", "")
-        if type(port) is not int or port < 0 or type(axis) is not int or axis >= 0:
+        if type(port) is not int or port < 0 or type(axis) is not int or axis > WHOLE:
             raise TypeError(f"input {port!r} along axis {axis!r}")
+        if attribute and (attribute not in ATTRIBUTES or axis != WHOLE):
+            raise ValueError(f"attribute {attribute!r} along axis {axis!r}")
         if not all(type(text) is str for text in texts):
             raise TypeError(f"adjusted by {texts!r}")
         exponents = tuple(int(number) for number in texts[0].split())
@@ -95,21 +134,34 @@ class Adjustment:
             raise ValueError("an adjustment that does nothing")
         if exponents and add and len(exponents) != len(add):
             raise ValueError(f"{len(exponents)} exponents and {len(add)} numbers to add")
-        node = str(content["node"])
-        return cls(node=node, port=port, axis=axis, exponents=exponents, add=add)
+        if axis == WHOLE and (len(exponents) != 1 or add):
+            raise ValueError("one exponent for the whole operand, and nothing to add")
+        return cls(
+            node=str(content["node"]),
+            port=port,
+            axis=axis,
+            attribute=attribute,
+            exponents=exponents,
+            add=add,
+        )
 
     def edit(self, graph: Graph, nodes: Mapping[str, Node]) -> AdjustOperand | None:
         """The edit that makes this adjustment; None if the op has no such operand."""
         node = nodes.get(self.node)
-        value = None if node is None else graph.read(node, self.port)
-        if node is None or value is None or node.inputs.count(value.id) > 1:
+        if node is None or node.region:
+            return None
+        if self.attribute:
+            known = self.attribute in node.attributes
+            return AdjustOperand(value=None, node=node.id, what=self) if known else None
+        value = graph.read(node, self.port)
+        if value is None or node.inputs.count(value.id) > 1:
             return None
         fits = self._fits_constant if value.constant is not None else self._fits_value
-        if node.region or not fits(value):
-            return None
-        return AdjustOperand(value=value.id, node=node.id, what=self)
+        return AdjustOperand(value=value.id, node=node.id, what=self) if fits(value) else None
 
     def _fits_constant(self, value: Value) -> bool:
+        if self.axis == WHOLE:
+            return multipliable(value)
         if self.add:
             return addable(value, self.channels, self.axis)
         return scalable(value, self.channels, self.axis)
@@ -117,8 +169,10 @@ class Adjustment:
     def _fits_value(self, value: Value) -> bool:
         """Whether the value can be multiplied by one number for each channel."""
         shape = value.shape or ()
-        size = shape[self.axis] if len(shape) >= -self.axis else None
-        fits = size == self.channels or not isinstance(size, int)
+        known = self.axis == WHOLE or (
+            len(shape) >= -self.axis and isinstance(shape[self.axis], int)
+        )
+        fits = not known or self.fits(shape)
         return fits and not self.add and value.format is Format.FP32
 
 
@@ -126,11 +180,12 @@ class Adjustment:
 class AdjustOperand:
     """Apply the adjustment ``what`` to ``value``, which ``node`` reads.
 
-    A constant is changed itself, since only ``node`` reads it; any other value is multiplied
-    in front of ``node``. Applied before a plan's other edits, which convert the result.
+    A constant is changed itself if only ``node`` reads it, else a copy of it; any other value
+    is multiplied in front of ``node``. Without a value it is an attribute that is changed.
+    Applied before a plan's other edits, which convert the result.
     """
 
-    value: int
+    value: int | None
     node: int
     what: Adjustment
 
@@ -146,9 +201,9 @@ def together(
     first: Iterable[Adjustment], then: Iterable[Adjustment]
 ) -> tuple[Adjustment, ...]:
     """``first``, followed by ``then``, merged into one adjustment per operand and axis."""
-    found: dict[tuple[str, int, int], Adjustment] = {}
+    found: dict[tuple[str, int, int, str], Adjustment] = {}
     for one in (*first, *then):
-        key = (one.node, one.port, one.axis)
+        key = (one.node, one.port, one.axis, one.attribute)
         found[key] = found[key].followed_by(one) if key in found else one
     return tuple(one for one in found.values() if one.exponents or one.add)
 
@@ -164,6 +219,18 @@ def addable(value: Value, channels: int, axis: int = -1) -> bool:
     shape = value.shape or ()
     others = [d for i, d in enumerate(shape, -len(shape)) if i != axis]
     return scalable(value, channels, axis) and all(d == 1 for d in others)
+
+
+def multipliable(value: Value) -> bool:
+    """Whether ``value`` is a constant of which one op can have all numbers multiplied.
+
+    It is one that only this op reads, or small enough to be copied for the op.
+    """
+    constant = value.constant
+    if constant is None or value.format is not Format.FP32:
+        return False
+    alone = len(value.uses) == 1 and not (value.is_output or value.is_input)
+    return alone or constant.size <= _MOST_COPIED
 
 
 def scalable(value: Value, channels: int, axis: int) -> bool:

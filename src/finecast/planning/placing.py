@@ -95,8 +95,8 @@ class Placement:
         raise ModelError(
             f"the plan was made for another model: {self.text}",
             where=where,
-            fix="make a plan for this model; --partial (partial=True) applies it as far as ops"
-            " are found",
+            fix="make a plan for this model; with --partial, apply places it as far as ops are"
+            " found",
         )
 
 

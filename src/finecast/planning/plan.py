@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
-from finecast.graph.structure import Structure, read_structure
+from finecast.graph.structure import Structure, read_structure, write_structure
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -22,7 +22,7 @@ from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
 from finecast.rules.scaled_operands import coded_result
 
-PLAN_VERSION: Final = 6
+PLAN_VERSION: Final = 7
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -104,8 +104,10 @@ class Plan:
         """The oldest version of the file format that can state this plan.
 
         2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
-        6 ``by_hint``.
+        6 ``by_hint``, 7 adjustments of whole operands and of attributes.
         """
+        if any(a.of_whole for a in self.adjustments):
+            return 7
         if self.by_hint:
             return 6
         if any(a.exponents for a in self.adjustments):
@@ -262,7 +264,8 @@ class Plan:
         for one in self.adjustments:
             edit = one.edit(graph, nodes)
             if edit is None:
-                what = f"the plan adjusts input {one.port} of {one.node!r}, which does not fit"
+                at = one.attribute or f"input {one.port}"
+                what = f"the plan adjusts {at} of {one.node!r}, which does not fit"
                 raise ModelError(what, where=where, fix=_MAKE_ANEW)
             found.append(edit)
         return tuple(found)
@@ -293,7 +296,7 @@ class Plan:
             **self._options,
             "io": {name: f.label for name, f in self.io.items()},
             "decisions": [_decision_to_dict(d) for d in self.decisions],
-            "structure": [op.text for op in self.structure],
+            **({"structure": write_structure(self.structure)} if self.structure else {}),
         }
         return json.dumps(content, indent=1) + "\n"
 
@@ -321,7 +324,9 @@ class Plan:
                 adjustments=tuple(
                     Adjustment.from_dict(a) for a in content.get("adjustments", ())
                 ),
-                structure=read_structure(content.get("structure", ())),
+                structure=read_structure(content["structure"])
+                if "structure" in content
+                else (),
             )
             stated = str(content["digest"])
         except (

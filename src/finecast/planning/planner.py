@@ -12,6 +12,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.choices import Choice
 from finecast.planning.plan import Decision, Plan
+from finecast.planning.range_scaling import RangeScaling, scaled_plan
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.rules.base import DECISION, Reason
@@ -103,6 +104,8 @@ class Planner:
         engine: The engine that plans are made for; empty for none.
         opset: Gives the ONNX opset that formats (by node id) need; 0 for other models.
         from_type: The type that the model was converted to fp32 from; empty for none.
+        scalings: Scalings of values that were made in ``graph``. A plan has the adjustments
+            of those that serve it.
     """
 
     graph: Graph
@@ -111,6 +114,7 @@ class Planner:
     engine: str = ""
     opset: Callable[[Mapping[int, Format]], int] = _no_opset
     from_type: str = ""
+    scalings: tuple[RangeScaling, ...] = ()
 
     @property
     def is_free(self) -> bool:
@@ -139,7 +143,7 @@ class Planner:
         for those of them in fp32 ``kept`` does, if given. Where the words are empty, the costs
         decide, and ``alternatives.explained`` says how.
         """
-        return Plan(
+        made = Plan(
             model=self.graph.digest,
             policy=self.policy.label,
             opset=self.opset(formats),
@@ -159,6 +163,7 @@ class Planner:
             by_hint=self.policy.by_hint,
             structure=structure_of(self.graph),
         )
+        return scaled_plan(made, self.scalings)
 
     def _decision(self, node: Node, fmt: Format, because: str) -> Decision:
         permission = self.permissions[node.id]

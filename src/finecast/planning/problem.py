@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.graph import Graph, Value
+from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import READS_ANY_FORMAT
 from finecast.ops.flops import Shape, Shapes
@@ -25,6 +25,8 @@ from finecast.solver.labelling import LabelProblem, RoundingErrors, Rows
 
 # Seconds of one cast of a value from one format to another.
 CastTime = Callable[[Value, Format, Format], float]
+# Seconds that a node takes in a format.
+NodeTime = Callable[[Node, Format], float]
 # Seconds by unit in each format, fp32 first.
 Times = Mapping[Format, NDArray[np.float64]]
 # Cost of the copy of a constant that ops in a format read.
@@ -88,6 +90,8 @@ class Analysis:
         priced: What the costs count.
         constant_cost: Cost of each copy of a constant; None if constants cost nothing.
         saturation: How the errors of roundings add up.
+        node_time: Seconds of a node of the graph in a format, of each node and not only of
+            those in a unit; None if that is not known.
     """
 
     units: Units
@@ -101,6 +105,7 @@ class Analysis:
     priced: Priced = Priced.TIME
     constant_cost: ConstantCost | None = None
     saturation: Saturation = field(default_factory=Saturation)
+    node_time: NodeTime | None = None
 
     @classmethod
     def of(
@@ -124,6 +129,7 @@ class Analysis:
             lowest_s=lowest_s,
             probes=probes,
             shapes=cost.shapes,
+            node_time=partial(cost.node_time_s, graph),
         )
 
 

@@ -82,6 +82,18 @@ class Histogram:
             counts[one.bins + _BINS] += one.counts
         return Histogram._dense(counts)
 
+    def scaled(self, exponent: int) -> Histogram:
+        """The histogram of the numbers times 2 to the power ``exponent``.
+
+        What leaves the range of the bins is counted in the first or last.
+        """
+        below = self.bins < 0
+        magnitude = np.where(below, -1 - self.bins, self.bins) + exponent * _PER_BINADE
+        magnitude = np.clip(magnitude, 0, _BINS - 1)
+        counts = np.zeros(2 * _BINS, np.int64)
+        np.add.at(counts, np.where(below, -1 - magnitude, magnitude) + _BINS, self.counts)
+        return Histogram._dense(counts)
+
     def __eq__(self, other: object) -> bool:
         """Whether it has the same bins and counts."""
         if not isinstance(other, Histogram):
@@ -218,6 +230,18 @@ class ValueFacts:
             highest=max(self.highest, other.highest),
             histogram=self.histogram.merge(other.histogram),
             shape=max(self.shape, other.shape, key=math.prod),
+        )
+
+    def scaled(self, exponent: int) -> ValueFacts:
+        """Facts of the numbers times 2 to the power ``exponent``."""
+        factor = 2.0**exponent
+        return replace(
+            self,
+            largest=self.largest * factor,
+            smallest_nonzero=self.smallest_nonzero * factor,
+            lowest=self.lowest * factor,
+            highest=self.highest * factor,
+            histogram=self.histogram.scaled(exponent),
         )
 
     @property

@@ -19,9 +19,7 @@ _HEADROOM = 2.0
 
 def range_limit(fmt: Format) -> float:
     """The magnitude from which on a value is too large to be stored in ``fmt``."""
-    if fmt.exponent_bits == Format.FP32.exponent_bits:
-        return overflow_limit(fmt)
-    return fmt.max / _HEADROOM
+    return fmt.max / _HEADROOM if fmt.has_less_range else overflow_limit(fmt)
 
 
 def divided_by(graph: Graph, value: Value) -> Node | None:

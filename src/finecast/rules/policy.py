@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from finecast.errors import UsageError
-from finecast.naming import Option, convert_options, default_of, look_up, spelled
+from finecast.naming import Option, convert_options, default_of, look_up, member_of, spelled
 from finecast.numbers.formats import Format
 from finecast.rules.ranges import Calibration
 
@@ -18,6 +19,9 @@ DEFAULT_POLICY: Final = "auto"
 
 BY_HINT: Final = " by hint"
 """Ends the label of a policy whose plans are stated by an engine's precision hint."""
+
+
+_calibration: Final = partial(member_of, Calibration, what="calibration")
 
 
 class Scope(Enum):
@@ -56,8 +60,13 @@ class Scope(Enum):
 
 
 class Adjust(Enum):
-    """Adjustments of operands that reduce errors of ops on codes, in order of application."""
+    """Adjustments of operands, in order of application.
 
+    RANGE brings values into the range of fp16, and is made before the rules judge the ops;
+    the others reduce errors of ops on codes.
+    """
+
+    RANGE = "range"
     EQUALISE = "equalise"
     SMOOTH = "smooth"
     BIAS = "bias"
@@ -109,8 +118,9 @@ class Policy:
         open_formats: Whether ``formats`` is a default, so that ``tune`` may try others that
             the engine has kernels for.
         calibration: How the range of an encoding is chosen from observed values.
-        adjust: How operands may be adjusted. None: ``tune`` tries all adjustments if a faster
-            plan misses the criterion, ``convert``, which does not measure, none.
+        adjust: How operands may be adjusted. None: values are scaled that leave the range of
+            a format. ``tune`` tries the other adjustments, too, if a faster plan misses the
+            criterion; ``convert``, which does not measure, makes none of them.
     """
 
     scope: Scope = field(default=Scope.AUTO, kw_only=False)
@@ -156,14 +166,15 @@ class Policy:
         help="How the range of a value in int8 is chosen: minmax (default) covers all that"
         " --data shows of it, percentile 99.99% of it, mse gives the least squared error.",
         metavar="HOW",
-        convert=lambda given: Calibration.parse(given) if isinstance(given, str) else given,
+        convert=_calibration,
     ).field(Calibration.MINMAX)
     adjust: tuple[Adjust, ...] | None = Option(
-        help="How to adjust operands of int8 products, kept if that lowers the error on"
-        " --data: equalise (scale channels so that their weights are of one size), smooth"
-        " (scale them by their values), bias (subtract mean errors from biases); several:"
-        " smooth,bias. convert adjusts only if asked; tune tries all where a faster plan"
-        " misses the criterion, unless this is none.",
+        help="How to adjust operands, kept if that lowers the error on --data. For fp16: range"
+        " (scale values that leave its range by powers of two), made unless this leaves it"
+        " out. For int8 products: equalise (scale channels so that their weights are of one"
+        " size), smooth (scale them by their values), bias (subtract mean errors from biases);"
+        " convert makes these only if asked, tune tries them where a faster plan misses the"
+        " criterion. Several: smooth,bias. For no adjustment: none.",
         metavar="WHAT",
         convert=lambda given: Adjust.parse(given) if isinstance(given, str) else given,
     ).field(None)
@@ -218,18 +229,22 @@ class Policy:
     def label(self) -> str:
         """The policy as ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
-        Calibration and adjustments are stated for scaled formats only, if not the default.
-        Where plans are stated by a hint, ``BY_HINT`` ends it.
+        Calibration is stated for scaled formats only, and adjustments for those that they are
+        for, if not the default. Where plans are stated by a hint, ``BY_HINT`` ends it.
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
         text += BY_HINT if self.by_hint else ""
-        if not any(f.has_scales for f in self.formats):
-            return text
-        if self.calibration is not Calibration.MINMAX:
+        scaled = any(f.has_scales for f in self.formats)
+        if scaled and self.calibration is not Calibration.MINMAX:
             text += f"@{self.calibration.value}"
-        if self.adjust is None:
+        if self.adjust is None or not self.adjusts:
             return text
         return "+".join((text, *([a.value for a in self.adjust] or ["none"])))
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether operands are adjusted for a format: one with scales, or of less range."""
+        return any(f.has_scales or f.has_less_range for f in self.formats)
 
     @property
     def format(self) -> Format:
@@ -250,27 +265,34 @@ class Policy:
 
         Raises:
             UsageError: If a part is unknown, or a format is named twice, or a calibration or
-                an adjustment is given for formats that have no scales.
+                an adjustment is given for formats that it does not apply to.
         """
         rest, plus, adjust = text.partition("+")
         wanted, at, how = rest.partition("@")
         scope, _, names = wanted.partition(":")
         parsed = Scope.parse(scope)
         formats = low_formats(names or "bf16")
-        if (at or plus) and not any(f.has_scales for f in formats):
-            what = "a calibration" if at else "an adjustment"
+        if at and not any(f.has_scales for f in formats):
             raise UsageError(
-                f"{text!r}: {what} is given, and none of the formats has scales",
+                f"{text!r}: a calibration is given, and none of the formats has scales",
                 where="policy",
                 fix="leave it out, or put int8 among the formats",
             )
-        return cls(
+        found = cls(
             scope=parsed,
             formats=formats,
             open_formats=parsed is Scope.AUTO and not names,
-            calibration=Calibration.parse(how) if at else Calibration.MINMAX,
+            calibration=_calibration(how) if at else Calibration.MINMAX,
             adjust=Adjust.parse(adjust, between="+") if plus else None,
         )
+        if plus and not found.adjusts:
+            raise UsageError(
+                f"{text!r}: an adjustment is given, and none of the formats has scales or a"
+                " smaller range than fp32",
+                where="policy",
+                fix="leave it out, or put int8 or fp16 among the formats",
+            )
+        return found
 
     @classmethod
     def of(cls, given: object) -> Policy:

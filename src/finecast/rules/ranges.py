@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from finecast.naming import look_up
 from finecast.numbers.formats import Grid
 from finecast.rules.facts import ValueFacts
 
@@ -28,16 +27,6 @@ class Calibration(Enum):
     MINMAX = "minmax"
     PERCENTILE = "percentile"
     MSE = "mse"
-
-    @classmethod
-    def parse(cls, name: str) -> Calibration:
-        """Read a name.
-
-        Raises:
-            UsageError: If it is unknown.
-        """
-        known = {c.value: c for c in cls}
-        return look_up(name, known, what="calibration", where="--calibration")
 
 
 def covered(seen: ValueFacts, grid: Grid, calibration: Calibration) -> tuple[float, float]:

@@ -29,8 +29,7 @@ if importlib.util.find_spec("tensorflow") is None:
     )
 
 from finecast.native.opening import check_written
-from finecast.native.tensorflow.function import Function
-from finecast.native.tensorflow.model import TensorFlowModel
+from finecast.native.tensorflow import Function, TensorFlowModel
 
 __all__ = ["Function", "Result", "convert", "tune"]
 

@@ -16,6 +16,7 @@ from finecast.native.gains import (
     measure_gains,
     no_adjustments,
     output_error,
+    range_gain,
     share_left,
 )
 from finecast.native.subject import Examined, Subject
@@ -48,9 +49,10 @@ class Adjustments:
         Raises:
             UsageError: If the policy names some, and the model's operands cannot be adjusted.
         """
-        if policy.adjust and not examined.adjusts:
+        asked = tuple(Adjust) if policy.adjust is None else policy.adjust
+        kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
+        if policy.adjust and kinds and not examined.adjusts:
             raise no_adjustments(f"to run in {subject.runner}")
-        kinds = tuple(Adjust) if policy.adjust is None else policy.adjust
         return cls(subject=subject, workload=workload, examined=examined, kinds=kinds)
 
     def measure(self, plan: Plan) -> tuple[Gain, ...]:
@@ -73,6 +75,10 @@ class Adjustments:
 
     def gained(self, plan: Plan) -> tuple[Gain, ...]:
         """What each adjustment of ``plan`` gained, measured; nothing if none was made here."""
+        ranged = range_gain(plan, self.examined.rounded_error)
+        return (*filter(None, [ranged]), *self._gained(plan))
+
+    def _gained(self, plan: Plan) -> tuple[Gain, ...]:
         if plan.digest not in self.made:
             return ()
         before, kinds = self.made[plan.digest]

@@ -128,11 +128,11 @@ class OpDifference:
     @property
     def text(self) -> str:
         """The op by its name, and why it has its type where a plan says that."""
-        before, after = self.before, self.after
-        name = self.shown.node
+        before, after, name = self.before, self.after, self.shown.node
         if before and after and before.node != after.node:
             name = f"{after.node} (was {before.node})"
-        return f"{name}: {self.shown.why}" if self.shown.why else name
+        told = {Change.TYPE, Change.LOST, Change.REASON, Change.NEW} & {*self.changes}
+        return f"{name}: {self.shown.why}" if told and self.shown.why else name
 
     def to_dict(self) -> dict[str, Any]:
         """The difference in JSON's types."""
@@ -181,7 +181,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DifferenceGroup:
     """Ops of one class that differ alike.
 
     ``example`` is the one that takes the most time, or the first where no time is known.
@@ -229,13 +229,13 @@ class Difference:
         return sum(change in one.changes for one in self.ops)
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[DifferenceGroup]:
         """The ops that differ, by how they do and by class; large groups first."""
         found: dict[tuple[tuple[Change, ...], str, str], list[OpDifference]] = {}
         for one in self.changed:
             found.setdefault((one.changes, one.types, one.shown.op), []).append(one)
         return [
-            Group(
+            DifferenceGroup(
                 changes=changes,
                 types=types,
                 op=op,
@@ -333,16 +333,20 @@ def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifferen
         lost = mine.deciding - theirs.rules - {DECISION}
         changes.append(Change.LOST if lost else Change.REASON)
     a, b = before.structure[number], after.structure[other]
-    for change, one, two in (
-        (Change.WEIGHTS, a.weights, b.weights),
-        (Change.SHAPE, a.shape, b.shape),
-        (Change.ATTRIBUTES, a.attributes, b.attributes),
-    ):
-        changes += [change] if one and two and one != two else []
+    if mine.type == theirs.type:  # else weights are rounded, at least
+        changes += [Change.WEIGHTS] if _others({*a.weights}, {*b.weights}) else []
+    changes += [Change.SHAPE] if a.shape and b.shape and a.shape != b.shape else []
+    if a.attributes.partition(":")[0] == b.attributes.partition(":")[0]:  # of one library
+        changes += [Change.ATTRIBUTES] if a.attributes != b.attributes else []
     if mine.type == theirs.type:
         changes += [Change.TIME] if _differ(mine.us, theirs.us) else []
         changes += [Change.ERROR] if _differ(mine.error, theirs.error) else []
     return OpDifference(before=mine, after=theirs, changes=tuple(changes))
+
+
+def _others(one: set[str], two: set[str]) -> bool:
+    """Whether each has weights that the other lacks: a bias may be an op of its own."""
+    return bool(one - two and two - one)
 
 
 def _differ(one: float | None, two: float | None) -> bool:

@@ -25,8 +25,8 @@ from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, flops
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
-from finecast.report.base import Report, TextTable
-from finecast.report.outputs import output_lines
+from finecast.reports.base import Report, TextTable
+from finecast.reports.outputs import output_lines
 from finecast.rules.calibration import calibrated_nodes
 from finecast.rules.facts import ValueFacts
 

@@ -10,7 +10,7 @@ from finecast.graph import Graph, Node
 from finecast.naming import number_of
 from finecast.ops import by_name
 from finecast.planning.plan import Decision, Plan
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 from finecast.rules import RULES
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
 

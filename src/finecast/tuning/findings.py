@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from finecast.native.subject import Examined
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced
+from finecast.rules.facts import ValueFacts
 from finecast.tuning.search import Candidate
 from finecast.tuning.study import Trial
 
@@ -75,6 +77,9 @@ class Findings:
         frontier: Steps of the frontier of predicted cost and error, the most accurate first.
         sensitivities: The units that may be low, the most sensitive first.
         candidates: Plans that were raced or predicted to be fast, the fastest first.
+        planner: Made the plans: it has the graph, and what the rules permit.
+        analysis: The times and errors that plans were chosen by; None if nothing was chosen.
+        facts: What calibration data showed of values, by id.
     """
 
     priced: Priced = Priced.TIME
@@ -82,6 +87,13 @@ class Findings:
     frontier: tuple[Found, ...] = ()
     sensitivities: tuple[UnitSensitivity, ...] = ()
     candidates: tuple[Found, ...] = ()
+    planner: Planner | None = None
+    analysis: Analysis | None = None
+    facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+
+    def gain(self, one: Found) -> float | None:
+        """How many times as good as fp32 a plan was in the races; None if it was in none."""
+        return self.fp32_cost / one.cost if self.fp32_cost and one.cost else None
 
     def next_faster(self, plan: Plan) -> Found | None:
         """The candidate of the next smaller cost that missed the criterion, else any such.
@@ -101,7 +113,7 @@ class Findings:
 
 
 def findings(
-    planner: Planner,
+    examined: Examined,
     analysis: Analysis | None,
     proposals: Sequence[Proposal],
     candidates: Sequence[Candidate],
@@ -112,7 +124,7 @@ def findings(
     """What a search considered.
 
     Args:
-        planner: Made the plans.
+        examined: The model, whose planner made the plans.
         analysis: What they were chosen by; None if there is none.
         proposals: The steps of the frontier.
         candidates: Plans that were raced or predicted to be fast.
@@ -120,10 +132,14 @@ def findings(
         trials: Evaluations by the plan's digest.
         errors: Measured relative errors by the plan's digest.
     """
+    planner, facts = examined.planner, examined.facts
     if analysis is None:
-        return Findings()
+        return Findings(planner=planner, facts=facts)
     raced = {c.plan.digest: c for c in candidates}
     return Findings(
+        planner=planner,
+        analysis=analysis,
+        facts=facts,
         priced=analysis.priced,
         fp32_cost=fp32_cost,
         frontier=tuple(

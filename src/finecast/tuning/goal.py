@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +14,11 @@ from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
-from finecast.naming import Option, convert_options, look_up, path_of
+from finecast.naming import Option, convert_options, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
+from finecast.reports.plan_report import report_path
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
 
@@ -28,25 +30,6 @@ class Objective(Enum):
     THROUGHPUT = "throughput"
     SIZE = "size"
     MEMORY = "memory"
-
-    @classmethod
-    def parse(cls, text: str) -> Objective:
-        """The objective called ``text``, in upper or lower case.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        named = {one.value: one for one in cls}
-        return look_up(text, named, what="objective", where="--objective")
-
-    @classmethod
-    def of(cls, given: Objective | str) -> Objective:
-        """An objective, given as such or by its name.
-
-        Raises:
-            UsageError: If there is none of that name.
-        """
-        return given if isinstance(given, Objective) else cls.parse(given)
 
     @property
     def words(self) -> Words:
@@ -134,8 +117,9 @@ class Goal:
         help="What to minimise: latency, throughput (time of a request, with as many in"
         " flight as the engine serves best), size (bytes of the written model), or memory"
         " (of the running one, estimated).",
+        metavar="NAME",
         python=((str, Enum), "the name of an objective"),
-        convert=Objective.of,
+        convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)
     min_speedup: float = Option(
         help="How many times as fast as fp32 a plan has to be; with another --objective,"
@@ -208,6 +192,7 @@ class TuneRequest:
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
+        report: Where the report is written, as a page (.html) or its data (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         progress: Told of each step.
@@ -241,6 +226,13 @@ class TuneRequest:
         kind=Path,
         convert=path_of,
     ).field(None)
+    report: Path | None = Option(
+        help="Write a page of what was found and why, op by op: FILE.html, or FILE.json for"
+        " its data.",
+        metavar="FILE.html|.json",
+        kind=Path,
+        convert=report_path,
+    ).field(None)
     start: Path | Plan | None = Option(
         help="A plan of this model or of an earlier version of it. It is tried first; if it"
         " keeps the criterion, only faster ones are tried.",
@@ -260,7 +252,8 @@ class TuneRequest:
         """Read paths that were given as text.
 
         Raises:
-            UsageError: If the frontier's file is neither a picture nor figures.
+            UsageError: If the frontier's file is neither a picture nor figures, or that of the
+                report neither a page nor data.
         """
         convert_options(self)
         suffix = ".svg" if self.frontier is None else self.frontier.suffix.lower()

@@ -29,7 +29,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import lowest, propose
 from finecast.progress import Progress, silent
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import first_nonfinite
 from finecast.rules.policy import Policy, Scope
 from finecast.tuning.search import Candidate, chain, fastest_passing

@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.certificates import Certificate
+from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.usage import how_to_run, in_memory_notes
 from finecast.errors import UsageError
+from finecast.measure.environment import environment
 from finecast.naming import number_of
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
+from finecast.native.opening import engine_of
 from finecast.native.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
-from finecast.report.base import Report, TextTable
-from finecast.report.frontier import picture
+from finecast.reports.base import Report, TextTable
+from finecast.reports.content import Sources, content_of
+from finecast.reports.frontier import picture
+from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
@@ -138,6 +143,8 @@ class Result(Report):
         built: What the plan gave; None where it is unchanged or was not tuned.
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
+        source: The name of the model given.
+        fp32_kernels: Those of the fp32 model; profiled for a study or a report only.
         writer: Writes the model of the plan to a destination.
     """
 
@@ -180,6 +187,8 @@ class Result(Report):
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
+    source: str = "model"
+    fp32_kernels: tuple[KernelTime, ...] = ()
     writer: Callable[[Destination], object] | None = None
 
     @classmethod
@@ -309,13 +318,15 @@ class Result(Report):
     @property
     def run_notes(self) -> tuple[str, ...]:
         """How the model is run so that it computes as planned."""
-        if self.verdict is Verdict.UNCHANGED or self.target:
+        away = bool(self.target)
+        if self.verdict is Verdict.UNCHANGED or (away and not load_target(self.target).is_cpu):
             return ()
         if self.output is None:
-            return in_memory_notes(self.plan)
+            return () if away else in_memory_notes(self.plan)
+        engine = engine_of(self.output) if away else self.plan.engine
         text = how_to_run(
             self.output,
-            self.plan.engine,
+            engine,
             self.counts,
             throughput=self.objective is Objective.THROUGHPUT,
             by_hint=self.plan.by_hint,
@@ -336,6 +347,29 @@ class Result(Report):
                 fix="use that",
             )
         self.writer(Destination(path=Path(output), force=force))
+
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> PlanReport:
+        """What people look at; written to ``path``: a page (``.html``) or data (``.json``).
+
+        Raises:
+            UsageError: If the suffix is another one, or the file exists without ``force``.
+        """
+        found, planner = self.findings, self.findings.planner
+        sources = Sources(
+            model=self.source,
+            plan=self.plan,
+            graph=None if planner is None else planner.graph,
+            facts=found.facts,
+            analysis=found.analysis,
+            found=None if self.verdict is Verdict.CONVERTED else self.to_dict(),
+            kernels={"fp32": self.fp32_kernels, "tuned": self.kernels},
+            machine=environment().as_json(),
+            how_to_run=self.run_notes,
+        )
+        made = PlanReport(content=content_of(sources))
+        if path is not None:
+            made.save(path, force=force)
+        return made
 
     def _content(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -366,6 +400,7 @@ class Result(Report):
         findings, faster = self.findings, self.next_faster
         return {
             "why": self.why,
+            "metric": self.metric,
             "objective": self.objective.value,
             "target": self.target or None,
             "times": self._times,
@@ -430,15 +465,18 @@ class Result(Report):
         return f"{text}; {TF32_TIMES}" if "tf32" in self.plan.counts else text
 
     def _found(self, one: Found) -> dict[str, Any]:
-        """A plan that was considered; null for what was not measured.
+        """A plan that was considered; null for what was not found out by running it.
 
-        ``changes`` are the formats of the nodes that have another one in the result.
+        ``gain`` is how many times as good as fp32 it was in the races; a plan
+        that was never run has no ``measured``. ``changes`` are the formats of the nodes that
+        have another one in the result.
         """
         own, findings = labels(self.plan), self.findings
         formats = labels(one.plan)
         changed = (
             n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32")
         )
+        run = {"measured": {**_cost(one.cost, findings), "relative_error": one.error}}
         return {
             "plan": one.plan.digest,
             "name": one.name,
@@ -446,8 +484,9 @@ class Result(Report):
                 **_cost(one.predicted_cost, findings),
                 "relative_error": one.predicted_error,
             },
-            "measured": {**_cost(one.cost, findings), "relative_error": one.error},
+            **(run if {one.cost, one.error} != {None} else {}),
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
+            "gain": findings.gain(one),
             "casts": one.casts,
             "metric": one.metric,
             "passed": one.passed,

@@ -19,7 +19,7 @@ from finecast.files.staging import staging
 from finecast.planning.sensitivity import Sensitivity
 
 # Version 2 added SQLite's application id, and keys with the user's code and the baseline;
-# version 3 sensitivities. A study of version 2 is brought to version 3 when it is opened.
+# version 3 sensitivities and records. A study of version 2 is brought to 3 when it is opened.
 _SCHEMA_VERSION: Final = 3
 _UPGRADED: Final = 2
 _COLUMNS: Final = {
@@ -37,10 +37,15 @@ _TABLE: Final = (
     f"CREATE TABLE trials ({', '.join(f'{n} {kind}' for n, kind in _COLUMNS.items())},"
     " PRIMARY KEY (model, plan, engine, data))"
 )
+# What each run found, in full, for reports: the run of a plan replaces the one before it.
+_RECORDS: Final = (
+    "CREATE TABLE records (model TEXT NOT NULL, plan TEXT NOT NULL, content TEXT NOT NULL,"
+    " PRIMARY KEY (model, plan))"
+)
 _SENSITIVITIES: Final = (
     "CREATE TABLE sensitivities (key TEXT NOT NULL PRIMARY KEY, content TEXT NOT NULL)"
 )
-_TABLES: Final = (_TABLE, _SENSITIVITIES)
+_TABLES: Final = (_TABLE, _SENSITIVITIES, _RECORDS)
 # https://www.sqlite.org/fileformat2.html: user_version at byte 60, application_id at byte 68.
 _HEADER: Final = struct.Struct(">16s44xi4xi28x")
 _MAGIC: Final = b"SQLite format 3\0"
@@ -110,11 +115,11 @@ class Study:
         with self._connection() as db:
             found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
             tables = tuple(sql for (sql,) in found.fetchall())
-            if tables == _TABLES[:1]:
-                db.execute(_SENSITIVITIES)
-                db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-            elif tables != _TABLES:
+            if tables != _TABLES[: max(len(tables), 1)]:
                 raise _no_study(path, "its tables are others")
+            for table in _TABLES[len(tables) :]:
+                db.execute(table)
+            db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
     @contextmanager
     def _connection(self) -> Generator[sqlite3.Connection]:
@@ -171,6 +176,22 @@ class Study:
                     trial.plan_json,
                 ),
             )
+
+    def keep(self, model: str, plan: str, content: str) -> None:
+        """Store what a run found, as JSON, by the digests of its model and its plan."""
+        with self._connection() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (model, plan, content)
+            )
+
+    def record(self, plan: str | None = None) -> str | None:
+        """What the last run found that ended with this plan, or with any; None if none did."""
+        where, values = ("", ()) if plan is None else (" WHERE plan = ?", (plan,))
+        with self._connection() as db:
+            row = db.execute(
+                f"SELECT content FROM records{where} ORDER BY rowid DESC LIMIT 1", values
+            ).fetchone()
+        return None if row is None else str(row[0])
 
     def sensitivity(self, key: str) -> Sensitivity | None:
         """The sensitivities that are kept under ``key``, none of whose runs is of now.

@@ -112,6 +112,11 @@ class Trials:
         self._measure = measure
         return self.may_go_on() and not self.passes(candidate)
 
+    def has_passed(self, candidate: Candidate) -> bool:
+        """Whether a candidate was tried and passed."""
+        trial = self.tried.get(candidate.plan.digest)
+        return trial is not None and trial.passed
+
     def nearest(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """The one of the tried ``candidates`` whose metric comes nearest to the target."""
         tried = [c for c in candidates if c.plan.digest in self.tried]

@@ -18,16 +18,17 @@ from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.data.workload import Workload
-from finecast.engines.exact import Exact
 from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError
 from finecast.graph import Node
 from finecast.measure.racing import ANCHOR
 from finecast.native.gains import gaining_kinds, share_left
 from finecast.native.subject import Built, Examined, Subject, UserRules
+from finecast.numbers.formats import Format
 from finecast.planning.choices import SAME_TIME, Proposal
 from finecast.planning.placing import place
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import (
     between,
@@ -136,7 +137,7 @@ def tune(
         progress=progress,
         measuring=measuring,
         examined=examined,
-        start=start,
+        start={} if start is None else _placed(start, subject, examined.planner),
         adjustments=Adjustments.of(subject, workload, examined, policy),
         trials=Trials(
             model=subject.model.digest,
@@ -164,6 +165,20 @@ def _tell_time(progress: Phases) -> None:
         progress(Notice(f"this takes about {some} in all"), 0, 1)
 
 
+def _placed(start: Plan, subject: Subject, planner: Planner) -> Mapping[str, Format]:
+    """The formats, by node name, of a plan of this model or of another version of it.
+
+    Raises:
+        ModelError: If it is the plan of another model.
+    """
+    found = place(start, planner.graph, planner.opset)
+    found.check(where=f"--start, {subject.model.name}", partial=False)
+    if start.model != planner.graph.digest:
+        text = f"the plan to start from is of another version of the model: {found.text}"
+        subject.tell(text)
+    return found.plan.formats
+
+
 def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
     """The nodes that an engine's message names, or whose native kind it names.
 
@@ -188,7 +203,7 @@ class _Tuning:
 
     Attributes:
         examine: Lets the rules judge the subject's ops under a policy.
-        start: The plan to start from.
+        start: Formats by node name of the plan to start from; empty for none.
         started: That plan on this model.
         left_out: Formats and rewritings that are not tried, and why.
         built: Models of plans by the plan's digest, as long as they may still be chosen.
@@ -199,7 +214,6 @@ class _Tuning:
             compilation, only plans that keep the criterion are then compiled.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         frontier: The first steps of the frontier, those too slow to be raced among them.
-        exact: The fp32 model's outputs on the timed feeds, once a plan was evaluated.
         errors: Measured relative errors of the plans that were evaluated, by digest.
         waiting: Proposals that race only if those that raced first gain too little.
     """
@@ -213,7 +227,7 @@ class _Tuning:
     trials: Trials
     measuring: Measuring
     progress: Progress
-    start: Plan | None = None
+    start: Mapping[str, Format] = field(default_factory=dict[str, Format])
     started: Proposal | None = None
     built: dict[str, Built] = field(default_factory=dict[str, Built])
     candidates: list[Candidate] = field(default_factory=list[Candidate])
@@ -222,7 +236,6 @@ class _Tuning:
     predicting: bool = False
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
-    exact: Exact | None = None
     errors: dict[str, float] = field(default_factory=dict[str, float])
     waiting: Sequence[Proposal] = ()
 
@@ -286,6 +299,7 @@ class _Tuning:
             candidates += self._near()
             candidates += self._adjusted(candidates, None)
             chained = chain(candidates, fp32, self._min_speedup)
+        chained = self._clearly_faster(chained, tried)
         found = self._search(chained)
         finer = self._refine(chained, found)
         if finer:
@@ -302,6 +316,20 @@ class _Tuning:
                 why += "; with --max-trials or --timeout single ops are tried, too"
             return self._unchanged(why)
         return self._settled(found)
+
+    def _clearly_faster(
+        self, chained: Sequence[Candidate], tried: Candidate
+    ) -> Sequence[Candidate]:
+        """Where a plan was given to start from and the first one passed: it, and faster ones.
+
+        To evaluate a plan that may be as fast, within the spread of costs, gains nothing.
+        """
+        if self.started is None or not self.trials.has_passed(tried):
+            return chained
+        self.candidates = [
+            c for c in self.candidates if c is tried or c.most * SAME_TIME < tried.least
+        ]
+        return [c for c in chained if c in self.candidates]
 
     def _fastest_first(
         self, proposals: Sequence[Proposal]
@@ -337,6 +365,7 @@ class _Tuning:
         races: list[Measurements] = []
 
         def race(racing: Sequence[Candidate]) -> Measurements:
+            self.progress("last race", len(races), len(races) + 1)
             errors = {c.plan.digest: c.error for c in racing}
             races.append(self._conclusion.race({d: self.built[d] for d in errors}, errors))
             return races[-1]
@@ -344,7 +373,6 @@ class _Tuning:
         loaded = [c for c in self.candidates if c.plan.digest in self.built]
         if self.predicting:  # of those predicted to be equally fast one is compiled
             loaded = chain(loaded, self.fp32, self._min_speedup)
-        self.progress("last race", 0, 1)
         best, measurements = last_race(
             found,
             loaded,
@@ -392,7 +420,7 @@ class _Tuning:
             hints=self.hints,
             left_out=self.left_out,
             findings=findings(
-                self.examined.planner,
+                self.examined,
                 self.analysis,
                 self.frontier,
                 self.candidates,
@@ -588,21 +616,11 @@ class _Tuning:
         return [p for p in found if p.plan.lowers]
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
-        """The plan to start from, on this model; its error is then expected to pass.
-
-        Raises:
-            ModelError: If it is the plan of another model.
-        """
-        if self.start is None:
+        """The plan to start from, whose error is then expected to pass."""
+        planner, given = self.examined.planner, self.start
+        if not given:
             return []
-        planner, name = self.examined.planner, self.subject.model.name
-        found = place(self.start, planner.graph, planner.opset)
-        found.check(where=f"--start, {name}", partial=False)
-        if self.start.model != planner.graph.digest:
-            text = f"the plan to start from is of another version of the model: {found.text}"
-            self.subject.tell(text)
-        ids = {node.name: node.id for node in planner.graph.nodes}
-        formats = {ids[name]: fmt for name, fmt in found.plan.formats.items()}
+        formats = {n.id: given[n.name] for n in planner.graph.nodes if n.name in given}
         made = stated(planner, analysis, formats, "the plan to start from")
         self.started = made
         self.trials.expected = made.error if made.plan.lowers else None
@@ -696,6 +714,5 @@ class _Tuning:
         subject = self.subject
         session = self.measuring.session(self.built[plan.digest])
         metric = self.workload.evaluate(session, subject.truth or subject.reference)
-        self.exact = self.exact or self.measuring.exact()
-        self.errors[plan.digest] = self.exact.error(session)
+        self.errors[plan.digest] = self.measuring.exact().error(session)
         return metric

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from finecast.compat.neural_compressor.op_dicts import DTYPES, OpDict, check_op_dicts, names
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
-from finecast.naming import unknown_name
+from finecast.naming import member_of, unknown_name
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Adjust, low_format
 from finecast.tuning.goal import Goal, Objective
@@ -157,7 +157,8 @@ class AccuracyCriterion:
         Raises:
             UsageError: If the kind or the loss is not usable.
         """
-        kind, loss = CriterionKind.parse(self.criterion), self.tolerable_loss
+        kind = member_of(CriterionKind, self.criterion, what="criterion")
+        loss = self.tolerable_loss
         if kind is CriterionKind.RELATIVE and self.higher_is_better and loss >= 1:
             raise UsageError(
                 f"tolerable_loss={loss:g} is {loss:.0%} of the accuracy: every model keeps it",

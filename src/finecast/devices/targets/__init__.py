@@ -104,6 +104,11 @@ class Target:
     saturating_fp8: bool
     stochastic_rounding: bool
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU, on which finecast's own engines run models."""
+        return self.unit == _CORE
+
     def engine(self, role: EngineRole) -> EngineSpec:
         """The engine that does this role's work."""
         return self.engines.get(role, self.engines[EngineRole.VECTOR])
@@ -149,6 +154,8 @@ _NARROW: Final = (Format.FP8_E4M3, Format.INT8)
 _SCALAR_KINDS = frozenset({OpKind.TRANSCENDENTAL, OpKind.SOFTMAX})
 _SUFFIX = ".toml"
 _MICRO = 1e-6
+_CORE = "one core"
+"""The unit of CPUs."""
 
 
 def role_of(kind: OpKind) -> EngineRole:

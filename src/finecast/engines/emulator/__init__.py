@@ -35,6 +35,7 @@ from finecast.frontends.onnx.writer import EditedModel
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup
+from finecast.planning.adjustments import Adjustment
 from finecast.rules.policy import Policy, Scope
 
 __all__ = [
@@ -156,13 +157,17 @@ def stored_low(prepared: Prepared) -> dict[int, Format]:
     return {i: fmt for i, fmt in stored if fmt is not None}
 
 
-def prepare(file: frontend.OnnxFile, emulation: Emulation) -> Prepared:
+def prepare(
+    file: frontend.OnnxFile, emulation: Emulation, adjustments: Sequence[Adjustment] = ()
+) -> Prepared:
     """A model ready to be emulated: named nodes, known types, opset 13 or later.
 
-    Reductions are written out in steps where the emulation rounds each step. Values that the
-    model itself stores in a low type are still rounded to it.
+    Its operands are adjusted. Reductions are written out in steps where the emulation rounds
+    each step. Values that the model itself stores in a low type are still rounded to it.
     """
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
+    if adjustments:
+        prepared = prepared.adjusted(adjustments)
     model = widen(prepared.model)
     with suppress(ModelError):  # else the model's own opset may be enough
         model = raise_opset(model, _OPSET)

@@ -13,6 +13,7 @@ from finecast import ops
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
+from finecast.frontends.joining import ModelPair
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
 from finecast.frontends.onnx.editor import drop_dead, name_nodes
@@ -34,10 +35,17 @@ from finecast.frontends.onnx.model import (
     to_bytes,
 )
 from finecast.frontends.onnx.native import PassDiedError
+from finecast.frontends.onnx.notes import note_decisions
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
-from finecast.frontends.onnx.source_types import CODES, SOURCE_TYPES, take_to_fp32, widen
+from finecast.frontends.onnx.source_types import (
+    CODES,
+    SOURCE_TYPES,
+    stored_format,
+    take_to_fp32,
+    widen,
+)
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
 from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import (
@@ -49,7 +57,7 @@ from finecast.frontends.onnx.types import (
 )
 from finecast.frontends.onnx.undo import PLAN_KEY, undo
 from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
-from finecast.frontends.onnx.writer import adjust, apply_edits
+from finecast.frontends.onnx.writer import EditedModel, adjust, apply_edits
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import PHI, Graph, Node
@@ -169,6 +177,25 @@ class Prepared(PreparedModel):
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""
         return with_outputs(self.model, names)
+
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
+        """Copies of both at the later of their operation sets, without local functions."""
+        assert isinstance(low, Prepared)
+        opset = max(opset_of(self.model), opset_of(low.model))
+
+        def copied(one: Prepared) -> ir.Model:
+            model = raise_opset(inline_functions(one.model.clone()), opset)
+            name_nodes(model)
+            infer(model, shapes=True)
+            return model
+
+        exact = EditedModel(*read(copied(self)), emulates=by_types)
+        if not by_types:
+            return ModelPair.of(exact, EditedModel(*read(copied(low))))
+        other = EditedModel(*read(widen(copied(low))))
+        formats = ((i, stored_format(v)) for i, v in enumerate(other.binding.values))
+        stored = {i: fmt for i, fmt in formats if fmt is not None}
+        return ModelPair(exact=exact, low=other, stored=stored, rounds=True)
 
     def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
         """A copy in fp32 whose extra input switches each of ``switches`` on or off."""
@@ -313,6 +340,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         for value in prepared.shaped:
             value.shape = None
         prepared, done, rounded = _replay(prepared, plan)
+        note_decisions(prepared.graph, prepared.binding, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
         if done and not plan.keep_ops:
             model, stated = restate(model, plan.engine)

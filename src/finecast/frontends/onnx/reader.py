@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,11 +32,14 @@ from finecast.graph import (
     Node,
     Value,
 )
-from finecast.graph.builder import GraphBuilder, scope_of
+from finecast.graph.builder import GraphBuilder, scope_of, source_line
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import lookup
 
+# Notes of PyTorch's exporter on each node: the lines that made it, and its modules' paths.
+_STACK_TRACE: Final = "pkg.torch.onnx.stack_trace"
+_SCOPES: Final = "pkg.torch.onnx.name_scopes"
 _CONTROL: Final = frozenset({"If", "Loop", "Scan"})
 # Scan-8's first input was the lengths of the sequences.
 _SCAN_WITHOUT_LENGTHS: Final = 9
@@ -166,8 +170,9 @@ class _Reader:
                 format=fmt,
                 admits=admits if fmt else frozenset(),
                 attributes=dict(_attributes(node)),
-                scope=scope_of(node.name or ""),
+                scope=_scope(node),
                 region=region,
+                source=source_line(node.metadata_props.get(_STACK_TRACE, "")),
             )
         )
         for merge in merges:
@@ -304,6 +309,14 @@ def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
             yield name, attribute.value
         elif attribute.type in _LIST_ATTRIBUTES:
             yield name, tuple(attribute.value)
+
+
+def _scope(node: ir.Node) -> str:
+    """The module that a node was exported from, where PyTorch noted it; else by its name."""
+    stated = node.metadata_props.get(_SCOPES)
+    scopes: list[str] = re.findall(r"'([^']*)'", stated) if stated else []
+    # The last one is the node's own name, in front of it is the innermost module's path.
+    return scopes[-2] if len(scopes) > 1 else scope_of(node.name or "")
 
 
 def _numbers(attribute: ir.Attr) -> list[float]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -20,12 +19,14 @@ from finecast.devices.faults import is_mended
 from finecast.frontends.onnx.constants import ComputedTensor, constant_tensor, set_constant
 from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, drop_unread
 from finecast.frontends.onnx.model import POLICY_KEY
+from finecast.frontends.onnx.notes import drop_notes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import BESIDE, EQUATION, STATED, become
 from finecast.frontends.onnx.statements import STATEMENTS
 from finecast.frontends.onnx.tied_weights import tie_again
 from finecast.frontends.onnx.types import infer
 from finecast.frontends.onnx.writer import (
+    ATTRIBUTE_TIMES,
     SCALES,
     STORED,
     TIMES,
@@ -35,7 +36,7 @@ from finecast.frontends.onnx.writer import (
 )
 from finecast.graph import Node
 from finecast.numbers.formats import Format
-from finecast.planning.adjustments import Adjustment
+from finecast.planning.adjustments import WHOLE, Adjustment
 from finecast.planning.edits import edits
 from finecast.rules.policy import conversion_stays
 
@@ -64,9 +65,11 @@ def undo(model: ir.Model, policy: str) -> None:
             # An inserted cast has an empty mark. Casts from fp32 to fp32 are then dropped.
             formats[node.id] = Format.parse(was) if was else Format.FP32
     apply_edits(graph, binding, edits(graph, formats))
+    drop_notes(model)
     for node in model.graph.all_nodes():
         for key, text in [*node.metadata_props.items()]:
             if key.startswith(MARK):
+                _restore_attribute(node, key, text)
                 _restore_constant(node, key, text)
                 del node.metadata_props[key]
     for key in (PLAN_KEY, POLICY_KEY):
@@ -241,7 +244,22 @@ def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
     return ir.val(name, const_value=ComputedTensor(tensor, encoding.decode, name))
 
 
-# Constants that were adjusted.
+# Constants and attributes that were adjusted.
+
+
+def _restore_attribute(node: ir.Node, key: str, text: str) -> None:
+    """Give the attribute that the note ``key`` is of its former number back."""
+    name = key.removeprefix(ATTRIBUTE_TIMES)
+    attribute = node.attributes.get(name)
+    if not key.startswith(ATTRIBUTE_TIMES) or attribute is None:
+        return
+    try:
+        content = {"node": "", "attribute": name, "axis": WHOLE, "exponents": text}
+        back = Adjustment.from_dict(content).undone
+        number = back.of(np.array(attribute.as_float(), np.float32))
+    except (TypeError, ValueError):  # the note was not written by finecast
+        return
+    node.attributes[name] = ir.AttrFloat32(name, float(number))
 
 
 def _restore_constant(node: ir.Node, key: str, text: str) -> None:
@@ -266,8 +284,7 @@ def _restore_constant(node: ir.Node, key: str, text: str) -> None:
         else:
             content = {"node": "", "port": 0, "axis": -int(axis), "exponents": text}
             what = Adjustment.from_dict(content)
-            if len(shape) >= -what.axis and shape[what.axis] == what.channels:
-                back = replace(what, exponents=tuple(-e for e in what.exponents))
-                set_constant(value, ComputedTensor(tensor, back.of))
+            if what.fits(shape):
+                set_constant(value, ComputedTensor(tensor, what.undone.of))
     except (TypeError, ValueError):  # the note was not written by finecast
         return

@@ -7,6 +7,7 @@ some that engines run.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
@@ -339,13 +340,30 @@ def check(path: Path, *, shapeless: Collection[str] = ()) -> None:
     except native.PassDiedError as error:
         raise native.PassDiedError(error.what, where=str(path), fix=error.fix) from error
     except (native.PassError, OSError) as error:
-        what = first_line(error)
+        subject, what = _named(first_line(error))
         fix = "run onnx.checker on the model that was given, and export it again"
         if what.startswith("Field 'shape' of 'type'"):
             fix = "give every input and output a shape, with a name for each dynamic dimension"
         raise ModelError(
-            f"the model is not valid ONNX: {what}", where=str(path), fix=fix
+            f"{subject} is not valid ONNX: {what}", where=str(path), fix=fix
         ) from error
+
+
+# How onnx's checker and its shape inference name a node.
+_NODES: Final = (
+    re.compile(r"op_type: ?(?P<op>[^,()]+), node name: (?P<name>[^()]*)\):? ?(?P<what>.+)"),
+    re.compile(r"Node ?\(?(?P<name>[^()]*)\)? with schema\(:*(?P<op>\w+).*?\) (?P<what>.+)"),
+)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """What a message of onnx's checker is about, a node if it names one, and what is wrong."""
+    for pattern in _NODES:
+        if found := pattern.search(text):
+            name, op = found["name"].strip(), found["op"].strip()
+            node = f"node {name!r} ({op})" if name else f"a node {op} without a name"
+            return node, found["what"].replace("[ShapeInferenceError] ", "")
+    return "the model", text.replace("[ShapeInferenceError] ", "")
 
 
 def shapeless_ports(model: ir.Model) -> frozenset[str]:

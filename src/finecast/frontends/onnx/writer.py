@@ -57,12 +57,15 @@ WAS: Final = f"{MARK}.constant."
 # Metadata of a node, with ``INPUT.AXIS`` as suffix, the axis counted from the end: the
 # exponents of two that the constant there was multiplied by.
 TIMES: Final = f"{MARK}.exponents."
+# Metadata of a node, with the name of a float attribute as suffix: the exponent of two that
+# the attribute was multiplied by.
+ATTRIBUTE_TIMES: Final = f"{MARK}.attribute."
 # Metadata of a multiplication that was inserted in front of an op: that op's name.
 SCALES: Final = f"{MARK}.scales"
 # The type of the numbers in these notes.
 STORED: Final = np.dtype("<f4")
 
-_EXACT: Final = "finecast_exact/"
+_JOINED: Final = "finecast_joined/"
 """Prefix of the names that another model's nodes and values get in this one."""
 _AXES_ARE_INPUTS: Final = AXES_ARE_INPUTS_SINCE["ReduceMean"]
 # How ONNX calls the kinds of ops.
@@ -97,22 +100,30 @@ _TYPE_ATTRIBUTES: Final = {
 def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
     """Adjust operands in the model behind ``binding``, which has to be read again then.
 
-    A constant gets other numbers. A value is multiplied by a node in front of the op, one for
-    all ops that read the same product.
+    A constant gets other numbers; where other ops read it, too, the op gets a copy. A value is
+    multiplied by a node in front of the op, one for all ops that read the same product.
     """
     editor = Editor(binding.model)
     products: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
     for edit in edits:
-        what, value = edit.what, binding.values[edit.value]
-        port, tensor = binding.ports[edit.node][what.port], constant_tensor(value)
+        what = edit.what
+        if edit.value is None:
+            _adjust_attribute(binding.nodes[edit.node], what)
+            continue
+        port = binding.ports[edit.node][what.port]
         assert port is not None
         assert isinstance(port.owner, ir.Node)
+        value = port.value()
+        tensor = constant_tensor(value)
         if tensor is None:
             key = value, what.axis, what.exponents
             if key not in products:
                 products[key] = _multiplied(editor, value, what)
             port.read(products[key])
             continue
+        if len(value.uses()) > 1:
+            value = editor.constant(f"{value.name}_scaled", tensor.numpy())
+            port.read(value)
         notes = port.owner.metadata_props
         if what.add:
             before = tensor.numpy().astype(STORED).tobytes()
@@ -123,10 +134,18 @@ def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
         set_constant(value, ComputedTensor(tensor, what.of))
 
 
+def _adjust_attribute(node: ir.Node | None, what: Adjustment) -> None:
+    """Multiply a float attribute of ``node``, and note the exponent."""
+    assert node is not None
+    before = np.array(node.attributes[what.attribute].as_float(), np.float32)
+    after = ir.AttrFloat32(what.attribute, float(what.of(before)))
+    node.attributes[what.attribute] = after
+    node.metadata_props[f"{ATTRIBUTE_TIMES}{what.attribute}"] = str(what.exponents[0])
+
+
 def _multiplied(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:
     name = editor.fresh(f"finecast_scale_{value.name}")
-    ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
-    factors = editor.constant(f"{name}_by", what.of(ones))
+    factors = editor.constant(f"{name}_by", what.factors)
     dtype, shape = value.dtype, value.shape
     out = editor.op("Mul", [value, factors], name=name, dtype=dtype, shape=shape)
     editor.made[0].metadata_props.update({MARK: "", SCALES: what.node})
@@ -198,6 +217,7 @@ class EditedModel(NativeModel):
         self._made: dict[ir.Value, int] = {}
         # Nodes that come first in the main graph: elements of the switch, then others.
         self._gathers: list[ir.Node] = []
+        self._unsorted = False  # whether nodes stand before what they read
         self._prologue: list[ir.Node] = []
 
     # What is read, and by whom.
@@ -318,16 +338,36 @@ class EditedModel(NativeModel):
         self._main.inputs.append(self._inputs[name])
         return self._inputs[name]
 
+    def retyped(self, tensor: ir.Value, was: Format, to: Format) -> ir.Value:
+        """The result of a Cast."""
+        del was
+        name = self._editor.fresh(f"{tensor.name}_{to.label}")
+        dtype = DATA_TYPES[to]
+        attributes = {"to": int(dtype)}
+        shape = tensor.shape
+        low = self._editor.op(
+            "Cast", [tensor], attributes, name=name, dtype=dtype, shape=shape
+        )
+        return self._placed(low, tensor)
+
     def join(self, other: EditedModel) -> None:
-        """Take the nodes and constants of ``other``, which then reads this model's inputs."""
+        """Take the nodes and constants of ``other``, under new names."""
         exact, inputs = other.binding.model, {v.name: v for v in self._main.inputs}
-        for value in list(exact.graph.inputs):
-            if value.name in inputs and not value.is_initializer():
-                value.replace_all_uses_with(inputs[value.name], replace_graph_outputs=True)
+        given, taken = (
+            [v for v in model.graph.inputs if not v.is_initializer()]
+            for model in (self.binding.model, exact)
+        )
+        own = self.binding.model
+        own.ir_version = max(own.ir_version or 0, exact.ir_version or 0)
+        for domain, version in exact.graph.opset_imports.items():
+            self._main.opset_imports.setdefault(domain, version)
+        for value, beside in zip(taken, given, strict=False):
+            own = inputs.get(value.name, beside)
+            value.replace_all_uses_with(own, replace_graph_outputs=True)
         for value in every_value(exact):
-            value.name = f"{_EXACT}{value.name}"
+            value.name = f"{_JOINED}{value.name}"
         for node in exact.graph.all_nodes():
-            node.name = f"{_EXACT}{node.name}"
+            node.name = f"{_JOINED}{node.name}"
         constants, nodes = [*exact.graph.initializers.values()], [*exact.graph]
         exact.graph.outputs.clear()
         exact.graph.inputs.clear()
@@ -336,6 +376,7 @@ class EditedModel(NativeModel):
         for value in constants:
             self._main.register_initializer(value)
         self._main.extend(nodes)
+        self._unsorted = True
 
     def finish(
         self, switches: int = 0, outputs: Mapping[str, ir.Value] | None = None
@@ -347,6 +388,9 @@ class EditedModel(NativeModel):
         if outputs is not None:
             self._main.outputs.clear()
             self._main.outputs.extend(outputs.values())
+            for name, value in outputs.items():
+                value.name = name
+        if self._unsorted:
             self._main.sort()
         return self.binding.model
 

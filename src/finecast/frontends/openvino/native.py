@@ -23,11 +23,12 @@ from finecast.frontends.openvino.bodies import Entry, hand_in
 from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.quantization import fake_quantized, stored_codes
-from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, read
+from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, port_name, read
 from finecast.frontends.openvino.types import (
     STATED,
     TYPES,
     element_type,
+    multiply_attribute,
     new_constant,
     numbers_of,
     port_key,
@@ -122,7 +123,9 @@ def adjust(graph: Graph, binding: OvBinding, edits: Iterable[AdjustOperand]) -> 
     """Make ``edits`` in ``binding.model``; ``binding`` is stale then, so read it again."""
     model = OvNative(graph, binding)
     for edit in edits:
-        if edit.value in binding.constants:
+        if edit.value is None:
+            model.adjust_attribute(edit)
+        elif edit.value in binding.constants:
             model.adjust_constant(edit)
         else:
             model.multiply(edit)
@@ -184,6 +187,11 @@ class OvNative(NativeModel):
         made = getattr(opset13, kind)(*map(_as_input, inputs), **attributes)
         port: openvino.Output = made.output(0)
         return port
+
+    def retyped(self, tensor: openvino.Output, was: Format, to: Format) -> openvino.Output:
+        """The result of a Convert."""
+        del was
+        return _converted(tensor, to).output(0)
 
     def constant(self, array: NDArray[np.float32]) -> openvino.Output:
         """The port of a new constant."""
@@ -294,17 +302,33 @@ class OvNative(NativeModel):
         name = low.get_node().get_friendly_name()
         return self._added(_converted(low, Format.FP32), f"{name}_back")
 
+    def adjust_attribute(self, edit: AdjustOperand) -> None:
+        """Give the op another number in an attribute."""
+        op = self.binding.nodes[edit.node]
+        assert op is not None
+        multiply_attribute(op, edit.what)
+        notes = self.changes.adjusted.setdefault(op.get_friendly_name(), [])
+        notes.append(edit.what.to_dict())
+
     def adjust_constant(self, edit: AdjustOperand) -> None:
-        """Give the constant other numbers; a compressed constant becomes fp32."""
+        """Give the constant other numbers; a compressed constant becomes fp32.
+
+        Where other ops read it, too, the op gets a copy by another name.
+        """
         what = edit.what
+        assert edit.value is not None
         port = self.binding.entries[edit.node][what.port].port
         # It is one that this method made if the constant was adjusted along another axis, too.
-        before = port.get_source_output().get_node()
+        source = port.get_source_output()
+        before = source.get_node()
         own = before.get_type_name() == "Constant"
         array = numbers_of(before if own else self.binding.constants[edit.value])
         array = array.astype(np.float32)
         name = before.get_friendly_name()
-        before.set_friendly_name(self.fresh(f"{name}_before"))
+        if len(source.get_target_inputs()) > 1:
+            name = self.fresh(f"{name}_scaled")
+        else:
+            before.set_friendly_name(self.fresh(f"{name}_before"))
         after = new_constant(what.of(array), Format.FP32)
         after.set_friendly_name(name)
         port.replace_source_output(after.output(0))
@@ -315,11 +339,11 @@ class OvNative(NativeModel):
     def multiply(self, edit: AdjustOperand) -> None:
         """Multiply the value in front of the op; ops with equal factors share the product."""
         what = edit.what
+        assert edit.value is not None
         key = (edit.value, what.axis, what.exponents)
         if key not in self._scaled:
             port = self.binding.values[edit.value]
-            ones = np.ones((what.channels, *(1,) * (-what.axis - 1)), np.float32)
-            made = self.op("multiply", port, self.constant(what.of(ones)))
+            made = self.op("multiply", port, self.constant(what.factors))
             name = f"{port.get_node().get_friendly_name()}/scaled"
             self._scaled[key] = self._added(made.get_node(), name, Added(scales=True))
         entry = self.binding.entries[edit.node][what.port]
@@ -335,8 +359,8 @@ class OvNative(NativeModel):
         return port
 
     def region_of(self, tensor: openvino.Output) -> int:
-        """The region of the op that gives the tensor of a value."""
-        return self._regions[port_key(tensor)]
+        """The region of the op that gives the tensor of a value; 0 of a new op's."""
+        return self._regions.get(port_key(tensor), 0)
 
     def parent_of(self, region: int) -> int:
         """The region that a body's op stands in."""
@@ -350,12 +374,17 @@ class OvNative(NativeModel):
         return {region: hand_in(body, tensor)}
 
     def join(self, other: OvNative) -> None:
-        """Let ops of ``other`` read this model's inputs; drop tensor names, that both have."""
-        model, exact = self.binding.model, other.binding.model
-        for given, own in zip(model.get_parameters(), exact.get_parameters(), strict=True):
-            for target in list(own.output(0).get_target_inputs()):
-                target.replace_source_output(given.output(0))
-        for op in (*model.get_ordered_ops(), *exact.get_ordered_ops()):
+        """Let ops of ``other`` read this model's inputs, and drop its names of tensors."""
+        model, joined = self.binding.model, other.binding.model
+        if joined.get_sinks():
+            raise ModelError("a model that keeps a state cannot be joined with another")
+        own = {port_name(p.output(0)): p.output(0) for p in model.get_parameters()}
+        pairs = zip(joined.get_parameters(), model.get_parameters(), strict=True)
+        for taken, beside in pairs:
+            given = own.get(port_name(taken.output(0)), beside.output(0))
+            for target in list(taken.output(0).get_target_inputs()):
+                target.replace_source_output(given)
+        for op in joined.get_ordered_ops():
             if op.get_type_name() != "Parameter":
                 for port in op.outputs():
                     port.set_names(set())

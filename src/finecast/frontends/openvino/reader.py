@@ -49,6 +49,7 @@ _RENAMED: Final[Mapping[str, str]] = {
     "transpose_b": "transB",
     "keep_dims": "keepdims",
     "kernel": "kernel_shape",
+    "eps": "epsilon",
 }
 # Attributes whose numbers are operands, and so are rounded with the op.
 _SCALARS: Final = {"Clamp": ("min", "max")}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,7 +33,13 @@ from finecast.frontends.openvino.changes import (
 from finecast.frontends.openvino.marks import marked, unmark_ops
 from finecast.frontends.openvino.quantization import decoded_numbers
 from finecast.frontends.openvino.tied_weights import tie_again
-from finecast.frontends.openvino.types import hand_over, new_constant, numbers_of, replace_op
+from finecast.frontends.openvino.types import (
+    hand_over,
+    multiply_attribute,
+    new_constant,
+    numbers_of,
+    replace_op,
+)
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.rules.policy import conversion_stays
@@ -126,14 +131,25 @@ def _numbers(op: Any) -> NDArray[np.float32] | None:
 
 
 def _restore_constant(op: Any, notes: list[dict[str, str | int]]) -> None:
-    """Give an adjusted constant its numbers back, if the notes fit it."""
+    """Give an adjusted constant, or attribute, its numbers back, if the notes fit it."""
     if op.get_type_name() != "Constant":
+        _restore_attributes(op, notes)
         return
     array: NDArray[np.float32] | None = numbers_of(op).astype(np.float32)
     for note in reversed(notes):
         array = None if array is None else _unadjusted(array, note)
     if array is not None:
         replace_op(op, new_constant(array, Format.FP32))
+
+
+def _restore_attributes(op: Any, notes: list[dict[str, str | int]]) -> None:
+    for note in notes:
+        try:
+            what = Adjustment.from_dict(dict(note))
+        except (ValueError, TypeError, KeyError):
+            continue
+        if what.attribute:
+            multiply_attribute(op, what.undone)
 
 
 def _unadjusted(
@@ -147,9 +163,7 @@ def _unadjusted(
         what = Adjustment.from_dict(dict(note))
     except (binascii.Error, ValueError, TypeError, KeyError):
         return None
-    fits = array.ndim >= -what.axis and array.shape[what.axis] == what.channels
-    back = replace(what, exponents=tuple(-e for e in what.exponents))
-    return back.of(array) if fits else None
+    return what.undone.of(array) if what.fits(array.shape) else None
 
 
 def _restore_type(op: Any, kind: str) -> None:

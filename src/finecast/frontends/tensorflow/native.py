@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.errors import ModelError
 from finecast.frontends.native_model import NativeModel
 from finecast.frontends.tensorflow.functions import (
     LOOPS,
@@ -50,6 +51,8 @@ from finecast.planning.edits import Use
 from finecast.planning.points import SWITCH
 
 CAST: Final = "tf::Cast"
+_JOINED: Final = "finecast_joined"
+"""The scope of the nodes that another model brought."""
 
 
 def observable(graph: Graph, binding: GraphBinding) -> dict[str, int]:
@@ -247,13 +250,17 @@ class TensorFlowNative(NativeModel):
     def cast(self, value: int, to: Format, *, exact: bool = False) -> At:
         """The result of a new Cast of a value; it casts from the format in ``stored_in``."""
         del exact  # TensorFlow rounds right
-        region, tensor = self.tensor(value)
-        node = self.add_node(region, f"{base_name(tensor)}/cast_{to.label}", "Cast")
-        node.input.append(reference(tensor))
-        node.attr["SrcT"].type = type_number(self.stored_in[value])
+        return self.retyped(self.tensor(value), self.stored_in[value], to)
+
+    def retyped(self, tensor: At, was: Format, to: Format) -> At:
+        """The result of a new Cast."""
+        name = f"{base_name(tensor.tensor)}/cast_{to.label}"
+        node = self.add_node(tensor.region, name, "Cast")
+        node.input.append(reference(tensor.tensor))
+        node.attr["SrcT"].type = type_number(was)
         node.attr["DstT"].type = type_number(to)
         node.attr["Truncate"].b = False
-        return At(region, f"{node.name}:0")
+        return At(tensor.region, f"{node.name}:0")
 
     def stored(self, value: int, to: Format) -> At:
         """A new constant, which waits for what the constant ``value`` waits for."""
@@ -323,11 +330,43 @@ class TensorFlowNative(NativeModel):
                 self.sections[body.number].results.append(f"{given.name}:0")
         return found
 
+    def join(self, other: TensorFlowNative) -> None:
+        """Copy the nodes of ``other``, each under a new name."""
+        theirs = other.binding
+        if len(theirs.regions) > 1:
+            raise ModelError(
+                "a model with control flow in functions cannot be joined with another",
+                fix="leave loops and branches out, or give both models as ONNX",
+            )
+        places = zip(theirs.model.inputs, self.binding.model.inputs, strict=True)
+        inputs = {base_name(port.tensor): base_name(own.tensor) for port, own in places}
+        names = {n: inputs.get(n, f"{_JOINED}/{n}") for n in other.nodes(0)}
+
+        def renamed(tensor: str) -> str:
+            name, colon, index = tensor.partition(":")
+            wait = "^" if name.startswith("^") else ""
+            return f"{wait}{names[name.removeprefix('^')]}{colon}{index}"
+
+        for name, node in other.nodes(0).items():
+            if name not in inputs:
+                node.name = names[name]
+                node.input[:] = map(renamed, node.input)
+                self.nodes(0)[node.name] = node
+        other.sections = self.sections
+        other.binding = replace(
+            theirs,
+            nodes=[names.get(name, name) for name in theirs.nodes],
+            slots=[tuple(replace(s, node=names[s.node]) for s in of) for of in theirs.slots],
+            entries=[
+                tuple(replace(p, node=names[p.node]) for p in of) for of in theirs.entries
+            ],
+            values=[renamed(tensor) for tensor in theirs.values],
+        )
+
     def finish(
         self, switches: int = 0, outputs: Mapping[str, At] | None = None
     ) -> FrozenModel:
         """The changed model, of the nodes that its outputs need."""
-        assert outputs is None  # for mean errors of products on codes, which it has not
         self._restate_casts()
         model = self.binding.model
         inputs = tuple(map(self._declared, model.inputs))
@@ -336,6 +375,11 @@ class TensorFlowNative(NativeModel):
             switch = SignaturePort(name=SWITCH, tensor=name, dtype="bool", shape=(switches,))
             inputs = (*inputs, switch)
         ends = tuple(self._moved(self._declared(port)) for port in model.outputs)
+        if outputs is not None:
+            ends = tuple(
+                SignaturePort(name=name, tensor=at.tensor, dtype="fp32", shape=None)
+                for name, at in outputs.items()
+            )
         nodes = self.sections[0].kept([base_name(p.tensor) for p in (*ends, *inputs)])
         library = library_of(model.graph) | self._functions()
         result = with_nodes(model.graph, nodes, needed(nodes, library))

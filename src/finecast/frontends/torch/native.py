@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
@@ -120,6 +122,7 @@ class TorchNative(NativeModel):
         self._stored: dict[tuple[int, Encoding], dict[str, str]] = {}
         self._further: dict[str, FxNode] = {}
         self._streams = 0
+        self._unsorted = False  # whether nodes stand before what they read
 
     @classmethod
     def of(cls, captured: Captured) -> TorchNative:
@@ -296,6 +299,41 @@ class TorchNative(NativeModel):
             return self.call(_rounded, (off,), {**on.kwargs, **options})
         return self.call(_selected, (on, off), options)
 
+    def retyped(self, tensor: FxNode, was: Format, to: Format) -> FxNode:
+        """The node that casts a tensor."""
+        del was
+        with self._after(tensor):
+            return to_copy(self._fx, tensor, DTYPES[to])
+
+    def join(self, other: TorchNative) -> None:
+        """Copy the nodes of ``other``, and share its tensors."""
+        module, theirs = self.binding.module, other.binding.module
+        copied: dict[FxNode, FxNode] = {}
+        given = iter(self._fx.find_nodes(op="placeholder"))
+        for node in theirs.graph.nodes:
+            if node.op == "placeholder":
+                copied[node] = next(given)
+            elif node.op == "get_attr":
+                held: Any = attribute(theirs, str(node.target))
+                if not isinstance(held, torch.Tensor):
+                    raise ModelError(
+                        "the program has control flow, and cannot be joined with another",
+                        where=node.name,
+                        fix="export the module without torch.cond, while_loop and the like",
+                    )
+                with self._after():
+                    copied[node] = self._fx.get_attr(register(module, "joined", held))
+            elif node.op != "output":
+                with self._fx.inserting_before(self._end):
+                    copied[node] = self._fx.node_copy(node, copied.__getitem__)
+        other.binding = FxBinding(
+            module=module,
+            nodes=[copied[node] for node in other.binding.nodes],
+            values=[replace(s, node=copied[s.node]) for s in other.binding.values],
+        )
+        other._fx = self._fx
+        self._unsorted = True
+
     def add_switch(self) -> FxNode:
         """The new input ``SWITCH``, after all others."""
         return self._input(SWITCH)
@@ -305,12 +343,16 @@ class TorchNative(NativeModel):
     ) -> RunnableModule:
         """The changed module."""
         del switches  # PyTorch's graphs do not state the size of an input
-        assert outputs is None
         assert self._program is not None
+        if outputs is not None:
+            self._end.args = (tuple(outputs.values()),)
+        if self._unsorted:
+            sort_nodes(self._fx)
         self._fx.eliminate_dead_code()
         return RunnableModule(
             module=self.binding.module,
             program=self._program,
+            outputs=None if outputs is None else tuple(outputs),
             further=tuple(self._further),
             is_copy=True,
         )
@@ -437,6 +479,23 @@ def _read_instead(node: FxNode, port: int, new: FxNode) -> None:
 
     args, kwargs = map_arg((node.args, node.kwargs), swap)
     node.args, node.kwargs = args, kwargs
+
+
+def sort_nodes(graph: torch.fx.Graph) -> None:
+    """Put each node after those that it reads; nodes that may stay in their order do."""
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    waits = {node: len({*node.all_input_nodes}) for node in place}
+    ready = [(place[node], node) for node, count in waits.items() if not count]
+    last: FxNode | None = None
+    while ready:
+        _, node = heappop(ready)
+        if last is not None:
+            last.append(node)
+        last = node
+        for user in node.users:
+            waits[user] -= 1
+            if not waits[user]:
+                heappush(ready, (place[user], user))
 
 
 def _mark(new: FxNode, origin: FxNode, val: Any) -> FxNode:

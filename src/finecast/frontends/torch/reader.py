@@ -33,7 +33,7 @@ from finecast.frontends.torch.aten import (
 )
 from finecast.frontends.torch.regions import states_fp32
 from finecast.graph import SCALARS, STATED, Attribute, ConstantStats, Dim, Graph, Node, Value
-from finecast.graph.builder import GraphBuilder
+from finecast.graph.builder import GraphBuilder, source_line
 from finecast.numbers.formats import Format
 
 _FLOATS: Final = frozenset({"fp32", "bf16", "fp16"})
@@ -222,6 +222,7 @@ class _Reader:
                 admits=self._admitted(fmt, inputs, kept_in),
                 attributes=dict(_attributes(node)),
                 scope=module_path(node),
+                source=source_line(node.stack_trace or ""),
             )
         )
 

@@ -11,7 +11,7 @@ import pytest
 
 import finecast
 from finecast.errors import UsageError
-from finecast.report.frontier import (
+from finecast.reports.frontier import (
     anchors_of,
     picture,
     points_of,

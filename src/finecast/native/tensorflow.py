@@ -1,12 +1,13 @@
-"""A SavedModel or a Keras model, opened in TensorFlow: each verb's work on it."""
+"""A SavedModel or a Keras model, opened in TensorFlow; a converted one as a function."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from finecast.data.sources import FeedMaker
 from finecast.engines.base import Engine
@@ -27,13 +28,13 @@ from finecast.frontends.tensorflow import (
 from finecast.frontends.tensorflow.library import tf
 from finecast.frontends.tensorflow.loading import GRAPH_FILE, load, of_keras
 from finecast.frontends.tensorflow.regions import unopened
-from finecast.frontends.tensorflow.saving import save
+from finecast.frontends.tensorflow.saving import callable_of, save
 from finecast.graph import Dim, Graph
 from finecast.native.artefact import Destination, Verified
 from finecast.native.engine_model import EngineModel
+from finecast.native.opening import check_written
 from finecast.native.source import EngineBuilt, check_trust
 from finecast.native.subject import Built
-from finecast.native.tensorflow.function import Function
 from finecast.native.verifying import verify
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
@@ -182,3 +183,98 @@ def publish(make: Callable[[Path], None], path: Path, *, force: bool) -> None:
         raise UsageError(
             f"cannot write the output: {error.strerror}", where=str(path)
         ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """A converted model: called with tensors or arrays, saved as a SavedModel.
+
+    Attributes:
+        frozen: The model, with variables as constants.
+        plan: The plan that it was built from; None for the fp32 model.
+    """
+
+    frozen: FrozenModel = field(repr=False)
+    plan: Plan | None = field(default=None, repr=False)
+
+    @cached_property
+    def _call(self) -> Any:
+        return callable_of(self.frozen)
+
+    @property
+    def graph_def(self) -> Any:
+        """The graph, with its weights as constants."""
+        return self.frozen.graph
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs, in the order of positional arguments."""
+        return [p.name for p in self.frozen.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        return [p.name for p in self.frozen.outputs]
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The output; several as a dict by name, or as a list if the original model gives one.
+
+        Inputs are cast to the types that the model declares, as Keras does.
+
+        Raises:
+            UsageError: If an input is missing or unknown, or of another shape.
+        """
+        by_name = {**self._by_name(inputs), **named}
+        if sorted(by_name) != sorted(self.input_names):
+            raise UsageError(
+                f"inputs {', '.join(map(repr, by_name)) or 'none'} were given",
+                fix=f"give {', '.join(self.input_names)}",
+            )
+        specs = zip(self.input_names, self._call.inputs, strict=True)
+        ordered = [_as_declared(name, by_name[name], tensor) for name, tensor in specs]
+        found = dict(zip(self.output_names, self._call(*ordered), strict=True))
+        if len(found) == 1:
+            return next(iter(found.values()))
+        return list(found.values()) if self.frozen.listed else found
+
+    def _by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Positional arguments by input name: a mapping, one list of all, or in order."""
+        names = self.input_names
+        first = inputs[0] if len(inputs) == 1 else inputs
+        if isinstance(first, Mapping):
+            return dict(cast("Mapping[str, Any]", first))
+        several = len(names) > 1 and isinstance(first, (list, tuple))
+        ordered: Sequence[Any] = first if several else inputs
+        if len(ordered) > len(names):
+            raise UsageError(
+                f"{len(ordered)} inputs were given, and the model has {len(names)}",
+                fix=f"give {', '.join(names)}",
+            )
+        return dict(zip(names, ordered, strict=False))
+
+    def save(self, folder: str | Path, *, force: bool = False) -> None:
+        """Write a SavedModel.
+
+        Raises:
+            UsageError: If ``folder`` exists, without ``force`` or as no SavedModel, or its
+                name has the suffix of a file.
+        """
+        path = Path(folder)
+        check_written(__name__, path)
+        check_writable_folder(path, GRAPH_FILE, force=force)
+        publish(lambda staged: save(self.frozen, staged), path, force=force)
+
+
+def _as_declared(name: str, given: Any, declared: Any) -> Any:
+    """An input in the type that the model declares.
+
+    Raises:
+        UsageError: If it is of another shape.
+    """
+    found = tf.cast(given, declared.dtype)
+    if not declared.shape.is_compatible_with(found.shape):
+        raise UsageError(
+            f"input {name!r} has shape {found.shape}, expected {declared.shape}",
+            fix="give it as the original model takes it",
+        )
+    return found

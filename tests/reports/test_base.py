@@ -15,7 +15,7 @@ import finecast
 from finecast.cli.output import write_report
 from finecast.compat.neuron.ladders import ladder
 from finecast.errors import UsageError
-from finecast.report.base import Report, TextTable
+from finecast.reports.base import Report, TextTable
 from tests.cli.test_output import ACTS, NASTY
 from tests.native.drawn import write_drawn
 from tests.native.test_int8 import DATA, NET, SHAPES
@@ -79,6 +79,9 @@ VERBS = {
     ),
     "emulate": lambda net: finecast.emulate(
         net, "trn1", "all:bf16", data=DATA, metric="cosine"
+    ),
+    "blame": lambda net: finecast.blame(
+        net, "trn1", policy="all:fp16", data=DATA, max_error=1e-9
     ),
     "ladder": lambda net: finecast.ladder(
         net, ladder("trn1"), data=DATA, metric="cosine", per_op=False

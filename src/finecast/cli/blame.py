@@ -1,0 +1,90 @@
+"""``finecast blame``: which ops of a low model cost its accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finecast.cli.common import Engine, Evaluation, Json, Kept, Model, Read
+from finecast.cli.groups import Only
+from finecast.cli.output import warn, write_report
+from finecast.cli.policy_options import CompilerCasting, Device, Target
+from finecast.errors import ExitCode, UsageError
+from finecast.progress import shown
+from finecast.tuning.judging import BlameOptions
+
+_MOST_OPS = 10
+
+
+def run(
+    model: Model,
+    casting: CompilerCasting,
+    device: Device,
+    data: Evaluation,
+    kept: Kept,
+    judged: Annotated[BlameOptions, Only("check", "max_error")],
+    running: Engine,
+    how: Read,
+    low: Annotated[
+        Path | None,
+        typer.Argument(metavar="LOW", help="A low version of MODEL, by any tool."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="A plan in place of LOW.")
+    ] = None,
+    target: Target = None,
+    ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
+    as_json: Json = False,
+) -> None:
+    """Which ops of a low model cost its accuracy, with what shows it.
+
+    Names the fewest ops whose return to fp32 makes it pass, confirmed by runs, and the first
+    op whose result leaves range or digits. Without a metric the outputs' error is judged.
+    LOW may also be a plan (--plan), or a device with its compiler's options (--target).
+
+    Examples:
+      finecast blame m.onnx low.onnx --data val.npz
+
+      finecast blame m.onnx low.onnx --data val.npz --metric top1 --max-drop 0.005
+
+      finecast blame m.onnx --target trn1 --auto-cast all --auto-cast-type fp16
+      --data val.npz
+    """
+    from finecast import api
+
+    emulation = None
+    if target is not None or device.from_env:
+        emulation, _ = device.emulation(casting, target)
+    elif casting != CompilerCasting() or device != Device():
+        raise UsageError(
+            "options of a compiler need its device",
+            where="--auto-cast",
+            fix="give --target, or leave them out",
+        )
+    given = [one for one in (low, plan, emulation) if one is not None]
+    if len(given) != 1:
+        raise UsageError(
+            "there is more than one low model" if given else "there is no low model",
+            where="LOW",
+            fix="give LOW, or --plan, or --target with --auto-cast",
+        )
+    with shown("comparing", quiet=as_json) as bar:
+        found = api.blame(
+            model,
+            given[0],
+            data=data,
+            engine=running.engine,
+            criterion=kept,
+            check=judged.check,
+            max_error=judged.max_error,
+            from_type=how.from_type,
+            trust=how.trust,
+            progress=bar,
+        )
+    for note in found.warnings:
+        warn(note)
+    write_report(found, found.by_op(ops), as_json=as_json)
+    if not found.passed:
+        raise typer.Exit(ExitCode.NOT_IMPROVED)

@@ -1,0 +1,58 @@
+"""The order in which ``--help`` lists options: those that most commands have first.
+
+Law: every option of a verb is in one panel, by the name of its parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typer.core import TyperCommand
+
+PANELS: Final[dict[str, tuple[str, ...]]] = {
+    "Options": (
+        *("path", "plan", "data", "metric", "evaluate", "calib", "tolerance", "keep"),
+        *("auto_cast_type", "engine", "target", "force", "resume", "ops", "every", "values"),
+        *("as_json",),
+    ),
+    "Data and metric": (
+        *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
+        *("kind", "max_drop"),
+    ),
+    "What is lowered": (
+        *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),
+        *("adjust", "calibration", "user_rules", "per_op"),
+    ),
+    "Search": ("objective", "min_speedup", "max_trials", "timeout_s", "start"),
+    "Timing": ("runs", "seconds", "memory"),
+    "The model and files": (
+        *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
+        *("plan_out", "study", "frontier", "compile_with"),
+    ),
+    "The compiler of a device": (
+        *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),
+        *("stochastic_rounding", "seed", "sdk", "from_env", "model_type", "optlevel"),
+    ),
+}
+"""Names of parameters by the panel's heading."""
+_HELP: Final = "help"
+
+
+class PanelledCommand(TyperCommand):
+    """A verb whose options are listed by panels, in the panels' order."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then a section for each panel that has options."""
+        records = {
+            param.name: record
+            for param in self.get_params(ctx)
+            if (record := param.get_help_record(ctx)) is not None
+        }
+        arguments = [p.name for p in self.params if p.param_type_name == "argument"]
+        sections = {"Arguments": tuple(arguments), **PANELS}
+        sections["Options"] += (_HELP,)
+        for heading, names in sections.items():
+            rows = [records[name] for name in names if name in records]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)

@@ -1,0 +1,295 @@
+"""A model beside a low version of it, in one session that returns any ops to fp32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import numpy as np
+
+from finecast.data.deviation import LIMIT, deviation
+from finecast.engines import get_engine
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    each_call,
+    joined_outputs,
+    outputs_of_calls,
+    outputs_on,
+)
+from finecast.engines.exact import Exact
+from finecast.engines.loading import exact_session, load_model
+from finecast.engines.ports import feeds_for
+from finecast.errors import ModelError
+from finecast.frontends.joining import ModelPair, ShownValue, SwitchedValue, is_choice, join
+from finecast.frontends.prepared import PreparedModel
+from finecast.graph import Graph
+from finecast.naming import number_of
+from finecast.native.low_model import Check, LowModel, OpGroup, Seen, grouped
+from finecast.native.observing import SHOWN_BYTES, observe, packed
+from finecast.native.source import AS_IT_IS, Source
+from finecast.numbers.formats import Format
+from finecast.planning.matching import matched_values
+from finecast.planning.points import SWITCH
+from finecast.planning.sensitivity import squared_error
+from finecast.rules.facts import ValueFacts, facts_in
+
+_LISTED: Final = 3
+"""Values that a note names."""
+_CODES: Final = frozenset({"quantize", "dequantize"})
+
+
+@dataclass(slots=True, kw_only=True)
+class BesideLow(LowModel):
+    """The fp32 model ``source`` joined with ``other``, a low version of it by any tool.
+
+    Attributes:
+        source: The fp32 model.
+        other: The low one.
+        engine: ``NAME[:DEVICE]`` of the engine that runs them; None for one that computes in
+            the types that the models state.
+    """
+
+    source: Source
+    other: Source
+    engine: str | None = None
+    name: str = field(init=False)
+    graph: Graph = field(init=False)
+    groups: Sequence[OpGroup] = field(init=False)
+    notes: Sequence[str] = field(init=False)
+    _models: tuple[PreparedModel, PreparedModel] = field(init=False)
+    _matched: dict[int, int] = field(init=False)
+    _session: Session | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Match the values of both models.
+
+        Raises:
+            ModelError: If the low model has no op of the fp32 one, or none that is low.
+        """
+        self.name = self.other.name
+        self._models = self.source.prepare(AS_IT_IS), self.other.prepare(AS_IT_IS)
+        pair = self._pair()
+        self.graph = pair.exact.graph
+        self._matched = matched_values(self.graph, pair.low.graph)
+        self.groups = grouped(self.graph, self._low_formats(pair))
+        self.notes = self._notes()
+
+    def _pair(self) -> ModelPair:
+        """Fresh copies of both models."""
+        exact, low = self._models
+        return exact.pair(low, by_types=self.engine is None)
+
+    def _low_formats(self, pair: ModelPair) -> dict[int, Format]:
+        """The low formats of the fp32 model's nodes that have partners, by id."""
+        found: dict[int, Format] = {}
+        for value, partner in self._matched.items():
+            node, other = self.graph.maker(value), pair.low.graph.maker(partner)
+            if node is None or other is None or not is_choice(self.graph.values[value]):
+                continue
+            makers = (pair.low.graph.maker(i) for i in other.inputs if i is not None)
+            coded = any(m is not None and m.op in _CODES for m in makers)
+            found[node.id] = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
+        return dict(sorted(found.items()))
+
+    def _notes(self) -> list[str]:
+        made = [v for v in self.graph.values if is_choice(v) and self._outside(v.producer)]
+        left = [v for v in made if v.id not in self._matched]
+        if len(left) == len(made):
+            raise ModelError(
+                "no op of the low model is one of the fp32 model, by name or by structure",
+                where=self.name,
+                fix="give the model that it was made from",
+            )
+        if not left:
+            return []
+        names = ", ".join(v.name for v in left[:_LISTED])
+        more = ", ..." if len(left) > _LISTED else ""
+        count = f"{number_of(len(left), 'value')} of {len(made)} without a partner"
+        return [f"{count} in the low model, computed in fp32: {names}{more}"]
+
+    def _outside(self, node: int | None) -> bool:
+        return node is not None and not self.graph.nodes[node].region
+
+    # Sessions.
+
+    def session(self, returned: frozenset[int]) -> Session:
+        """One session for all sets of ops: another input of it."""
+        if self._session is None:
+            self._session = self._loaded(())
+        switch = np.zeros(len(self.groups), dtype=bool)
+        switch[[*returned]] = True
+        return _Switched(self._session, switch)
+
+    def _loaded(self, shown: Sequence[ShownValue]) -> Session:
+        """A session of the joined model."""
+        model = self._joined(shown)
+        if self.engine is None:
+            return exact_session(model)
+        return load_model(get_engine(self.engine), model)
+
+    def _joined(self, shown: Sequence[ShownValue]) -> Any:
+        choices = [*self._choices()]
+        return join(self._pair(), choices, elements=len(self.groups), shown=shown)
+
+    def _choices(self) -> Iterator[SwitchedValue]:
+        numbers = {n: k for k, group in enumerate(self.groups) for n in group.nodes}
+        for value, partner in self._matched.items():
+            maker = self.graph.values[value].producer
+            element = None if maker is None else numbers.get(maker)
+            yield SwitchedValue(value=value, partner=partner, element=element)
+
+    def unexplained(self, exact: Exact) -> Sequence[str]:
+        """A note if the low model by itself errs by far more than what was joined of it."""
+        alone = self.other.reference()
+        names = {spec.name: own for spec, own in zip(alone.outputs, exact.names, strict=True)}
+        calls = [
+            {names[n]: a for n, a in alone.run(feeds_for(alone, feeds)).items()}
+            for feeds in exact.calls
+        ]
+        found = joined_outputs([[one[name] for name in exact.names] for one in calls])
+        error, joined = (
+            math.sqrt(squared_error(outputs, exact.outputs, exact.counted))
+            for outputs in (found, outputs_on(self.session(frozenset()), exact.calls))
+        )
+        if error <= _UNEXPLAINED * joined or error < LIMIT * _RIGHT:
+            return ()
+        text = f"{self.name} by itself has a relative error of {error:.2g}, and {joined:.2g}"
+        return [f"{text} op by op: what has no partner in fp32 makes the difference"]
+
+    # What values are like.
+
+    def facts(self, feeds: Sequence[Feeds]) -> Mapping[int, ValueFacts]:
+        """Observed in runs of the fp32 model."""
+        prepared, _ = self._models
+        found = observe(prepared, lambda: feeds)
+        return facts_in(self.graph, found, prepared.graph)
+
+    def seen(self, feeds: Feeds, check: Check | None) -> Mapping[int, Seen]:
+        """By runs that output values, with nothing returned and with all.
+
+        Partners that differ though all that reads them is right are no partners: another tool
+        folded an op into the one before. They are left out from then on.
+        """
+        found: dict[int, Seen] = {}
+        names = {self.graph.values[c.value].name: c.value for c in self._choices()}
+        names = {n: i for n, i in names.items() if is_choice(self.graph.values[i])}
+        sizes = {n: 2 * self._size(i) for n, i in names.items()}
+        for group in packed(sizes, SHOWN_BYTES):
+            shown = [
+                ShownValue(value=names[n], exact=f"exact_{k}", low=f"low_{k}")
+                for k, n in enumerate(group)
+            ]
+            session = self._loaded(shown)
+            count = len(self.groups)
+            none, every = (
+                outputs_of_calls(_Switched(session, switch), feeds)
+                for switch in (np.zeros(count, dtype=bool), np.ones(count, dtype=bool))
+            )
+            for name, one in zip(group, shown, strict=True):
+                right = np.concatenate([call[one.exact].reshape(-1) for call in every])
+                own = np.concatenate([call[one.exact].reshape(-1) for call in none])
+                low = np.concatenate([call[one.low].reshape(-1) for call in none])
+                found[one.value] = _compared(name, right, own, low, check)
+        self._part([i for i in found if self._is_folded(i, found)])
+        return found
+
+    def _is_folded(self, value: int, seen: Mapping[int, Seen]) -> bool:
+        """Whether a value differs, and whatever is computed of it is right."""
+        if seen[value].spoiled or seen[value].total < LIMIT:
+            return False
+        next_seen = [*self._readers(value, seen)]
+        return bool(next_seen) and all(seen[i].total < _RIGHT for i in next_seen)
+
+    def _readers(self, value: int, seen: Mapping[int, Seen]) -> Iterator[int]:
+        """The next values in ``seen`` that are computed of ``value``."""
+        for node in self.graph.readers(self.graph.values[value]):
+            for index in node.outputs:
+                if index is not None:
+                    yield from [index] if index in seen else self._readers(index, seen)
+
+    def _part(self, values: Sequence[int]) -> None:
+        """Take partners apart."""
+        if not values:
+            return
+        for value in values:
+            del self._matched[value]
+        self._session = None
+        self.groups = grouped(self.graph, self._low_formats(self._pair()))
+        self.notes = self._notes()
+
+    def _size(self, value: int) -> int:
+        shape = self.graph.values[value].fixed_shape
+        return 4 * math.prod(shape) if shape is not None else _GUESSED_BYTES
+
+
+_GUESSED_BYTES: Final = 1 << 20
+"""The assumed size of a value of unknown shape."""
+_UNEXPLAINED: Final = 4.0
+"""Errors that differ by less are those of an engine's fusions."""
+_HUGE: Final = 1000.0
+"""Numbers so many times as large as the median one are judged apart from the others."""
+_RIGHT: Final = 0.1
+"""A value with a smaller relative error is right as far as the order of ops is concerned."""
+
+
+def _compared(name: str, right: Array, own: Array, low: Array, check: Check | None) -> Seen:
+    """What a value shows: right in the fp32 model, ``own`` by the fp32 op on low inputs."""
+    finite = np.isfinite(own)
+    spoiled = ~np.isfinite(low.astype(np.float64)) & np.isfinite(right)
+    return Seen(
+        own=_error(low, own),
+        total=_error(low, right),
+        spoiled=int(spoiled.sum()),
+        largest=float(np.abs(own[finite]).max(initial=0.0)),
+        refused=check is not None and not check(name, low, right),
+    )
+
+
+def _error(got: Array, wanted: Array) -> float:
+    """The relative error of all numbers, or of those that are not huge beside the others.
+
+    A mask of -3.4e38 that is added to scores hides all errors of the scores.
+    """
+    whole = deviation(got, wanted).relative
+    magnitude = np.abs(wanted.astype(np.float64))
+    usual = np.median(magnitude[magnitude > 0]) if (magnitude > 0).any() else 0.0
+    rest = magnitude <= _HUGE * usual
+    if rest.all() or not rest.any():
+        return whole
+    return max(whole, deviation(got[rest], wanted[rest]).relative)
+
+
+@final
+class _Switched(Session):
+    """A session of a joined model under one setting of its switch."""
+
+    def __init__(self, session: Session, switch: Array) -> None:
+        self.of = session
+        self.switch = switch
+        self.inputs = [spec for spec in session.inputs if spec.name != SWITCH]
+        self.outputs = session.outputs
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once."""
+        return self.of.run(self._fed(feeds))
+
+    def _fed(self, feeds: Feeds) -> Feeds:
+        switched = each_call(feeds, lambda call: {**call, SWITCH: self.switch})
+        return feeds_for(self.of, switched)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether outputs depend on the calls before."""
+        return self.of.keeps_state
+
+    def reset(self) -> None:
+        """Empty the state, if the model has one."""
+        self.of.reset()
+
+    def step(self, feeds: Feeds) -> dict[str, Array]:
+        """Run once on the state that the step before left."""
+        return self.of.step(self._fed(feeds))

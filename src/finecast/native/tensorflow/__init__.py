@@ -1,1 +1,0 @@
-"""Models of TensorFlow and Keras opened, and run in TensorFlow."""

@@ -1,0 +1,625 @@
+"""Range scaling: values beyond a format's range are computed divided by a power of two.
+
+fp16 ends at 65,504. A product whose result is larger would keep fp32, and with it all that is
+added to the result. Here the weights of such a product are divided by a power of two, and so
+is everything that is added to its result, up to the ops that absorb the factor: another
+constant that is multiplied with the value, or a norm, whose epsilon is divided by the square.
+Where nothing absorbs it, a multiplication is inserted.
+
+Laws: every value of the scaled model is that of the model times a power of two, equal in all
+bits as long as no number falls below the least normal number of fp32; the observed facts prove
+that, or the reason says so. Constants are restored bit for bit. The model's inputs and
+outputs, and what an op reads that is not homogeneous, such as a softmax, have their own
+numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.graph import PHI, SCALARS, Graph, Node, Value
+from finecast.numbers.formats import Format
+from finecast.ops import OpKind, by_name
+from finecast.planning.adjustments import WHOLE, Adjustment, multipliable
+from finecast.planning.plan import Plan
+from finecast.planning.scalable import LINEAR
+from finecast.rules.base import Reason
+from finecast.rules.facts import Facts, ValueFacts
+from finecast.rules.observed import range_limit
+
+RULE: Final = "range"
+"""The rule of the reasons for scaled operands."""
+
+# fp16 has 2**29 between its least normal number and its largest: a value whose largest number
+# is divided by more than about the square root of that loses what is of ordinary size.
+_LARGEST_EXPONENT: Final = 16
+# That of a square. Where a value is added to its own square, no exponent is small enough.
+_LARGEST_OF_SQUARE: Final = 2 * _LARGEST_EXPONENT
+# Passes in which products hand on what their results need: one for each product without
+# weights between a value and what it is made of.
+_MOST_PASSES: Final = 16
+
+
+# ------------------------------------------------------------------- how ops hand factors on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Law:
+    """How the exponents of an op's operands and results are tied.
+
+    The op's results have one exponent, and so have the operands at the ports ``alike``. Times
+    ``weight`` it is the sum of the exponents of the operands at ``factors``, each times the
+    number given there; with weight 0 that ties nothing. A constant at one of the ports
+    ``absorbs`` is multiplied so that the sum is right. The operand at port 0 may have any
+    exponent if the attribute ``epsilon`` is scaled by it times ``epsilon``.
+    """
+
+    alike: tuple[int, ...] = ()
+    factors: Mapping[int, int] = field(default_factory=dict[int, int])
+    weight: int = 0
+    absorbs: tuple[int, ...] = ()
+    epsilon: int = 0
+
+
+# Operands and results are all multiplied by one number, or none is.
+_HOMOGENEOUS: Final = frozenset(
+    {"abs", "add", "bias_add", "cum_sum", "dropout", "global_average_pool", "average_pool"}
+    | {"global_max_pool", "identity", "leaky_relu", "max", "max_pool", "mean", "min", "neg"}
+    | {"clip", "reduce_l1", "reduce_l2", "reduce_max", "reduce_mean", "reduce_min"}
+    | {"reduce_sum", "relu", "sub", "sum", "where"}
+)
+_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
+_PRODUCT: Final = _Law(factors={0: 1, 1: 1}, weight=1, absorbs=(1, 0))
+_LAWS: Final[Mapping[str, _Law]] = {
+    "matmul": _PRODUCT,
+    "mul": _PRODUCT,
+    # Not the constant 1 of an inverse: that of a scaled value is scaled the other way.
+    "div": _Law(factors={0: 1, 1: -1}, weight=1, absorbs=(1,)),
+    "square": _Law(factors={0: 2}, weight=1),
+    "reduce_sum_square": _Law(factors={0: 2}, weight=1),
+    "sqrt": _Law(factors={0: 1}, weight=2),
+    "rsqrt": _Law(factors={0: -1}, weight=2),
+    "reciprocal": _Law(factors={0: -1}, weight=1),
+    **dict.fromkeys(
+        ("linear", "gemm", "conv", "group_conv", "conv_transpose"),
+        _Law(factors={0: 1, 1: 1}, weight=1, absorbs=(1, 0), alike=(2,)),
+    ),
+}
+# Norms: the ports of scale and bias, by which a result may be scaled.
+_NORMS: Final[Mapping[str, tuple[int, ...]]] = {
+    "layer_norm": (1, 2),
+    "rms_norm": (1,),
+    "group_norm": (1, 2),
+    "instance_norm": (1, 2),
+    "mean_variance_norm": (),
+}
+# Ops whose results, indices, do not change where all operands are multiplied.
+_INDICES: Final = frozenset({"arg_max", "arg_min"})
+# ``pow`` with these exponents.
+_POWERS: Final = {2.0: _LAWS["square"], 0.5: _LAWS["sqrt"]}
+
+
+def _law(graph: Graph, node: Node) -> _Law | None:
+    """The law of ``node``; None if what it reads and gives has to have its own numbers."""
+    if node.format is not Format.FP32 or node.region or SCALARS in node.attributes:
+        return None
+    ports = tuple(p for p, _ in _read(graph, node))
+    if node.op in _HOMOGENEOUS or (by_name(node.op).kind in _MOVES and by_name(node.op).exact):
+        return _Law(alike=ports)
+    if node.op == "pow":
+        power = graph.read(node, 1)
+        constant = None if power is None else power.constant
+        if constant is None or constant.size != 1:
+            return None
+        return _POWERS.get(float(constant.read().reshape(-1)[0]))
+    if node.op in _NORMS:
+        return _norm(graph, node)
+    found = _LAWS.get(node.op)
+    if found is not None and found.factors.keys() <= set(ports):
+        return found
+    return None
+
+
+def _norm(graph: Graph, node: Node) -> _Law | None:
+    results = [graph.values[i] for i in node.outputs[1:] if i is not None]
+    if "epsilon" not in node.attributes or any(v.uses or v.is_output for v in results):
+        return None
+    given = tuple(p for p, _ in _read(graph, node) if p in _NORMS[node.op])
+    outside = str(node.attributes.get("eps_mode", "")).lower() == "outside_sqrt"
+    return _Law(alike=given, weight=0 if given else 1, epsilon=1 if outside else 2)
+
+
+def _read(graph: Graph, node: Node) -> Iterator[tuple[int, Value]]:
+    """The fp32 operands of ``node`` that follow its format, by port."""
+    for port, (index, follows) in enumerate(zip(node.inputs, node.follows_in, strict=True)):
+        if index is not None and follows and graph.values[index].format is Format.FP32:
+            yield port, graph.values[index]
+
+
+# ------------------------------------------------------------------- which exponents
+
+
+@dataclass(slots=True, kw_only=True)
+class _Exponents:
+    """The exponents of a graph's values: those in one class share theirs.
+
+    Attributes:
+        graph: The graph.
+        laws: By node id, for nodes that hand factors on.
+        parents: A forest over value ids, whose roots stand for classes.
+        pinned: Ids of the values with exponent 0, each a class of its own.
+        of: The exponents of classes, by root, that are settled; others have 0.
+        freely: Roots of classes of which each value can be scaled where it is made.
+    """
+
+    graph: Graph
+    laws: dict[int, _Law]
+    parents: list[int]
+    pinned: set[int]
+    of: dict[int, int] = field(default_factory=dict[int, int])
+    freely: set[int] = field(default_factory=set[int])
+
+    @classmethod
+    def read(cls, graph: Graph) -> _Exponents:
+        """No exponents yet."""
+        judged = ((n.id, _law(graph, n)) for n in graph.nodes)
+        laws = {i: law for i, law in judged if law is not None}
+        pinned = {v.id for v in graph.values if _is_pinned(graph, v, laws)}
+        for node in graph.nodes:
+            made = [v.id for v in graph.following_outputs(node)]
+            if not pinned.isdisjoint(made):
+                pinned.update(made)
+        found = cls(
+            graph=graph, laws=laws, parents=list(range(len(graph.values))), pinned=pinned
+        )
+        found._unite()
+        return found
+
+    def root(self, value: int) -> int:
+        """What stands for the class of a value."""
+        parents = self.parents
+        while parents[value] != value:
+            parents[value] = parents[parents[value]]
+            value = parents[value]
+        return value
+
+    def at(self, value: int) -> int:
+        """The exponent of a value."""
+        return self.of.get(self.root(value), 0)
+
+    def result(self, node: Node) -> int:
+        """The exponent of the results of ``node``."""
+        return next((self.at(v.id) for v in self.graph.following_outputs(node)), 0)
+
+    def operands(self, node: Node) -> list[tuple[int, Value]]:
+        """The operands of ``node`` that are no constants, by port."""
+        return [(p, v) for p, v in _read(self.graph, node) if v.constant is None]
+
+    def _unite(self) -> None:
+        for node in self.graph.nodes:
+            law = self.laws.get(node.id)
+            if law is None:
+                continue
+            made = [v.id for v in self.graph.following_outputs(node)]
+            alike = [v.id for p, v in self.operands(node) if p in law.alike]
+            free = [self.root(i) for i in (*made, *alike) if i not in self.pinned]
+            if self.pinned.isdisjoint(made):
+                for other in free[1:]:
+                    self.parents[self.root(other)] = self.root(free[0])
+        self.freely = {self.root(v.id) for v in self.graph.values}
+        for node in self.graph.nodes:
+            law = self.laws.get(node.id)
+            if law is not None and law.weight and self.absorber(node) is None:
+                made = self.graph.following_outputs(node)
+                self.freely.difference_update(self.root(v.id) for v in made)
+
+    def absorber(self, node: Node) -> int | None:
+        """The port of a constant that can give the results of ``node`` any exponent."""
+        ports = self.laws[node.id].absorbs
+        return next((p for p in ports if self._scalable(node, p)), None)
+
+    def _scalable(self, node: Node, port: int) -> bool:
+        value = self.graph.read(node, port)
+        return value is not None and value.constant is not None and multipliable(value)
+
+    def need(self, wanted: Mapping[int, int]) -> None:
+        """Give the classes of these values at most these exponents, and what follows."""
+        for value, exponent in wanted.items():
+            if value not in self.pinned:
+                root = self.root(value)
+                self.of[root] = min(self.of.get(root, 0), exponent)
+        products = [n for n in self.graph.nodes if self._is_free_product(n)]
+        for _ in range(_MOST_PASSES):
+            asked = [self._ask_operands(node) for node in reversed(products)]
+            if not any(asked):
+                break
+        others = (self.graph.nodes[i] for i in self.laws.keys() - {n.id for n in products})
+        apart = {r for n in others if self.laws[n.id].weight for r in self._made(n)}
+        for _ in range(_MOST_PASSES):
+            followed = [self._follow_operands(node, apart) for node in products]
+            if not any(followed):
+                break
+
+    def _is_free_product(self, node: Node) -> bool:
+        """Whether a product of ``node``, without weights, has the exponents of its factors."""
+        law = self.laws.get(node.id)
+        return law is not None and bool(law.factors) and self.absorber(node) is None
+
+    def _factors(self, node: Node) -> list[tuple[int, Value]]:
+        """The factors of a product that are no constants, and their weights."""
+        factors = self.laws[node.id].factors
+        return [(factors[p], v) for p, v in self.operands(node) if p in factors]
+
+    def _made(self, node: Node) -> list[int]:
+        return [self.root(v.id) for v in self.graph.following_outputs(node)]
+
+    def _total(self, node: Node) -> int:
+        return sum(factor * self.at(v.id) for factor, v in self._factors(node))
+
+    def _left(self, node: Node) -> int:
+        """What the result has beyond the exponents of the factors."""
+        return self.laws[node.id].weight * self.result(node) - self._total(node)
+
+    def _ask_operands(self, node: Node) -> bool:
+        """Scale an operand so that the result is scaled enough, if that can be done freely."""
+        left, made = self._left(node), self._made(node)
+        for factor, value in self._factors(node):
+            root = self.root(value.id)
+            free = root in self.freely and value.id not in self.pinned and root not in made
+            if left < 0 < factor and free:
+                wanted = self.of.get(root, 0) + math.floor(left / factor)
+                if wanted < -_LARGEST_OF_SQUARE:
+                    continue
+                self.of[root] = wanted
+                return True
+        return False
+
+    def _follow_operands(self, node: Node, apart: Collection[int]) -> bool:
+        """Scale the result as the operands are scaled, if it has no other exponent or less.
+
+        Of the classes ``apart`` other ops give values, too: these keep the exponent that they
+        need.
+        """
+        weight, total, made = self.laws[node.id].weight, self._total(node), self._made(node)
+        if not made or made[0] in self.pinned or not total or total % weight:
+            return False
+        root, wanted = made[0], total // weight
+        among = root in apart or root in (self.root(v.id) for _, v in self._factors(node))
+        if root in self.of and (among or self.of[root] <= wanted):
+            return False
+        if abs(wanted) > _LARGEST_OF_SQUARE:
+            return False
+        self.of[root] = wanted
+        return True
+
+
+def _is_pinned(graph: Graph, value: Value, laws: Mapping[int, _Law]) -> bool:
+    """Whether a value has to have its own numbers where it is made."""
+    if value.producer not in laws or value.is_output or value.format is not Format.FP32:
+        return True
+    return any(node.region or node.op == PHI for node in graph.readers(value))
+
+
+# ------------------------------------------------------------------- what is changed for them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeScaling:
+    """Connected values that are scaled, and the adjustments that it takes.
+
+    Attributes:
+        exponents: By value name: the value is multiplied by 2 to that power.
+        adjustments: The changes of operands.
+        reasons: By the name of each op that reads or gives a scaled value: why it is, and
+            what proves that no bit of a result in fp32 changes.
+    """
+
+    exponents: Mapping[str, int]
+    adjustments: tuple[Adjustment, ...]
+    reasons: Mapping[str, Reason]
+
+    def serves(self, plan: Plan) -> bool:
+        """Whether an op of ``plan`` at a scaled value has a format of less range than fp32."""
+        formats = (d.format for d in plan.decisions if d.node in self.reasons)
+        return any(f.has_less_range or f.needs_ranges for f in formats)
+
+
+def scaled_plan(plan: Plan, scalings: Iterable[RangeScaling]) -> Plan:
+    """``plan`` with the adjustments of those ``scalings`` that serve an op of it."""
+    serving = [s for s in scalings if s.serves(plan)]
+    reasons: dict[str, list[Reason]] = {}
+    for one in serving:
+        for name, reason in one.reasons.items():
+            reasons.setdefault(name, []).append(reason)
+    return plan.adjusted([a for one in serving for a in one.adjustments], reasons)
+
+
+def range_scalings(
+    graph: Graph, facts: Facts, low: Format, kept: Collection[int]
+) -> tuple[RangeScaling, ...]:
+    """Scalings by which ops may be in ``low`` that would keep fp32 for their range alone.
+
+    Args:
+        graph: The graph.
+        facts: What was observed of its values.
+        low: The format.
+        kept: Ids of the ops that the range of what they read or give keeps in fp32.
+    """
+    wanted: dict[int, int] = {}
+    for node in map(graph.nodes.__getitem__, kept):
+        for value in (*graph.following_inputs(node), *graph.following_outputs(node)):
+            seen = facts.get(value.id)
+            over = 0.0 if seen is None else seen.largest / range_limit(low)
+            if value.constant is None and over >= 1:
+                exponent = -math.frexp(over)[1]
+                if exponent >= -_LARGEST_EXPONENT:
+                    wanted[value.id] = exponent
+    if not wanted:
+        return ()
+    exponents = _Exponents.read(graph)
+    exponents.need(wanted)
+    changes = _Changes(exponents=exponents, wanted=wanted)
+    for node in graph.nodes:
+        changes.make(node)
+    parts = (changes.scaling(part, facts, low, kept) for part in changes.parts())
+    return tuple(part for part in parts if part is not None)
+
+
+def scaled_facts(
+    graph: Graph, facts: Facts, scaled: Graph, scalings: Iterable[RangeScaling]
+) -> dict[int, ValueFacts]:
+    """Facts of the values of ``scaled``, in which ``scalings`` of ``graph`` were made."""
+    exponents = {name: e for one in scalings for name, e in one.exponents.items()}
+    names = {graph.values[i].name: f for i, f in facts.items()}
+    found = {
+        v.id: names[v.name].scaled(exponents.get(v.name, 0))
+        for v in scaled.values
+        if v.name in names
+    }
+    own = {node.name for node in graph.nodes}
+    for node in scaled.nodes:
+        factors = [] if node.name in own else scaled.constants(node)
+        if len(factors) == 1 and node.inputs[0] in found:  # a multiplication that was inserted
+            power = math.frexp(float(factors[0].read()))[1] - 1
+            for index in node.outputs:
+                if index is not None:
+                    found[index] = found[node.inputs[0]].scaled(power)
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Changes:
+    """The adjustments that give values their exponents, by the op that they are made at.
+
+    Attributes:
+        exponents: The exponents of values.
+        wanted: Those that values need, by id.
+        made: The adjustments.
+        read: By op id, the values that are multiplied in front of it, and what they have then.
+        failed: Ids of ops of which no operand can be multiplied so.
+    """
+
+    exponents: _Exponents
+    wanted: Mapping[int, int]
+    made: dict[int, list[Adjustment]] = field(default_factory=dict[int, "list[Adjustment]"])
+    read: dict[int, dict[int, int]] = field(default_factory=dict[int, "dict[int, int]"])
+    failed: set[int] = field(default_factory=set[int])
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.exponents.graph
+
+    def make(self, node: Node) -> None:
+        """Adjust what ``node`` reads so that its results have their exponent."""
+        law = self.exponents.laws.get(node.id)
+        if law is None:
+            self._restore(node)
+            return
+        wanted, reads = self.exponents.result(node), dict(_read(self.graph, node))
+        for port in law.alike:
+            if port in reads:
+                self._multiply(node, port, reads[port], wanted - self._own(reads[port]))
+        if law.epsilon and (squared := law.epsilon * self._own(reads[0])):
+            by = Adjustment(
+                node=node.name, attribute="epsilon", axis=WHOLE, exponents=(squared,)
+            )
+            self.made.setdefault(node.id, []).append(by)
+        if law.factors:
+            factors = {p: reads[p] for p in law.factors}
+            self._absorb(node, law, factors, law.weight * wanted)
+
+    def _restore(self, node: Node) -> None:
+        """Have an op that is not homogeneous read its operands as they were.
+
+        An op that gives sizes or indices reads any.
+        """
+        if not by_name(node.op).has_numbers or node.op in _INDICES:
+            return
+        for port, index in enumerate(node.inputs):
+            if index is not None:
+                value = self.graph.values[index]
+                self._multiply(node, port, value, -self._own(value))
+
+    def _own(self, value: Value) -> int:
+        return 0 if value.constant is not None else self.exponents.at(value.id)
+
+    def _absorb(
+        self, node: Node, law: _Law, factors: Mapping[int, Value], wanted: int
+    ) -> None:
+        """Multiply operands so that the exponents of the ``factors`` give ``wanted``."""
+        port = self.exponents.absorber(node)
+        for at, value in factors.items():
+            own = self._own(value)
+            # A value that keeps its own numbers is multiplied in front of a product with
+            # weights that it is too large for.
+            if port is not None and node.op in LINEAR and value.id in self.exponents.pinned:
+                self._multiply(node, at, value, self.wanted.get(value.id, 0))
+                own += self.wanted.get(value.id, 0)
+            wanted -= law.factors[at] * own
+        if not wanted:
+            return
+        if port is None:
+            values = (p for p, v in factors.items() if v.constant is None)
+            port = next((p for p in values if wanted % law.factors[p] == 0), None)
+        if port is None:
+            self.failed.add(node.id)
+            return
+        self._multiply(node, port, factors[port], wanted // law.factors[port])
+
+    def _multiply(self, node: Node, port: int, value: Value, exponent: int) -> None:
+        """Multiply the operand at ``port`` by 2 to the power ``exponent``."""
+        if not exponent:
+            return
+        if value.constant is not None:
+            finite = _finite(value)
+            if not finite.any():
+                return  # zeros and infinities stay what they are
+            if not (multipliable(value) and _is_exact(finite, exponent)):
+                self.failed.add(node.id)
+        else:
+            read = self.read.setdefault(node.id, {})
+            read[value.id] = self._own(value) + exponent
+        if node.inputs.count(value.id) > 1:
+            self.failed.add(node.id)
+        made = Adjustment(node=node.name, port=port, axis=WHOLE, exponents=(exponent,))
+        self.made.setdefault(node.id, []).append(made)
+
+    def parts(self) -> Iterator[frozenset[int]]:
+        """Ids of ops that connected values with an exponent are read or made by."""
+        graph, exponents = self.graph, self.exponents
+        roots: dict[int, set[int]] = {}
+        nodes: dict[int, set[int]] = {}
+        for node in graph.nodes:
+            ports = {i for i in (*node.inputs, *node.outputs) if i is not None}
+            found = {exponents.root(i) for i in ports if exponents.at(i)}
+            if found or node.id in self.made:
+                roots[node.id] = found
+            for root in found:
+                nodes.setdefault(root, set()).add(node.id)
+        while roots:
+            part, waiting = set[int](), [next(iter(roots))]
+            while waiting:
+                at = waiting.pop()
+                if at in roots:
+                    part.add(at)
+                    waiting += [n for root in roots.pop(at) for n in nodes[root]]
+            yield frozenset(part)
+
+    def scaling(
+        self, part: frozenset[int], facts: Facts, low: Format, kept: Collection[int]
+    ) -> RangeScaling | None:
+        """The scaling that is made at the ops of a part.
+
+        None if a value of it was not observed, an operand cannot be multiplied, or more
+        multiplications are inserted than ops gain by it.
+        """
+        graph, served = self.graph, [n for n in sorted(part) if n in kept and self._serves(n)]
+        adjustments = [a for n in sorted(part) for a in self.made.get(n, ())]
+        inserted = {(v, e) for n in part for v, e in self.read.get(n, {}).items()}
+        scaled = {v.id: self.exponents.at(v.id) for n in part for v in self._values(n)}
+        scaled = {i: e for i, e in scaled.items() if e}
+        seen = all(i in facts for i in (*scaled, *(v for v, _ in inserted)))
+        if not adjustments or not seen or not part.isdisjoint(self.failed):
+            return None
+        largest, smallest = _ends(facts, [*scaled.items(), *inserted])
+        if largest > Format.FP32.max or not served or len(inserted) > len(served):
+            return None
+        smallest = min(smallest, *(self._least_product(n, facts) for n in part), math.inf)
+        return RangeScaling(
+            exponents={graph.values[i].name: e for i, e in scaled.items()},
+            adjustments=tuple(adjustments),
+            reasons={
+                graph.nodes[n].name: self._reason(n, served, facts, low, smallest)
+                for n in sorted(part)
+            },
+        )
+
+    def _reason(
+        self, node: int, served: Collection[int], facts: Facts, low: Format, smallest: float
+    ) -> Reason:
+        """Why values at ``node`` are scaled: it is one of ``served``, or connected to them."""
+        nodes = [node] if node in served else served
+        found = [(n, v) for n in nodes for v in self._values(n) if v.id in self.wanted]
+        at, worst = max(found, key=lambda one: facts[one[1].id].largest)
+        power = self._seen(at, worst)
+        text = (
+            f"{worst.name} reaches {facts[worst.id].largest:.6g}, more than half of"
+            f" {low.label}'s largest, {low.max:.6g}: it is computed times 2^{power}"
+        )
+        if node not in served:
+            text += ", and so are values of this op"
+        if smallest >= Format.FP32.smallest_normal:
+            text += "; no bit of a result in fp32 changes"
+        else:
+            text += f"; in fp32 that changes what is below {Format.FP32.smallest_normal:.3g}"
+        evidence: dict[str, float | str] = {
+            "largest": facts[worst.id].largest,
+            "limit": range_limit(low),
+            "smallest": smallest,
+        }
+        return Reason(rule=RULE, text=text, evidence=evidence)
+
+    def _seen(self, node: int, value: Value) -> int:
+        """The exponent of a value as ``node`` reads or gives it."""
+        return self.read.get(node, {}).get(value.id, self._own(value))
+
+    def _serves(self, node: int) -> bool:
+        """Whether all that ``node`` reads and gives is scaled as much as it needs."""
+        found = [v for v in self._values(node) if v.id in self.wanted]
+        return bool(found) and all(self._seen(node, v) <= self.wanted[v.id] for v in found)
+
+    def _values(self, node: int) -> Iterator[Value]:
+        """The fp32 values that an op reads or gives, without constants."""
+        found = self.graph.nodes[node]
+        for index in (*found.inputs, *found.outputs):
+            if index is not None:
+                value = self.graph.values[index]
+                if value.constant is None and value.format is Format.FP32:
+                    yield value
+
+    def _least_product(self, node: int, facts: Facts) -> float:
+        """The least magnitude of a product of two factors, scaled; inf for other ops."""
+        found = self.graph.nodes[node]
+        law = self.exponents.laws.get(node)
+        if law is None or len(law.factors) < 2 or -1 in law.factors.values():
+            return math.inf
+        values = [self.graph.read(found, p) for p in law.factors]
+        least = math.ldexp(1.0, self.exponents.result(found))
+        for value in filter(None, values):
+            constant, seen = value.constant, facts.get(value.id)
+            if constant is not None:
+                least *= constant.smallest_nonzero
+            elif seen is not None:
+                least *= seen.smallest_nonzero
+        return least
+
+
+def _ends(facts: Facts, scaled: Iterable[tuple[int, int]]) -> tuple[float, float]:
+    """The largest and the least magnitude of values times 2 to the power of exponents."""
+    ends = [
+        (math.ldexp(facts[i].largest, e), math.ldexp(facts[i].smallest_nonzero, e))
+        for i, e in scaled
+    ]
+    return max((e[0] for e in ends), default=0.0), min((e[1] for e in ends), default=math.inf)
+
+
+def _finite(value: Value) -> NDArray[np.float32]:
+    assert value.constant is not None
+    array = value.constant.read().astype(np.float32, copy=False)
+    return array[np.isfinite(array)]
+
+
+def _is_exact(numbers: NDArray[np.float32], exponent: int) -> bool:
+    """Whether all can be multiplied by 2 to that power and divided again."""
+    with np.errstate(over="ignore", under="ignore"):
+        scaled = np.ldexp(numbers, exponent)
+        back = np.ldexp(scaled, -exponent)
+    normal = (np.abs(scaled) >= Format.FP32.smallest_normal) | (scaled == 0)
+    return bool(np.array_equal(back, numbers) and normal.all())

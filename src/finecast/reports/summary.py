@@ -1,0 +1,172 @@
+"""A report in sentences: the verdict, the ops that limit precision, the next faster plan.
+
+Law: each sentence says only what the content has; one that cannot be said is left out. They
+are for readers who know neither finecast nor the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from finecast.naming import number_of
+
+_NAMED: Final = 3
+"""Ops that are named as limiting."""
+_LEAST_SHARE: Final = 0.01
+"""What adds less than this share of the largest squared error limits nothing."""
+_FP32: Final = "fp32"
+_AS_GOOD: Final = {"latency": "fast", "throughput": "fast", "size": "small", "memory": "small"}
+
+
+def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Sentences: ``verdict``, ``limits`` with the ops that they name, ``next_faster``."""
+    limiting = limiting_units(content["units"])
+    return {
+        "verdict": _verdict(content),
+        "heading": _heading(content, limiting),
+        "limits": [
+            {"op": unit["ops"][0], "text": _limit(content["ops"], unit)}
+            for unit in limiting
+            if unit["ops"]
+        ],
+        "next_faster": _next_faster(content),
+    }
+
+
+def _verdict(content: Mapping[str, Any]) -> str:
+    found, counts = content["result"], content["plan"]["counts"]
+    low = {label: count for label, count in counts.items() if label != _FP32}
+    total = sum(counts.values())
+    ops = f"{sum(low.values())} of {number_of(total, 'op')} {_in(low)}"
+    if found is None or "baseline" not in found:
+        return f"This plan has {ops}. How fast and how accurate it is was not measured here."
+    if found["verdict"] != "improved":
+        return f"The model stays as it is: {found['why']}."
+    before, after = found["baseline"], found["tuned"]
+    told = f"modelled for {found['target']}" if found.get("target") else "measured"
+    return (
+        f"With {ops} a call takes {_ms(after['latency_ms'])} instead of"
+        f" {_ms(before['latency_ms'])} ({found['speedup']:.2f} times as fast, {told}), and"
+        f" {found['metric']} {_kept(before['metric'], after['metric'])}."
+    )
+
+
+def _kept(before: float | None, after: float | None) -> str:
+    was, now = _figure(before), _figure(after)
+    return f"stays {now}" if was == now else f"is {now} instead of {was}"
+
+
+def _in(low: Mapping[str, int]) -> str:
+    return f"in {' or '.join(low)}" if low else "in a lower format"
+
+
+def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The units that limit precision most: those in fp32 that would be faster, worst first.
+
+    What keeps them there is their error. Where fewer than three are, low units follow, which
+    cause most of the plan's error.
+    """
+    kept = [u for u in units if u["type"] == _FP32]
+    low = [u for u in units if u["type"] != _FP32]
+    ordered = sorted(kept, key=_rise, reverse=True) + sorted(low, key=_rise, reverse=True)
+    largest = max(map(_rise, units), default=0.0)
+    return [u for u in ordered if _rise(u) > _LEAST_SHARE * largest][:_NAMED]
+
+
+def _rise(unit: Mapping[str, Any]) -> float:
+    """The squared error that the unit adds: in its format, or in one that would save time."""
+    errors = {label: e**2 for label, e in unit["error"].items()}
+    exact = errors.get(_FP32, 0.0)
+    if unit["type"] != _FP32:
+        return errors.get(unit["type"], exact) - exact
+    saving = [errors[f] - exact for f in _saved(unit) if f in errors]
+    return max(saving, default=0.0)
+
+
+def _saved(unit: Mapping[str, Any]) -> dict[str, float]:
+    """Milliseconds that each low format saves the unit, casts included, the most first."""
+    times, casts = unit["ms"], unit["casts_ms"]
+    if _FP32 not in times:  # costs are bytes
+        return {label: 0.0 for label in unit["error"] if label != _FP32}
+    saved = {
+        label: times[_FP32] - ms - casts.get(label, 0.0)
+        for label, ms in times.items()
+        if label != _FP32
+    }
+    return dict(sorted(((k, v) for k, v in saved.items() if v > 0), key=lambda kv: -kv[1]))
+
+
+def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
+    if not limiting:
+        return (
+            "No op was kept in fp32 because of its error."
+            if content["units"]
+            else "Which ops limit precision is not known: no search was kept with this plan."
+        )
+    total = sum(max(_rise(u), 0.0) for u in content["units"])
+    share = sum(map(_rise, limiting)) / total if total else math.nan
+    ops = "This op costs" if len(limiting) == 1 else f"These {len(limiting)} ops cost"
+    of = f": {share:.0%} of all the error that low formats make or would make" if total else ""
+    return f"{ops} the most accuracy{of}."
+
+
+def _limit(ops: Sequence[Mapping[str, Any]], unit: Mapping[str, Any]) -> str:
+    """Why one unit limits precision, in one sentence."""
+    first = ops[unit["ops"][0]]
+    others = len(unit["ops"]) - 1
+    with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
+    article = "an" if first["op"][:1] in "aeiou" else "a"
+    what = f"{first['name']}, {article} {first['op']}{with_it},"
+    errors, saved = unit["error"], _saved(unit)
+    if unit["type"] == _FP32:
+        worst = max(saved, key=lambda f: errors.get(f, 0.0))
+        gain = f"would save {_ms(saved[worst])} but" if saved[worst] else "would"
+        return (
+            f"{what} stays in fp32: {worst} {gain} raise the error of the model's output from"
+            f" {_share(errors[_FP32])} to {_share(errors[worst])}."
+        )
+    own = unit["type"]
+    gain = f" It saves {_ms(saved[own])}." if saved.get(own) else ""
+    return (
+        f"{what} is in {own}, and without that the error of the model's output would fall from"
+        f" {_share(errors[own])} to {_share(errors[_FP32])}.{gain}"
+    )
+
+
+def _next_faster(content: Mapping[str, Any]) -> str:
+    found = content["result"]
+    one = None if found is None else found.get("next_faster")
+    if found is None or one is None:
+        return ""
+    own = next(
+        (c for c in found["candidates"] if c["plan"] == content["plan"]["digest"]), None
+    )
+    other, gain = f"as {_FP32}", one.get("gain")
+    if gain and own and own.get("gain"):  # both were in the same races
+        gain, other = gain / own["gain"], "as the chosen one"
+    how = (
+        f"{gain:.2f} times as {_AS_GOOD[found['objective']]} {other}" if gain else "predicted"
+    )
+    error = f"its output error is predicted as {_share(one['predicted']['relative_error'])}"
+    known = {
+        None: f"it was not evaluated on all data; {error}",
+        True: f"it keeps the criterion, too, but was not faster in the last race; {error}",
+        False: f"it misses the criterion with {found['metric']} {_figure(one['metric'])}",
+    }[one["passed"]]
+    return f"The next faster plan, {one['name']}, was {how}: {known}."
+
+
+def _share(value: float | None) -> str:
+    return "an unknown amount" if value is None else f"{100 * value:.3g}%"
+
+
+def _figure(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.6g}"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "an unknown time"
+    return f"{value:.3g} ms" if value >= 1 else f"{1e3 * value:.3g} µs"

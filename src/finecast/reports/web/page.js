@@ -1,0 +1,257 @@
+"use strict";
+// The sections, in the order in which questions are asked. A section that has nothing to show is
+// left out. A new one is a function that returns elements, and a row of SECTIONS.
+
+const SECTIONS = [
+  ["plans", "All plans", () => found && found.candidates && plansSection()],
+  ["limits", "What limits precision", limitsSection],
+  ["time", "Where the time goes", timeSection],
+  ["choices", "What each choice saved and cost", choicesSection],
+  ["values", "Ranges of values", valuesSection],
+  ["ops", "Every op", opsSection],
+  ["graph", "The graph", graphSection],
+  ["tuning", "Time of tune itself", tuningSection],
+  ["run", "How to run it", runSection],
+  ["notes", "What is not known, and warnings", notesSection],
+];
+
+const table = (heads, rows, numbers = []) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": heads.filter(Boolean).join(", ") }, el("table", {},
+  el("thead", {}, el("tr", {}, heads.map((h, i) => h ? el("th", { scope: "col", class: numbers.includes(i) ? "n" : null }, h) : el("td", {})))),
+  el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: numbers.includes(i) ? "n" : null }, cell)))))));
+
+function header() {
+  const tile = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, note) : null));
+  const counts = Object.entries(data.plan.counts).map(([type, n]) => [chip(type), ` ${n} `]);
+  const ran = {};
+  data.ops.forEach((op) => { if (op.ran) ran[op.ran] = (ran[op.ran] || 0) + 1; });
+  const ranText = Object.entries(ran).map(([type, n]) => `${n} ${type}`).join(", ");
+  const tiles = [tile("formats of ops", counts, ranText ? `kernels ran ${ranText}` : null)];
+  if (found && found.baseline) {
+    const improved = found.verdict === "improved", [a, b] = [found.baseline, found.tuned];
+    tiles.unshift(
+      tile("speed", times(improved ? found.speedup : 1), found.target ? `modelled for ${found.target}` : "measured here"),
+      tile("time of a call", ms(b.latency_ms), `fp32 ${ms(a.latency_ms)}`),
+      tile(found.metric, digits(b.metric, 6), `fp32 ${digits(a.metric, 6)}`),
+      tile("size", megabytes(b.size_bytes), `fp32 ${megabytes(a.size_bytes)}`));
+    if (found.relative_error) tiles.push(tile("error of the output", percent(found.relative_error.measured), `predicted ${percent(found.relative_error.predicted)}`));
+    tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data, ${count(found.probes, "probe")}, ${digits(found.seconds)} s`));
+  }
+  if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", data.plan.engine));
+  document.getElementById("top").append(
+    el("h1", {}, data.model.name), el("p", { class: "verdict" }, data.summary.verdict), el("dl", { class: "tiles" }, tiles));
+}
+
+function plansSection() {
+  const plans = plansOf();
+  const kinds = Object.entries(WORDS).filter(([kind]) => plans.some((p) => p.kind === kind));
+  const rows = [...plans].sort((a, b) => (b.gain || 0) - (a.gain || 0)).map((p) => [
+    p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, times(p.gain), ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
+    el("span", { class: p.kind === "passed" ? "good" : p.kind === "failed" ? "bad" : "soft" }, WORDS[p.kind]), p.changes ? count(p.changes, "op") : "–"]);
+  const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), a.passed ? "keeps the criterion" : "misses the criterion", "–"]);
+  return [
+    el("p", {}, data.summary.next_faster),
+    el("figure", {}, frontierChart(plans), el("figcaption", {}, "Each dot is a plan: the further up, the faster; the further left, the more exact. ",
+      kinds.map(([kind, words], i) => [i ? ", " : "", { timed: "grey", passed: "green", failed: "red" }[kind] + " " + words]),
+      ". The ring is what was chosen, the dashed line what was predicted. A dotted line is what the engine lowers by itself under its hint.")),
+    el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}`),
+      table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...rows, ...anchors], [1, 2, 4]))];
+}
+
+function limitsSection() {
+  const parts = [el("p", {}, data.summary.heading)];
+  if (data.summary.limits.length)
+    parts.push(el("ol", {}, data.summary.limits.map((one) => el("li", {}, one.text, " ", opLink(one.op, "Look at it")))));
+  const ruled = new Map();
+  data.ops.filter((op) => op.type === FP32 && !(op.deciding || []).some((i) => data.reasons[i].rule === "decision")).forEach((op) =>
+    new Set((op.deciding || []).map((i) => data.reasons[i].rule)).forEach((rule) => ruled.set(rule, (ruled.get(rule) || 0) + 1)));
+  if (ruled.size)
+    parts.push(el("p", {}, "Rules keep some ops in fp32 before anything is measured: ", [...ruled].map(([rule, n], i) => `${i ? ", " : ""}${count(n, "op")} by ${rule}`).join(""), "."));
+  if (data.alone) {
+    const most = Math.max(...Object.values(data.alone).flatMap((o) => [o.weights, o.activations]).filter(isNumber)) || 1;
+    const bar = (type, part, value) => [el("span", {}, chip(type), " " + part), el("div", { class: "fill " + part, style: { width: (100 * (value || 0)) / most + "%" } }), el("span", {}, percent(value))];
+    parts.push(el("h3", {}, "Weights alone, activations alone"),
+      el("p", { class: "soft" }, "The error of the output if only the weights, or only the values between ops, had the format."),
+      el("div", { class: "bars" }, Object.entries(data.alone).map(([type, one]) => [bar(type, "weights", one.weights), bar(type, "activations", one.activations)])));
+  }
+  return parts;
+}
+
+function timeSection() {
+  const models = [FP32, "tuned"].filter((m) => spentIn[m].size && (m === FP32 || data.kernels.tuned || !data.kernels.fp32));
+  if (!models.length) return null;
+  let by = data.ops.some((op) => op.scope) ? "scope" : "class", path = [], same = true;
+  const told = data.kernels.fp32 ? "kernels measured in the engine; an op that the engine fused into another has an equal part of its kernel" : "times that plans were chosen by; casts are not among them";
+  const pictures = el("div"), crumbs = el("p", { "aria-live": "polite" });
+  const walkTo = (tree) => path.reduce((at, name) => (at && at.inner.get(name)) || at, tree);
+  function draw(focus) {
+    const trees = Object.fromEntries(models.map((m) => [m, timeTree(m, by)]));
+    const places = Object.fromEntries(models.map((m) => [m, walkTo(trees[m])]));
+    const whole = Math.max(...models.map((m) => places[m].ms));
+    const walk = (node) => {
+      if (node.op !== undefined) { showOp(node.op); return; }
+      const names = [];
+      for (let at = node; at.above; at = at.above) names.unshift(at.name);
+      path = names.join("\n") === path.join("\n") ? path.slice(0, -1) : names;
+      draw(true);
+    };
+    crumbs.replaceChildren(el("button", { class: "plain", onclick: () => { path = []; draw(); } }, "all"),
+      ...path.flatMap((name, i) => [" › ", el("button", { class: "plain", onclick: () => { path = path.slice(0, i + 1); draw(); } }, safe(name))]));
+    pictures.replaceChildren(...models.flatMap((m) => [
+      el("h3", {}, `${m === "tuned" ? "tuned" : FP32}: ${ms(places[m].ms)}${path.length ? ` of ${ms(trees[m].ms)}` : ""}`), icicle(trees[m], places[m], same ? whole : places[m].ms, walk)]));
+    if (focus) { const first = pictures.querySelector(".icicle button"); if (first) first.focus({ preventScroll: true }); }
+  }
+  const choose = ["scope", "class"].map((kind) => el("button", { "aria-pressed": String(kind === by), onclick: (event) => {
+    by = kind; path = []; choose.forEach((b) => b.setAttribute("aria-pressed", String(b === event.currentTarget))); draw();
+  } }, "by " + kind));
+  const scale = el("button", { "aria-pressed": "true", onclick: () => { same = !same; scale.setAttribute("aria-pressed", String(same)); draw(); } }, "one scale");
+  draw();
+  const types = [...new Set(data.ops.map((op) => op.type).filter(Boolean))];
+  return [el("p", { class: "soft" }, `Widths are times: ${told}. Choose a part to walk into it, choose it again to walk out; an op shows its page.`),
+    el("div", { class: "controls" }, choose, models.length > 1 ? scale : null, types.map(chip)), crumbs, pictures];
+}
+
+function choicesSection() {
+  if (!data.units.length) return null;
+  const rows = data.units.map((unit) => ({ unit, other: trade(unit) })).filter((row) => row.other && row.unit.ops.length);
+  const name = (row) => data.ops[row.unit.ops[0]].name + (row.unit.ops.length > 1 ? ` + ${row.unit.ops.length - 1}` : "");
+  const grid = gridTable({
+    label: "Choices", rows, sorted: "net", open: (row) => showOp(row.unit.ops[0]),
+    columns: [
+      { key: "name", name: "ops of one kernel", width: "minmax(7rem, 3fr)", of: name, show: name, title: (r) => r.unit.ops.map((i) => safe(data.ops[i].name)).join(" ") },
+      { key: "type", name: "chosen", width: "minmax(4.6rem, 1fr)", of: (r) => r.unit.type, show: (r) => chip(r.unit.type) },
+      { key: "low", name: "compared", width: "minmax(5rem, 1fr)", wide: true, of: (r) => r.other.low, show: (r) => chip(r.other.low) },
+      { key: "saved", name: "saves", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.other.saved, show: (r) => ms(r.other.saved) },
+      { key: "casts", name: "casts", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.other.casts, show: (r) => ms(r.other.casts) },
+      { key: "net", name: "in all", width: "minmax(4.5rem, 1fr)", number: true, of: (r) => r.other.net, show: (r) => ms(r.other.net) },
+      { key: "rise", name: "adds error", width: "minmax(4.2rem, 1fr)", number: true, of: (r) => r.other.rise, show: (r) => percent(r.other.rise) },
+      { key: "by", name: "decided by", width: "minmax(4rem, 1fr)", wide: true, of: (r) => r.unit.by, show: (r) => r.unit.by },
+    ],
+  });
+  return [el("p", { class: "soft" }, "Each row compares a low format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. For ops that stay in fp32 it is the format that would gain most."), grid.box];
+}
+
+function valuesSection() {
+  const seen = data.values.map((value, index) => ({ value, index })).filter((one) => one.value.facts);
+  if (!seen.length) return null;
+  const labels = Object.keys(data.formats).filter((f) => f !== FP32 && f !== "tf32");
+  let format = labels.includes("fp16") ? "fp16" : labels[0], text = "";
+  const picture = el("div", { "aria-live": "polite" });
+  let shown = null;
+  const open = (row) => {
+    shown = row;
+    const facts = row.value.facts, bad = misfits(facts, format);
+    const maker = typeof row.value.from === "number" ? [" It comes from ", opLink(row.value.from), "."] : ` It is ${row.value.from === "input" ? "an input" : "a constant"} of the model.`;
+    picture.replaceChildren(el("figure", {}, el("h3", {}, row.value.name), histogram(row.value, format), el("figcaption", {},
+      `${count(facts.count, "number")}, ${shape(row.value.shape)}, from ${digits(facts.lowest)} to ${digits(facts.highest)}; ${count(facts.zeros, "zero")}${facts.nans + facts.infs ? `, ${facts.nans} NaN, ${facts.infs} Inf` : ""}. In ${format}: `,
+      el("span", { class: "bad" }, `${percent(bad.over)} overflow`), ", ", el("span", { class: "warn" }, `${percent(bad.lost)} become zero`), `, ${percent(bad.subnormal)} lose digits below the normal range. Magnitudes in powers of two; heights are logarithmic.`, maker)));
+  };
+  const rows = () => seen.filter((one) => !text || one.value.name.toLowerCase().includes(text)).map((one) => ({ ...one, bad: misfits(one.value.facts, format) }));
+  const grid = gridTable({
+    label: "Values", rows: rows(), sorted: "over", open,
+    columns: [
+      { key: "name", name: "value", width: "minmax(7rem, 3fr)", of: (r) => r.value.name, show: (r) => r.value.name, title: (r) => r.value.name },
+      { key: "shape", name: "shape", width: "minmax(5rem, 1fr)", wide: true, of: (r) => r.value.facts.count, show: (r) => shape(r.value.shape) },
+      { key: "small", name: "smallest", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.value.facts.smallest_nonzero, show: (r) => digits(r.value.facts.smallest_nonzero) },
+      { key: "large", name: "largest", width: "minmax(4.5rem, 1fr)", number: true, of: (r) => r.value.facts.largest, show: (r) => digits(r.value.facts.largest) },
+      { key: "over", name: "overflow", width: "minmax(4.2rem, 1fr)", number: true, of: (r) => r.bad.over + r.bad.lost * 1e-3, show: (r) => el("span", { class: r.bad.over ? "bad" : null }, percent(r.bad.over)) },
+      { key: "lost", name: "to zero", width: "minmax(4.2rem, 1fr)", number: true, of: (r) => r.bad.lost, show: (r) => el("span", { class: r.bad.lost ? "warn" : null }, percent(r.bad.lost)) },
+    ],
+  });
+  const again = () => { grid.show(rows()); if (shown) open(shown); };
+  const select = el("select", { onchange: (event) => { format = event.target.value; again(); } }, labels.map((f) => el("option", { value: f, selected: f === format }, f)));
+  const search = el("input", { type: "search", placeholder: "part of a name", oninput: later(() => { text = search.value.toLowerCase(); again(); }) });
+  const worst = rows().sort((a, b) => b.bad.over - a.bad.over || b.bad.lost - a.bad.lost)[0];
+  open(worst);
+  return [el("p", { class: "soft" }, "What calibration data showed of each value, against the range of a format. Numbers above the range become infinite, those far below it zero."),
+    el("div", { class: "controls" }, el("label", {}, "Format ", select), el("label", {}, "Search values ", search)), grid.box, picture];
+}
+
+function opsSection() {
+  let text = "", type = "", kind = "";
+  const why = data.ops.map((op) => reasonsOf(op));
+  const folded = data.ops.map((op, i) => [op.name, op.op, op.scope || "", op.line === undefined ? "" : data.lines[op.line], why[i]].join("\n").toLowerCase());
+  const alone = data.ops.map((_, i) => {
+    const unit = unitOf.get(i), parts = unit && (unit.alone[unit.type] || Object.values(unit.alone)[0]);
+    return parts ? Math.hypot(parts.weights || 0, parts.activations || 0) : null;
+  });
+  const spent = data.kernels.tuned || !spentIn.fp32.size ? spentIn.tuned : spentIn.fp32;
+  const all = data.ops.map((_, i) => i);
+  const status = el("p", { class: "soft", role: "status" }, count(all.length, "op"));
+  const grid = gridTable({
+    label: "Ops", rows: all, open: (i) => showOp(i),
+    columns: [
+      { key: "name", name: "op", width: "minmax(7rem, 3fr)", of: (i) => data.ops[i].name, show: (i) => data.ops[i].name, title: (i) => data.ops[i].name },
+      { key: "op", name: "computes", width: "minmax(5rem, 1fr)", wide: true, of: (i) => data.ops[i].op, show: (i) => data.ops[i].op },
+      { key: "type", name: "format", width: "minmax(5rem, 1fr)", of: (i) => data.ops[i].type, show: (i) => chip(data.ops[i].type) },
+      { key: "ran", name: "ran in", width: "minmax(4rem, 1fr)", wide: true, of: (i) => data.ops[i].ran, show: (i) => el("span", { class: ranElsewhere(data.ops[i]) ? "warn" : null }, data.ops[i].ran || "") },
+      { key: "ms", name: "time", width: "minmax(4.2rem, 1fr)", number: true, of: (i) => spent.get(i), show: (i) => (spent.has(i) ? ms(spent.get(i)) : "") },
+      { key: "alone", name: "error alone", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (i) => alone[i], show: (i) => (alone[i] === null ? "" : percent(alone[i])) },
+      { key: "why", name: "why", width: "minmax(8rem, 4fr)", wide: true, of: (i) => why[i], show: (i) => why[i], title: (i) => why[i] },
+    ],
+  });
+  const filter = () => {
+    const rows = all.filter((i) => (!text || folded[i].includes(text)) && (!type || data.ops[i].type === type) && (!kind || data.ops[i].class === kind));
+    status.textContent = rows.length === all.length ? count(all.length, "op") : `${rows.length} of ${count(all.length, "op")}`;
+    grid.show(rows);
+  };
+  const options = (list) => [el("option", { value: "" }, "all"), ...[...new Set(list)].filter(Boolean).sort().map((v) => el("option", { value: v }, v))];
+  const search = el("input", { type: "search", placeholder: "name, scope, source line or reason", oninput: later(() => { text = search.value.toLowerCase(); filter(); }) });
+  return [
+    el("div", { class: "controls" }, el("label", {}, "Search ops ", search),
+      el("label", {}, "Format ", el("select", { onchange: (e) => { type = e.target.value; filter(); } }, options(data.ops.map((o) => o.type)))),
+      el("label", {}, "Class ", el("select", { onchange: (e) => { kind = e.target.value; filter(); } }, options(data.ops.map((o) => o.class))))),
+    status, grid.box, detail];
+}
+
+function graphSection() {
+  if (!data.ops.length || !data.ops[0].inputs) return null;
+  const scopes = new Set([""]);
+  data.ops.forEach((op) => { const parts = (op.scope || "").split("/"); parts.forEach((_, i) => scopes.add(parts.slice(0, i + 1).join("/"))); });
+  const known = [...scopes].sort();
+  const picture = el("div"), title = el("p", { "aria-live": "polite" });
+  const list = el("input", { list: "scopes", type: "search", placeholder: "a scope", onchange: () => scopes.has(list.value) && go(list.value, -1) });
+  const go = (scope, here, quiet) => {
+    const parts = scope ? scope.split("/") : [];
+    title.replaceChildren(el("button", { class: "plain", onclick: () => go("", -1) }, "the model"),
+      ...parts.flatMap((name, i) => [" › ", el("button", { class: "plain", onclick: () => go(parts.slice(0, i + 1).join("/"), -1) }, safe(name))]));
+    picture.replaceChildren(scopeGraph(scope, here, (box) => (box.scope === null ? (go(scope, box.ops[0], true), showOp(box.ops[0])) : go(box.scope, -1))));
+    if (!quiet) document.getElementById("graph").scrollIntoView();
+  };
+  openScope = (scope, here) => go(scope, here);
+  const first = data.summary.limits[0];
+  let scope = first ? data.ops[first.op].scope || "" : "";
+  while (scope && data.ops.filter((op) => ((op.scope || "") + "/").startsWith(scope + "/")).length < 2)
+    scope = scope.split("/").slice(0, -1).join("/");
+  go(scope, first ? first.op : -1, true);
+  return [el("p", { class: "soft" }, "One scope at a time, from its inputs at the top; a rounded box is an inner scope. A thick red line is a change of format."),
+    el("div", { class: "controls" }, el("label", {}, "Scope ", list), el("datalist", { id: "scopes" }, known.slice(0, 2000).map((s) => el("option", { value: s })))), title, picture];
+}
+
+function tuningSection() {
+  const phases = Object.entries((found && found.phases_s) || {}).filter(([, s]) => s >= 0.05);
+  if (!phases.length) return null;
+  const most = Math.max(...phases.map(([, s]) => s));
+  return [el("p", {}, `${digits(found.seconds)} s in all.`), el("div", { class: "bars" }, phases.map(([name, s]) =>
+    [el("span", {}, name), el("div", { class: "fill", style: { width: (100 * s) / most + "%" } }), el("span", {}, digits(s) + " s")]))];
+}
+
+function runSection() {
+  if (!data.how_to_run.length) return null;
+  return [el("pre", { tabindex: 0, role: "region", "aria-label": "Commands" }, data.how_to_run.map((line) => el("span", {}, line)))];
+}
+
+function notesSection() {
+  const notes = [...((found && found.warnings) || []).map((w) => ["warning: ", w]), ...data.unknown.map((u) => ["not known: ", u])];
+  return notes.length ? [el("ul", {}, notes.map(([kind, text]) => el("li", {}, el("strong", {}, kind), text)))] : null;
+}
+
+header();
+const main = document.getElementById("report"), nav = document.getElementById("contents");
+main.replaceChildren();
+for (const [id, title, make] of SECTIONS) {
+  const parts = make();
+  if (!parts) continue;
+  main.append(el("section", { id, "aria-labelledby": id + "-title" }, el("h2", { id: id + "-title" }, title), parts));
+  nav.append(el("a", { href: "#" + id }, title));
+}
+main.append(el("p", { class: "soft" }, `Made by finecast for ${safe(data.model.name)} (${data.model.digest}), plan ${data.plan.digest} of ${safe(data.plan.policy)}.`));

@@ -1,0 +1,515 @@
+"""Which ops of a low model cost its accuracy, and what shows it.
+
+Law: the ops named are a smallest set whose return to fp32 makes the model pass, confirmed by
+runs: without any one of them it fails. A model that passes has none.
+
+The order of suspicion comes from sensitivities: runs on few samples in which one op alone is
+low. Where these explain little of the error, ops are harmful only together, and runs tell in
+which one op alone is returned to fp32.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.data.deviation import ENGINE_FACTOR, LIMIT, ROUNDINGS_PER_OP, expected
+from finecast.data.workload import Workload, probed, probed_rows
+from finecast.engines.base import Array, Session, outputs_on
+from finecast.engines.exact import CachedSession, Exact
+from finecast.graph import Graph, Node
+from finecast.naming import number_of
+from finecast.native.low_model import LowModel, Seen
+from finecast.numbers.formats import Format
+from finecast.numbers.rounding import overflow_limit
+from finecast.planning.sensitivity import measure, squared_error
+from finecast.progress import Progress, silent
+from finecast.reports.base import Report, TextTable
+from finecast.rules.facts import ValueFacts
+from finecast.solver.smallest_set import smallest_set
+from finecast.tuning.emulating import reasons
+from finecast.tuning.judging import Judge
+
+_SUSPICIOUS: Final = 0.25
+"""Ops are harmful only together if their single errors add up to less than this share of the
+error of all: the errors of independent roundings add up (``planning/sensitivity.py``)."""
+
+_TESTS_BEYOND: Final = 2
+"""Tests of sets of ops, as a multiple of those of the usual case, before a set is left as it
+is."""
+
+_SHOWN_OPS: Final = 10
+"""Culprits that a printed result names."""
+
+_KEPT_OPS: Final = 20
+"""Culprits up to which the option that keeps them in fp32 is printed."""
+
+_AS_GOOD: Final = 4.0
+"""Another op restores a model as well if the squared error left is at most so many times that
+which the best one leaves: one binary digit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """An op that has to be in fp32.
+
+    Attributes:
+        node: Its name.
+        op: Its native type.
+        format: The low format's label.
+        moved: Names of the ops that only move its result, and are kept with it.
+        alone: The relative output error if this op alone is low.
+        reasons: What shows it, in words.
+        source: Its line of PyTorch code; empty if the model does not tell.
+    """
+
+    node: str
+    op: str
+    format: str
+    moved: tuple[str, ...]
+    alone: float
+    reasons: tuple[str, ...]
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as strict JSON."""
+        return {
+            "node": self.node,
+            "op": self.op,
+            "format": self.format,
+            "moved": list(self.moved),
+            "error_alone": self.alone,
+            "reasons": list(self.reasons),
+            "source": self.source or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongResult:
+    """The first op, in the order of computation, whose result is wrong.
+
+    Attributes:
+        node: Its name.
+        op: Its native type.
+        why: What is wrong with the result.
+        absorbed: The op that reads the Inf or NaN and gives finite numbers; empty if none.
+        source: Its line of PyTorch code; empty if the model does not tell.
+    """
+
+    node: str
+    op: str
+    why: str
+    absorbed: str = ""
+    source: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as strict JSON."""
+        return {
+            "node": self.node,
+            "op": self.op,
+            "why": self.why,
+            "absorbed_at": self.absorbed or None,
+            "source": self.source or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Blame(Report):
+    """Which ops of a low model cost its accuracy; printed it is a few lines.
+
+    Attributes:
+        low: The low model's name.
+        figure: The name of what was judged by.
+        fp32: The fp32 model's figure.
+        value: The low model's.
+        restored: The figure with the culprits in fp32; that of the low model if it passes.
+        limit: The worst figure that passes.
+        passed: Whether the low model passes.
+        culprits: The smallest set of ops whose return to fp32 makes it pass.
+        is_minimal: Whether each of them was seen to be needed.
+        instead: Ops of which each would do in place of the culprit: they are harmful only
+            together with it.
+        first: The first op whose result is wrong; None if none was seen.
+        ops: The number of ops, or of ops with those that only move their results.
+        evaluations: Runs on all data, or on all samples.
+        probes: Runs on few samples.
+        seconds: How long it took.
+        warnings: What a user should know.
+    """
+
+    low: str
+    figure: str
+    fp32: float
+    value: float
+    restored: float
+    limit: float
+    passed: bool
+    culprits: tuple[Culprit, ...] = ()
+    is_minimal: bool = True
+    instead: tuple[str, ...] = ()
+    first: WrongResult | None = None
+    ops: int
+    evaluations: int
+    probes: int = 0
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """What was found, in a sentence."""
+        against = f"{self.figure} {self.value:.6g}, fp32 {self.fp32:.6g}"
+        if self.passed:
+            return f"nothing to blame: {against}, within the limit of {self.limit:.6g}"
+        count = number_of(len(self.culprits), "op")
+        least = "" if self.is_minimal else " (fewer may do)"
+        return (
+            f"{count} to blame{least}: {against}, limit {self.limit:.6g}; with"
+            f" {'it' if len(self.culprits) == 1 else 'them'} in fp32 {self.restored:.6g}"
+        )
+
+    @property
+    def keep(self) -> str:
+        """The option that keeps the culprits in fp32; empty if there are none."""
+        names = [n for c in self.culprits for n in (c.node, *c.moved)]
+        if not names:
+            return ""
+        pattern = "|".join(map(re.escape, names))
+        return (
+            f"--exclude {shlex.quote(f'^({pattern})$' if len(names) > 1 else f'^{pattern}$')}"
+        )
+
+    @property
+    def effort(self) -> str:
+        """What it took, in words."""
+        return (
+            f"{number_of(self.evaluations, 'evaluation')}, {number_of(self.probes, 'probe')}"
+            f" of {number_of(self.ops, 'op')}, {self.seconds:.1f} s"
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The verdict, the culprits and what shows them, and what to do."""
+        told = [f"{c.node} ({c.format}): {'; '.join(c.reasons)}" for c in self.culprits]
+        return [
+            self.verdict,
+            *told[:_SHOWN_OPS],
+            *self._notes(),
+            *(f"warning: {text}" for text in self.warnings),
+        ]
+
+    @property
+    def tables(self) -> list[TextTable]:
+        """The culprits."""
+        return [self.by_op(len(self.culprits))]
+
+    def by_op(self, most: int) -> TextTable:
+        """The culprits, at most so many, with what shows them."""
+        rows = [
+            (
+                c.node,
+                c.format,
+                "; ".join(filter(None, (*c.reasons, c.source))),
+                f"{c.alone:.2g}",
+            )
+            for c in self.culprits[:most]
+        ]
+        rest = len(self.culprits) - len(rows)
+        more = [f"and {rest} more"] if rest else []
+        return TextTable(
+            left=("node", "type", "why"),
+            right=("error\nalone",),
+            rows=rows,
+            fold=("node", "why"),
+            notes=(*more, *self._notes()),
+        )
+
+    def _notes(self) -> list[str]:
+        """What would do in place of the culprits, what is wrong first, and what to do."""
+        notes: list[str] = []
+        if self.instead:
+            notes.append(f"in its place any of these would do: {', '.join(self.instead)}")
+        if (first := self.first) is not None:
+            notes.append(f"first wrong: {first.node}: {first.why}")
+            if first.absorbed:
+                notes.append(f"its NaN or Inf is absorbed at {first.absorbed}")
+            if first.source:
+                notes.append(f"first wrong in the code: {first.source}")
+        if self.keep and len(self.culprits) <= _KEPT_OPS:
+            notes.append(f"to keep fp32: {self.keep}")
+        return [*notes, self.effort]
+
+    def _content(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "low": self.low,
+            "figure": self.figure,
+            "fp32": self.fp32,
+            "value": self.value,
+            "restored": self.restored,
+            "limit": self.limit,
+            "passed": self.passed,
+            "culprits": [one.to_dict() for one in self.culprits],
+            "is_minimal": self.is_minimal,
+            "instead": list(self.instead),
+            "first_wrong": None if self.first is None else self.first.to_dict(),
+            "keep": self.keep or None,
+            "ops": self.ops,
+            "evaluations": self.evaluations,
+            "probes": self.probes,
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+        }
+
+
+def blame(low: LowModel, judge: Judge, exact: Exact, *, progress: Progress = silent) -> Blame:
+    """Find the ops of ``low`` whose return to fp32 makes it pass.
+
+    Args:
+        low: The low model.
+        judge: What it has to keep.
+        exact: The fp32 model's outputs on the samples that are probed.
+        progress: Told of long work.
+
+    Raises:
+        EngineError: If a model cannot be run.
+    """
+    return _Search(low=low, judge=judge, exact=exact, progress=progress).found()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    low: LowModel
+    judge: Judge
+    exact: Exact
+    progress: Progress
+    evaluations: int = 0
+    probes: int = 0
+    figures: dict[frozenset[int], float] = field(default_factory=dict[frozenset[int], float])
+
+    def found(self) -> Blame:
+        start = time.perf_counter()
+        low = self.low
+        self.progress("low", 0, 1)
+        passed = self._passes(frozenset())
+        value = self.figures[frozenset()]
+        result = Blame(
+            low=low.name,
+            figure=self.judge.figure,
+            fp32=self.judge.baseline,
+            value=value,
+            restored=value,
+            limit=self.judge.limit,
+            passed=passed,
+            ops=len(low.groups),
+            evaluations=1,
+        )
+        if not passed and low.groups:
+            result = self._searched(result)
+        return replace(
+            result,
+            evaluations=self.evaluations,
+            probes=self.probes,
+            seconds=time.perf_counter() - start,
+            warnings=(*low.notes, *low.unexplained(self.exact)),
+        )
+
+    def _searched(self, failed: Blame) -> Blame:
+        low = self.low
+        seen = low.seen(self.exact.calls[0], self.judge.accepts)
+        facts = low.facts(self.exact.calls)
+        alone, after = self._sensitivities()
+        scores = alone if after is None else -after
+        order = [int(k) for k in np.argsort(-scores, kind="stable")]
+        usual = math.ceil(math.log2(max(len(order), 2))) + 3
+        least = smallest_set(order, self._passes, most=_TESTS_BEYOND * usual)
+        members = frozenset(least.members)
+        if members not in self.figures:  # all of them, which is the fp32 model
+            self.figures[members] = self.judge.baseline
+        instead: tuple[str, ...] = ()
+        if after is not None and len(least.members) == 1:
+            as_good = np.flatnonzero(after <= _AS_GOOD * after[least.members[0]]).tolist()
+            instead = tuple(self._node(k).name for k in as_good if k not in members)
+        return replace(
+            failed,
+            restored=self.figures[members],
+            culprits=tuple(
+                self._culprit(k, alone[k], seen, facts, together=after is not None)
+                for k in least.members
+            ),
+            is_minimal=least.is_minimal,
+            instead=instead,
+            first=_first_wrong(low, seen) or _first_out_of_range(low, facts),
+            ops=len(low.groups),
+        )
+
+    def _passes(self, returned: frozenset[int]) -> bool:
+        self.evaluations += 1
+        self.progress("sets of ops", self.evaluations - 1, self.evaluations)
+        self.figures[returned], passed = self.judge.judge(self.low.session(returned))
+        return passed
+
+    def _node(self, group: int) -> Node:
+        return self.low.graph.nodes[self.low.groups[group].nodes[0]]
+
+    def _sensitivities(self) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """Squared errors with each group alone low; and with each alone in fp32, if needed.
+
+        They are needed where the first ones explain little of the error.
+        """
+        count = len(self.low.groups)
+        every = frozenset(range(count))
+
+        def outputs(bits: NDArray[np.bool_]) -> list[Array]:
+            low = frozenset(int(k) for k in np.flatnonzero(bits))
+            return outputs_on(self.low.session(every - low), self.exact.calls)
+
+        found = measure(
+            count,
+            outputs,
+            counted=self.exact.counted,
+            on_probe=lambda done, total: self.progress("ops", done, total),
+        )
+        self.probes += found.probes
+        if found.added >= _SUSPICIOUS * found.total:
+            return found.values, None
+        after = np.empty(count)
+        for k in range(count):
+            found_outputs = outputs(np.arange(count) != k)
+            error = squared_error(found_outputs, self.exact.outputs, self.exact.counted)
+            after[k] = min(error, found.total)
+            self.progress("ops together", k + 1, count)
+        self.probes += count
+        return found.values, after
+
+    def _culprit(
+        self,
+        group: int,
+        alone: float,
+        seen: Mapping[int, Seen],
+        facts: Mapping[int, ValueFacts],
+        *,
+        together: bool,
+    ) -> Culprit:
+        low, node = self.low, self._node(group)
+        members = self.low.groups[group]
+        shown = [seen[i] for i in node.outputs if i is not None and i in seen]
+        told = [*(text for one in shown for text in _told(one, members.format))]
+        if together:
+            told.append("harmless by itself: harmful only together with others")
+        told += reasons(low.graph, node, members.format, facts)
+        cancelled = _cancellation(low.graph, node, facts)
+        return Culprit(
+            node=node.name,
+            op=node.native,
+            format=members.format.label,
+            moved=tuple(low.graph.nodes[n].name for n in members.nodes[1:]),
+            alone=math.sqrt(alone),
+            reasons=(*told, *cancelled),
+            source=node.source,
+        )
+
+
+def _told(seen: Seen, fmt: Format) -> list[str]:
+    """What a value shows of the op that gives it."""
+    if seen.spoiled:
+        return [f"{number_of(seen.spoiled, 'number')} NaN or Inf, finite in fp32"]
+    if seen.own <= ROUNDINGS_PER_OP * fmt.unit_roundoff:
+        return []
+    rounds = f"{fmt.label} rounds to {fmt.unit_roundoff:.2g}"
+    return [f"errs by {seen.own:.2g} on its own inputs, where {rounds}"]
+
+
+_CANCELS: Final = 16.0
+"""A sum cancels if an operand is so many times as large as the result: four binary digits."""
+
+
+def _cancellation(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> list[str]:
+    """How many times as large as its result the operands of a sum are, if that is many."""
+    if node.op not in ("add", "subtract", "reduce_sum", "reduce_mean", "sum"):
+        return []
+    result = next((facts[i].largest for i in node.outputs if i is not None and i in facts), 0)
+    operands = [facts[i].largest for i in node.inputs if i is not None and i in facts]
+    ratio = max(operands, default=0.0) / result if result else 0.0
+    if ratio < _CANCELS:
+        return []
+    return [f"cancellation: operands are {ratio:.3g} times as large as the result"]
+
+
+def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
+    """The first op whose result leaves range or digits, or is refused."""
+    graph, formats = low.graph, low.formats
+    bounds = expected(graph, formats)
+    # Engines may round a value for one of its readers alone, so that ops in fp32 err, too.
+    coarsest = max((f.unit_roundoff for f in formats.values()), default=0.0)
+    for node in graph.nodes:
+        fmt = formats.get(node.id, Format.FP32)
+        for index in node.outputs:
+            one = None if index is None else seen.get(index)
+            if index is None or one is None:
+                continue
+            limit = max(bounds.relative.get(index, 0.0), ROUNDINGS_PER_OP * coarsest)
+            if index in bounds.decided:  # its error has no bound, that of its op has one
+                limit = max(limit, LIMIT)
+            errs = one.own > ENGINE_FACTOR * ROUNDINGS_PER_OP * coarsest
+            if one.spoiled or one.refused or one.total > limit or errs:
+                absorbed = _absorbing(graph, node, seen) if one.spoiled else None
+                return WrongResult(
+                    node=node.name,
+                    op=node.native,
+                    why=_wrong(one, fmt),
+                    absorbed="" if absorbed is None else absorbed.name,
+                    source=node.source,
+                )
+    return None
+
+
+def _wrong(seen: Seen, fmt: Format) -> str:
+    """What is wrong with a value."""
+    if not seen.spoiled:
+        return f"a relative error of {seen.total:.2g}, {seen.own:.2g} of it its own"
+    text = f"{number_of(seen.spoiled, 'number')} NaN or Inf"
+    if seen.largest < overflow_limit(fmt):
+        return text
+    return f"{text}: fp32 reaches {seen.largest:.3g} there, {fmt.label} {fmt.max:.3g}"
+
+
+def _absorbing(graph: Graph, start: Node, seen: Mapping[int, Seen]) -> Node | None:
+    """The first op that reads the NaN or Inf of ``start`` and gives none."""
+    spoiled = {i for i, one in seen.items() if one.spoiled}
+    reached = {i for i in start.outputs if i in spoiled}
+    for node in graph.nodes[start.id + 1 :]:
+        if not any(i in reached for i in node.inputs):
+            continue
+        made = [i for i in node.outputs if i is not None and i in seen]
+        bad = {i for i in made if i in spoiled}
+        if made and not bad:
+            return node
+        reached |= bad
+    return None
+
+
+def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> WrongResult | None:
+    """The first low op whose result in fp32 is beyond its format's range."""
+    for node in low.graph.nodes:
+        fmt = low.formats.get(node.id)
+        for value in low.graph.following_outputs(node) if fmt is not None else ():
+            one = facts.get(value.id)
+            if fmt is not None and one is not None and one.largest >= overflow_limit(fmt):
+                why = f"fp32 reaches {one.largest:.3g} there, {fmt.label} {fmt.max:.3g}"
+                line = node.source
+                return WrongResult(node=node.name, op=node.native, why=why, source=line)
+    return None
+
+
+def samples_of(workload: Workload, reference: Session, groups: int) -> Exact:
+    """The fp32 model's outputs on the calibration samples that ``groups`` are probed on."""
+    calls = probed(workload.calibration(), reference.inputs, probed_rows(groups))
+    return Exact.of(CachedSession(reference), calls, workload.of)

@@ -1,0 +1,261 @@
+"""What a low model has to keep: a metric, the error of its outputs, or a user's own check."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from finecast.data.criterion import Criterion
+from finecast.data.deviation import expected
+from finecast.data.functions import load_function
+from finecast.data.sources import DataOptions, file_of
+from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed
+from finecast.engines.base import Array, Feeds, Session
+from finecast.engines.exact import Exact
+from finecast.errors import UsageError, UserCodeError
+from finecast.graph import Graph
+from finecast.naming import Option
+from finecast.native.low_model import Check, LowModel
+from finecast.numbers.formats import Format
+from finecast.usercode import guarded
+
+_PEAK: Final = 4.0
+"""How many times as large as its usual numbers the largest number of a value is. Codes have
+steps that are a share of the largest one, and so round the usual ones by as much more."""
+
+
+class Judge(ABC):
+    """Whether a model passes, and by which figure.
+
+    Attributes:
+        figure: The name of the figure.
+        baseline: The fp32 model's.
+        limit: The worst figure that passes.
+    """
+
+    figure: str
+    baseline: float
+    limit: float
+
+    @abstractmethod
+    def judge(self, session: Session) -> tuple[float, bool]:
+        """The figure of a model, and whether it passes."""
+
+    @property
+    def accepts(self) -> Check | None:
+        """What judges inner values, if that is not their error."""
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
+class MetricJudge(Judge):
+    """By the metric on all data."""
+
+    workload: Workload
+    reference: Session
+    passes: Callable[[float], bool]
+    figure: str
+    baseline: float
+    limit: float
+
+    def judge(self, session: Session) -> tuple[float, bool]:
+        """The metric, which has to be within the tolerance of the fp32 model's."""
+        value = float(self.workload.evaluate(session, self.reference))
+        return value, self.passes(value)
+
+
+@dataclass(slots=True, kw_only=True)
+class ErrorJudge(Judge):
+    """By the relative error of the outputs on the samples, the worst output's."""
+
+    exact: Exact
+    limit: float
+    figure: str = "relative output error"
+    baseline: float = 0.0
+
+    def judge(self, session: Session) -> tuple[float, bool]:
+        """The error, which has to be within the limit."""
+        error = self.exact.error(session)
+        return error, error <= self.limit
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckJudge(Judge):
+    """By a function of the user's, which has to accept every output of every call."""
+
+    exact: Session
+    calls: Sequence[Feeds]
+    check: Check
+    figure: str
+    baseline: float = 1.0
+    limit: float = 1.0
+
+    def judge(self, session: Session) -> tuple[float, bool]:
+        """The share of outputs that are accepted."""
+        verdicts = [
+            self.accepts(name, got, wanted)
+            for feeds in self.calls
+            for (name, wanted), got in zip(
+                self.exact.run(feeds).items(), session.run(feeds).values(), strict=True
+            )
+        ]
+        share = sum(verdicts) / max(len(verdicts), 1)
+        return share, all(verdicts)
+
+    @property
+    def accepts(self) -> Check:
+        """The function, whose result is checked."""
+        return self._accepts
+
+    def _accepts(self, name: str, got: Array, wanted: Array) -> bool:
+        """Call the function.
+
+        Raises:
+            UserCodeError: If it fails, or returns neither True nor False.
+        """
+        fix = "it gets a value's name, the low array and the fp32 array, and returns a bool"
+        with guarded("the check function failed", where=self.figure, fix=fix):
+            found: Any = self.check(name, got, wanted)
+        if not isinstance(found, bool | np.bool_):
+            raise UserCodeError(
+                f"the check function returns {type(found).__name__}, not True or False",
+                where=self.figure,
+                fix=fix,
+            )
+        return bool(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlameOptions:
+    """What a low model has to keep, where that is no metric.
+
+    Attributes:
+        check: A function of a value's name, what the low model gives for it, and what fp32
+            gives; True if that is right. It judges the outputs, and inner values to find the
+            first wrong one.
+        max_error: The largest relative error of an output that passes; None for the error
+            that rounding to the model's formats explains.
+        check_name: The name of ``check`` in messages, where it was given as text.
+    """
+
+    check: Check | str | None = Option(
+        help="Your own judgement in place of a metric: gets (name, low array, fp32 array) of a"
+        " value, returns True if it is right.",
+        metavar="FILE.py:FUNCTION",
+        python=((Callable, str), "a function of a name and two arrays"),
+    ).field(None)
+    max_error: float | None = Option(
+        help="The largest relative error of an output that passes, without a metric; default:"
+        " what rounding to the model's formats explains.",
+        metavar="X",
+        kind=float,
+    ).field(None)
+    check_name: str = ""
+
+    def loaded(self) -> BlameOptions:
+        """These options with a function in place of ``FILE.py:FUNCTION``."""
+        if not isinstance(self.check, str):
+            return self
+        return replace(self, check=load_function(self.check), check_name=self.check)
+
+    def check_beside(self, data: DataOptions, criterion: Criterion) -> None:
+        """Refuse options that would have no effect.
+
+        Raises:
+            UsageError: If the model is judged in two ways, or a tolerance is given without a
+                metric.
+        """
+        has_metric = data.metric is not None or data.evaluate is not None
+        ways = {
+            "--metric" if data.metric is not None else "--eval": has_metric,
+            "--check": self.check is not None,
+            "--max-error": self.max_error is not None,
+        }
+        given = [option for option, stated in ways.items() if stated]
+        if len(given) > 1:
+            raise UsageError(
+                "the model is judged in two ways", where=", ".join(given), fix="keep one"
+            )
+        if criterion != Criterion() and not has_metric:
+            raise UsageError(
+                "the tolerance is that of a metric, and none is given",
+                where="--tolerance",
+                fix="give --metric or --eval, or --max-error in its place",
+            )
+
+    @property
+    def reads(self) -> list[tuple[str, Path]]:
+        """The file of ``--check``, if it was given as text."""
+        return [("--check", file_of(self.check))] if isinstance(self.check, str) else []
+
+
+def judge_of(
+    options: BlameOptions,
+    data: DataOptions,
+    criterion: Criterion,
+    workload: Workload,
+    low: LowModel,
+    reference: Session,
+) -> Judge:
+    """What the model has to keep: by a check, by a metric, or else by the outputs' error.
+
+    Args:
+        options: The check, or the largest error.
+        data: Whether there is a metric, and its name.
+        criterion: The tolerance of the metric.
+        workload: The data.
+        low: The low model, whose formats explain some error.
+        reference: The fp32 model.
+
+    Raises:
+        UsageError: If the metric's tolerance lets every result pass.
+        UserCodeError: If a function of the user's fails.
+    """
+    baseline = float(workload.evaluate(reference, None))
+    if options.check is not None:
+        assert not isinstance(options.check, str)
+        name = options.check_name or getattr(options.check, "__qualname__", "check")
+        calls = [*workload.calibration()]
+        return CheckJudge(
+            exact=reference, calls=calls, check=options.check, figure=f"share right by {name}"
+        )
+    if data.metric is not None or data.evaluate is not None:
+        kept = replace(criterion, higher_is_better=workload.higher_is_better)
+        kept.check(baseline, workload.worst)
+        return MetricJudge(
+            workload=workload,
+            reference=reference,
+            passes=partial(kept.passes, baseline=baseline),
+            figure=data.label,
+            baseline=baseline,
+            limit=kept.target(baseline),
+        )
+    calls = probed(workload.calibration(), reference.inputs, MOST_PROBED_ROWS)
+    exact = Exact.of(reference, calls, workload.of)
+    limit = options.max_error
+    if limit is None:
+        counted = {exact.names[number] for number in exact.counted}
+        limit = explained_error(low.graph, low.formats, counted)
+    return ErrorJudge(exact=exact, limit=limit)
+
+
+def explained_error(
+    graph: Graph, formats: Mapping[int, Format], names: Collection[str]
+) -> float:
+    """The relative error of the named outputs that rounding explains, the largest of them.
+
+    Args:
+        graph: The graph.
+        formats: Low formats by node id.
+        names: Names of the outputs that errors are told of.
+    """
+    bounds = expected(graph, formats)
+    errors = [bounds.relative.get(v.id, 0.0) for v in graph.outputs if v.name in names]
+    coded = any(fmt.has_scales for fmt in formats.values())
+    return max(errors, default=0.0) * (_PEAK if coded else 1.0)

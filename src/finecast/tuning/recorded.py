@@ -1,0 +1,88 @@
+"""What ``tune`` kept of a run for reports, found by a plan, a study or the report's data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from finecast.errors import UsageError
+from finecast.planning.plan import Plan
+from finecast.reports.plan_report import PlanReport
+from finecast.tuning.study import Study
+
+# The first bytes of an SQLite file; plans and reports are JSON.
+_SQLITE: Final = b"SQLite format 3\0"
+_PLAN: Final = ".plan.json"
+_STUDY: Final = ".study.db"
+# A report's data starts with its kind.
+_REPORT: Final = '{"kind":"finecast.report"'
+
+
+def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan:
+    """The report of the run behind ``source``, or its plan where no run with it is known.
+
+    Args:
+        source: A plan, a study or a report's data, or their path.
+        study: A study with the plan; by default the one that ``tune`` puts beside it.
+
+    Raises:
+        UsageError: If it is none of these, or the study has no run with the plan.
+    """
+    if isinstance(source, Plan):
+        return _of_plan(source, study, beside=())
+    path = Path(source)
+    head = _head(path)
+    if head.startswith((_SQLITE, _REPORT.encode())):
+        if study is not None:
+            raise UsageError(
+                "a study is given beside something that is no plan",
+                where=str(path),
+                fix="leave one of them out",
+            )
+        if head.startswith(_SQLITE):
+            return _of_study(path, None)
+        return PlanReport.from_json(path.read_text(encoding="utf-8"), where=str(path))
+    return _of_plan(Plan.load(path), study, beside=_beside(path))
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_REPORT))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read it: {error.strerror}",
+            where=str(path),
+            fix="give a plan or a study that `finecast tune` wrote",
+        ) from error
+
+
+def _beside(plan: Path) -> tuple[Path, ...]:
+    """Where ``tune`` keeps the study of a plan: ``m.study.db`` for ``m.pt2.plan.json``."""
+    name = plan.name.removesuffix(_PLAN)
+    names = dict.fromkeys((name, Path(name).stem))
+    return tuple(plan.parent / f"{one}{_STUDY}" for one in names)
+
+
+def _of_plan(plan: Plan, study: Path | None, *, beside: tuple[Path, ...]) -> PlanReport | Plan:
+    if study is not None:
+        return _of_study(study, plan)
+    for path in beside:
+        if path.is_file() and (found := Study(path).record(plan.digest)) is not None:
+            return PlanReport.from_json(found, where=str(path))
+    return plan
+
+
+def _of_study(path: Path, plan: Plan | None) -> PlanReport:
+    """The report of the last run in a study, or of its last run that ended with ``plan``."""
+    if not path.is_file():
+        raise UsageError("there is no such study", where=str(path), fix="give tune's --study")
+    found = Study(path).record(None if plan is None else plan.digest)
+    if found is None:
+        of = "" if plan is None else " that ended with this plan"
+        raise UsageError(
+            f"the study has no finished run{of}",
+            where=str(path),
+            fix="run tune again with --resume, or give the plan alone",
+        )
+    return PlanReport.from_json(found, where=str(path))

@@ -1,0 +1,154 @@
+"""The data of a report: what is known, what is not, and its schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from finecast.errors import UsageError
+from finecast.reports.content import Sources, content_of
+from finecast.reports.plan_report import PlanReport, report_path
+from finecast.reports.schema import _KEYWORDS, check_content, schema
+from tests.reports import made
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    return made.content()
+
+
+@pytest.fixture(scope="module", params=["improved", "unchanged", "plan alone"])
+def any_content(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == "plan alone":
+        plan = made.result().plan
+        return content_of(Sources(model="m", plan=plan))
+    return made.content(improved=request.param == "improved")
+
+
+def test_content_is_strict_json_of_its_schema(any_content: dict[str, Any]) -> None:
+    text = json.dumps(any_content, allow_nan=False)
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(json.loads(text), schema(), jsonschema.Draft202012Validator)
+    check_content(json.loads(text), where="here")
+
+
+def test_the_schema_uses_only_words_that_are_checked() -> None:
+    def words(rule: Any) -> set[str]:
+        if not isinstance(rule, dict):
+            return set()
+        inner = [*rule.get("properties", {}).values(), *rule.get("$defs", {}).values()]
+        inner += [rule.get("items"), rule.get("additionalProperties")]
+        return set(rule).union(*map(words, inner))
+
+    assert words(schema()) <= _KEYWORDS
+
+
+def broken(change: dict[str, Any]) -> dict[str, Any]:
+    return made.content() | change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "version.*upgrade finecast"),
+        ({"kind": "other"}, "kind"),
+        ({"ops": 3}, r"report.ops is int, expected array"),
+        ({"ops": [{"name": "a"}]}, r"ops\[0\] has no 'op'"),
+        ({"ops": [{"name": "a", "op": "add", "class": "c", "reasons": [99]}]}, "op 0 names"),
+        ({"how_to_run": [1]}, r"how_to_run\[0\] is int"),
+        ({"lines": "text"}, "lines"),
+        ({"result": {}}, "result has no 'verdict'"),
+    ],
+)
+def test_other_content_is_refused(change: dict[str, Any], words: str) -> None:
+    text = json.dumps(broken(change))
+    with pytest.raises(UsageError, match=words):
+        PlanReport.from_json(text, where="r.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, "{", '"text"'])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"r\.json"):
+        PlanReport.from_json(text, where="r.json")
+
+
+def test_a_report_round_trips() -> None:
+    report = made.result().report()
+    again = PlanReport.from_json(report.to_json(), where="here")
+    assert again.content == report.content
+    assert repr(again) == repr(report)
+
+
+def test_ops_have_types_reasons_times_and_what_they_read(content: dict[str, Any]) -> None:
+    ops, middle = content["ops"], content["ops"][2]
+    assert [op["type"] for op in ops] == ["fp16", "fp16", "fp32", "fp16", "fp16"]
+    assert middle["ms"] == {"fp32": 0.1, "fp16": 0.04}
+    assert middle["scope"] == "net/layer.1"
+    assert middle["ran"] == "fp16"  # the kernel that the engine took all the same
+    (reason,) = (content["reasons"][i] for i in middle["deciding"])
+    assert reason["text"].startswith("kept fp32: fp16 saves 60 us")
+    (read,) = (content["values"][i] for i in middle["inputs"])
+    assert ops[read["from"]]["name"] == "net/layer.0/n1"
+
+
+def test_facts_are_counts_by_binade(content: dict[str, Any]) -> None:
+    first = content["values"][0]
+    assert first["from"] == "input"
+    assert first["facts"]["zeros"] == 1
+    assert sum(first["facts"]["binades"]) == 4
+    low = first["facts"]["first"]
+    assert 2.0**low <= 1e-9 < 2.0 ** (low + 1)
+    assert content["values"][-1]["facts"]["infs"] == 1
+
+
+def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
+    content: dict[str, Any],
+) -> None:
+    said = content["summary"]
+    assert said["verdict"] == (
+        "With 4 of 5 ops in fp16 a call takes 500 µs instead of 1 ms (2.00 times as fast,"
+        " measured), and top1 is 0.9 instead of 0.91."
+    )
+    worst = said["limits"][0]
+    assert content["ops"][worst["op"]]["name"] == "net/layer.1/n2"
+    assert "stays in fp32: fp16 would save 72 µs but raise the error" in worst["text"]
+    assert "to 20" in worst["text"]
+    assert said["next_faster"] == (
+        "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"
+        " misses the criterion with top1 0.1."
+    )
+
+
+def test_weights_and_activations_alone(content: dict[str, Any]) -> None:
+    alone = content["alone"]["fp16"]
+    assert alone["activations"] == 0
+    assert alone["weights"] == alone["both"] == pytest.approx(0.2, rel=1e-3)
+    (unit,) = (u for u in content["units"] if 2 in u["ops"])
+    assert unit["alone"]["fp16"] == {"weights": 0.2, "activations": 0.0}
+
+
+def test_what_a_plan_alone_does_not_tell_is_said() -> None:
+    plan = made.result().plan
+    content = content_of(Sources(model="m", plan=plan))
+    assert content["result"] is None
+    assert content["values"] == []
+    assert [text.partition(":")[0] for text in content["unknown"]] == [
+        "the graph",
+        "the search",
+        "the engine's kernels",
+    ]
+    assert content["summary"]["verdict"].endswith("was not measured here.")
+    assert len(content["units"]) == 5  # the plan's own reasons have figures
+
+
+def test_a_model_that_stays_says_why() -> None:
+    said = made.content(improved=False)["summary"]
+    assert said["verdict"] == "The model stays as it is: no plan is faster here."
+
+
+def test_a_report_is_a_page_or_data() -> None:
+    with pytest.raises(UsageError, match=r"\.html or \.json"):
+        report_path("report.pdf")

@@ -1,0 +1,140 @@
+"""What differs, by op: types, reasons, times, weights; what is new, gone or restated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+import finecast
+from finecast.errors import UsageError
+from finecast.numbers.formats import Format
+from finecast.planning.plan import Plan
+from finecast.rules.base import DECISION, Reason
+from finecast.tuning.difference import Change, Difference, Side, difference
+from tests.planning.nets import drawn, prepared
+from tests.planning.test_placing import AGAIN, LOW, NET, graph_of
+
+
+def between(a: Plan, b: Plan) -> Difference:
+    return difference(Side.of_plan(a, "a"), Side.of_plan(b, "b"))
+
+
+def with_reason(plan: Plan, node: str, *reasons: Reason, fmt: Format | None = None) -> Plan:
+    return replace(
+        plan,
+        decisions=tuple(
+            replace(d, reasons=reasons, format=fmt or d.format) if d.node == node else d
+            for d in plan.decisions
+        ),
+    )
+
+
+def chosen(us: float, **evidence: float) -> Reason:
+    return Reason(
+        rule=DECISION,
+        text="it is fast",
+        permits=("bf16",),
+        evidence={"bf16 us": us, **evidence},
+    )
+
+
+KERNEL = Reason(rule="kernel", text="no kernel", permits=("fp32",))
+
+
+def test_equal_plans_do_not_differ() -> None:
+    found = between(LOW, LOW)
+    assert not found.changed
+    assert found.matched_share == 1.0
+    assert "nothing differs" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ((KERNEL, Format.FP32), (chosen(1.0), Format.BF16), {Change.TYPE, Change.LOST}),
+        ((KERNEL, Format.FP32), (replace(KERNEL, rule="names"), Format.FP32), {Change.LOST}),
+        ((chosen(1.0), Format.BF16), (chosen(1.2), Format.BF16), set()),
+        ((chosen(1.0), Format.BF16), (chosen(2.0), Format.BF16), {Change.TIME}),
+        (
+            (chosen(1.0, **{"error if bf16": 1e-3}), Format.BF16),
+            (chosen(1.0, **{"error if bf16": 1e-2}), Format.BF16),
+            {Change.ERROR},
+        ),
+    ],
+)
+def test_what_changed_of_an_op(
+    before: tuple[Reason, Format], after: tuple[Reason, Format], change: set[Change]
+) -> None:
+    plans = (with_reason(LOW, "first", one, fmt=fmt) for one, fmt in (before, after))
+    found = between(*plans)
+    assert {c for one in found.changed for c in one.changes} == change
+
+
+def test_models_of_other_names_and_weights() -> None:
+    sides = (Side.of_graph(graph_of(*of), "m") for of in ((NET, 0), (AGAIN, 1)))
+    found = difference(*sides)
+    assert found.renamed == 4
+    assert {one.shown.node for one in found.ops if Change.NEW in one.changes} == {"n2", "n4"}
+    assert found.count(Change.WEIGHTS) == 2
+    assert found.count(Change.GONE) == 0
+    assert found.matched_share == pytest.approx(4 / 6)
+
+
+def test_an_op_that_is_written_as_others() -> None:
+    gelu = NET.replace("[between] b = Relu(a)", "[between] b = Gelu(a)").replace(
+        ": 17", ": 20"
+    )
+    steps = """[s1] q = Div(a, r)
+  [s2] e = Erf(q)
+  [s3] f = Add(e, one)
+  [s4] b = Mul(a, f)"""
+    restated = NET.replace("[between] b = Relu(a)", steps)
+    constants = {**drawn(0, v=(4, 5), w=(5, 3)), **drawn(1, r=(), one=())}
+    graphs = (prepared(text, constants, opset=20).graph for text in (gelu, restated))
+    found = difference(*(Side.of_graph(g, "m") for g in graphs))
+    changed = {one.shown.node: one.changes for one in found.changed}
+    assert changed == dict.fromkeys(("s1", "s2", "s3", "s4"), (Change.RESTATED,))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Path]:
+    """The digits, and the same with other names of its nodes."""
+    source = Path("examples/digits/digits.onnx")
+    model = onnx.load(source)
+    for number, node in enumerate(model.graph.node):
+        node.name = f"op_{number}"
+    onnx.save(model, tmp_path / "again.onnx")
+    return source, tmp_path / "again.onnx"
+
+
+def test_a_plan_and_a_new_version_of_its_model(
+    saved: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, again = saved
+    low = tmp_path / "low.onnx"
+    made = finecast.convert(source, low, policy="all:bf16", verify=False, progress=False)
+    path = tmp_path / "low.plan.json"
+    path.write_text(made.plan.to_json())
+    found = finecast.diff(path, again)
+    assert found.placement is not None
+    assert found.placement.share == 1.0
+    assert found.renamed == len(found.ops)
+    assert not found.changed
+    applied = finecast.apply(path, again, tmp_path / "again_low.onnx", verify=False)
+    assert applied.counts == made.counts
+    assert "another version" in applied.warnings[0]
+    types = finecast.diff(source, low)
+    assert types.count(Change.TYPE) == made.counts["bf16"]
+    assert types.count(Change.NEW) == made.casts  # they are ops of the low model
+    content = json.loads(json.dumps(types.to_dict(), allow_nan=False))
+    assert content["counts"]["type"] == made.counts["bf16"]
+
+
+def test_what_is_neither_plan_nor_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text("{}")
+    with pytest.raises(UsageError, match="not a finecast plan"):
+        finecast.diff(tmp_path / "data.json", "examples/digits/digits.onnx")
