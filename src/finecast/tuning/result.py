@@ -223,6 +223,7 @@ class Result(Report):
                 words = self.objective.words
                 faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
                 lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
+            lines += [] if self.certificate is None else [f"certified: {self.certificate}"]
             lines.append(f"ops: {ops or 'none in fp32'}; {casts}")
             told = f"times modelled for {self.target}" if self.target else "times measured"
             evaluated = number_of(self.evaluations, "evaluation")
