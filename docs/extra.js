@@ -3,11 +3,11 @@
 document$.subscribe(() => {
   const search = document.querySelector(".md-search");
   if (search) search.setAttribute("aria-label", "Search");
-  for (const nested of document.querySelectorAll(".md-nav .md-nav[aria-labelledby]")) {
-    const title = document.getElementById(nested.getAttribute("aria-labelledby"));
-    nested.setAttribute("aria-label", `${title?.textContent.trim()}, level ${nested.dataset.mdLevel}`);
+  document.querySelectorAll(".md-nav .md-nav[aria-labelledby]").forEach((nested, number) => {
+    const title = nested.querySelector(".md-nav__title")?.textContent.trim() ?? "";
+    nested.setAttribute("aria-label", `${title}, list ${number + 1}`);
     nested.removeAttribute("aria-labelledby");
-  }
+  });
   document.querySelectorAll(".md-code__nav").forEach((buttons, number) => {
     buttons.setAttribute("aria-label", `Code ${number + 1}`);
   });

@@ -44,7 +44,7 @@ VERBS = {
     "tune": "Find the fastest mixed precision that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
     "report": "What tune found and why, as one page that opens without network.",
-    "diff": "What differs between two plans, two models, or a plan and a model.",
+    "diff": "What differs between two plans, two models, or one of each.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",
     "blame": "Which ops of a low model cost its accuracy, and what shows it.",
     "emulate": "What a device you do not have would do to your numbers.",

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from finecast.cli.common import Json, Trusted
-from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.cli.output import write_report
 from finecast.progress import shown
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from finecast.tuning.difference import Difference
-
 _WHAT: Final = "A plan (.json) or a model."
-_FOLDED: Final = ("what", "op", "type", "for example")
 
 
 def run(
@@ -46,26 +40,4 @@ def run(
 
     with shown("comparing", quiet=as_json):
         found = api.diff(before, after, trust=how.trust)
-    if as_json:
-        write_json(found.to_dict())
-        return
-    for line in found.lines:
-        write_line(line)
-    if found.changed:
-        write_table(_every(found) if every else _grouped(found))
-
-
-def _grouped(found: Difference) -> Table:
-    table = new_table("", ("ops", "what", "op", "type", "for example"), fold=_FOLDED)
-    for one in found.groups:
-        what = ", ".join(change.value for change in one.changes)
-        add_row(table, str(len(one.ops)), what, one.op, one.types, one.example.text)
-    return table
-
-
-def _every(found: Difference) -> Table:
-    table = new_table("", ("what", "type", "op"), fold=_FOLDED)
-    for one in found.changed:
-        what = ", ".join(change.value for change in one.changes)
-        add_row(table, what, one.types, one.text)
-    return table
+    write_report(found, *([found.each] if every else ()), as_json=as_json)

@@ -47,7 +47,8 @@ def run(
         bool,
         typer.Option(
             "--trust",
-            help="Let clients run code from files in the folder: --eval, --rules, --trust.",
+            help="Let clients run code from files in the folder: --check, --eval, --rules,"
+            " --trust.",
         ),
     ] = False,
 ) -> None:

@@ -1,6 +1,7 @@
 """The order in which ``--help`` lists options: those that most commands have first.
 
-Law: every option of a verb is in one panel, by the name of its parameter.
+Law: every option of a verb is in one panel, by the name of its parameter; one that no panel
+names is listed at the end.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typer.core import TyperCommand
 
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Options": (
-        *("path", "plan", "data", "metric", "evaluate", "calib", "tolerance", "keep"),
-        *("auto_cast_type", "engine", "target", "force", "resume", "ops", "every", "values"),
-        *("as_json",),
+        *("path", "output", "plan", "data", "metric", "evaluate", "calib", "tolerance"),
+        *("keep", "auto_cast_type", "engine", "target", "force", "resume", "ops", "every"),
+        *("values", "as_json", "help"),
     ),
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
@@ -23,11 +24,14 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
-    "Search": ("objective", "min_speedup", "max_trials", "timeout_s", "start"),
+    "Search": (
+        *("objective", "min_speedup", "max_trials", "timeout_s", "start"),
+        *("check", "max_error"),
+    ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *("plan_out", "study", "frontier", "compile_with"),
+        *("plan_out", "study", "report", "explorer", "frontier", "compile_with"),
     ),
     "The compiler of a device": (
         *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),
@@ -35,7 +39,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """Names of parameters by the panel's heading."""
-_HELP: Final = "help"
+_OTHERS: Final = "Other options"
 
 
 class PanelledCommand(TyperCommand):
@@ -48,9 +52,10 @@ class PanelledCommand(TyperCommand):
             for param in self.get_params(ctx)
             if (record := param.get_help_record(ctx)) is not None
         }
-        arguments = [p.name for p in self.params if p.param_type_name == "argument"]
+        arguments = [p.name or "" for p in self.params if p.param_type_name == "argument"]
         sections = {"Arguments": tuple(arguments), **PANELS}
-        sections["Options"] += (_HELP,)
+        listed = {name for names in sections.values() for name in names}
+        sections[_OTHERS] = tuple(name or "" for name in records if name not in listed)
         for heading, names in sections.items():
             rows = [records[name] for name in names if name in records]
             if rows:

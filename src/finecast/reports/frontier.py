@@ -77,8 +77,7 @@ def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
     baseline = found["baseline"]["latency_ms"]
     points = [PlotPoint(error=0.0, speed=1.0, kind="passed", name="fp32")]
     for plan in found["candidates"]:
-        seen = (plan.get("measured", {}), plan["predicted"])
-        errors = (one.get("relative_error") for one in seen)
+        errors = (plan["measured"]["relative_error"], plan["predicted"]["relative_error"])
         error = next((e for e in errors if e is not None), None)
         if plan["latency_ms"] and error is not None:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -14,8 +14,8 @@ from finecast.naming import number_of
 from finecast.ops import by_name
 from finecast.planning.placing import Placement, structure_in
 from finecast.planning.plan import Decision, Plan
+from finecast.reports.base import Report, TextTable
 from finecast.rules.base import DECISION
-from finecast.terminal import finite, one_line
 from finecast.tuning.explanation import decider_of, why_of
 
 _FACTOR: Final = 1.5
@@ -195,7 +195,7 @@ class DifferenceGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Difference:
+class Difference(Report):
     """What differs between two sides, op by op.
 
     Attributes:
@@ -246,7 +246,7 @@ class Difference:
         ]
 
     @property
-    def lines(self) -> list[str]:
+    def summary(self) -> list[str]:
         """A few lines that sum up."""
         counts = {c: self.count(c) for c in Change}
         same = len(self.ops) - len(self.changed)
@@ -261,38 +261,60 @@ class Difference:
             lines.append(f"apply would give {self.placement.text}")
         return lines
 
-    def __repr__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
         """The counts, and the groups of ops that differ."""
-        lines = [f"{self.before} -> {self.after}", *self.lines]
-        lines += [
+        return [f"{self.before} -> {self.after}", *self.summary] + [
             f"{number_of(len(g.ops), g.op)} {', '.join(c.value for c in g.changes)}:"
             f" {g.types}, as {g.example.text}"
             for g in self.groups
         ]
-        return "\n  ".join(map(one_line, lines))
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it: strict JSON."""
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """The ops that differ, by how they do."""
+        rows = [
+            (
+                str(len(g.ops)),
+                ", ".join(change.value for change in g.changes),
+                g.op,
+                g.types,
+                g.example.text,
+            )
+            for g in self.groups
+        ]
+        heads = ("ops", "what", "op", "type", "for example")
+        notes = self.summary
+        return [TextTable(left=heads, rows=rows, fold=heads[1:], notes=notes)]
+
+    @property
+    def each(self) -> TextTable:
+        """A row for each op that differs."""
+        heads = ("what", "type", "op")
+        rows = [
+            (", ".join(change.value for change in one.changes), one.types, one.text)
+            for one in self.changed
+        ]
+        return TextTable(left=heads, rows=rows, fold=heads, notes=self.summary)
+
+    def _content(self) -> dict[str, Any]:
         placement = self.placement
-        found: dict[str, Any] = finite(
-            {
-                "before": self.before,
-                "after": self.after,
-                "matched_share": self.matched_share,
-                "renamed": self.renamed,
-                "counts": {c.value: self.count(c) for c in Change},
-                "ops": [one.to_dict() for one in self.changed],
-                "apply": None
-                if placement is None
-                else {
-                    "share": placement.share,
-                    "gone": list(placement.gone),
-                    "new": list(placement.new),
-                    "refused": dict(placement.refused),
-                },
-            }
-        )
-        return found
+        return {
+            "before": self.before,
+            "after": self.after,
+            "matched_share": self.matched_share,
+            "renamed": self.renamed,
+            "counts": {c.value: self.count(c) for c in Change},
+            "ops": [one.to_dict() for one in self.changed],
+            "apply": None
+            if placement is None
+            else {
+                "share": placement.share,
+                "gone": list(placement.gone),
+                "new": list(placement.new),
+                "refused": dict(placement.refused),
+            },
+        }
 
 
 def difference(before: Side, after: Side) -> Difference:

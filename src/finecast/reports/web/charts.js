@@ -27,8 +27,8 @@ function plansOf() {
     return {
       name: plan.name, id: plan.plan, passed,
       metric: plan.metric ?? trial.metric ?? null,
-      error: plan.measured.relative_error ?? plan.predicted.relative_error,
-      measured: isNumber(plan.measured.relative_error),
+      error: (plan.measured || {}).relative_error ?? plan.predicted.relative_error,
+      measured: isNumber((plan.measured || {}).relative_error), // absent where it was not run
       gain: plan.gain ?? null, ms: plan.latency_ms, casts: plan.casts, changes: plan.changes,
       kind: passed === null ? "timed" : passed ? "passed" : "failed",
       chosen: found.verdict === "improved" && plan.plan === data.plan.digest,
