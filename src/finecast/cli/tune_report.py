@@ -183,6 +183,8 @@ def write_report(
         lines += _parts(outcome.predicted_parts)
         lines += output_lines(outcome.output_errors, outcome.left_out, outcome.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in outcome.gains]
+    if outcome.certificate is not None:
+        lines.append(f"certified: {outcome.certificate}")
     lines += _ran(outcome)
     lines += _kept(outcome)
     lines += _faster(outcome, metric)

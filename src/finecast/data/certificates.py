@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -52,6 +52,10 @@ class Certificate:
     confidence: float
     samples: int
     method: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate in JSON's types; None for a bound that is infinite."""
+        return {**asdict(self), "bound": self.bound if math.isfinite(self.bound) else None}
 
     def __str__(self) -> str:
         """For example ``at most 0.0042 lost at 95% (2000 samples, paired score bound)``."""

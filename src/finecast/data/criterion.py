@@ -62,6 +62,8 @@ class Criterion:
         higher_is_better: Which way the metric improves.
         max_drop: An absolute tolerance, in NNCF's word; None once it is read.
         keep: The share of the metric to keep instead of a tolerance; None once it is read.
+        confidence: The confidence at which the loss has to be proven for the population that
+            the data were drawn from; None if the metric on the data decides.
 
     Raises:
         UsageError: If the tolerance is negative or not finite, or is given beside ``keep`` or
@@ -93,6 +95,12 @@ class Criterion:
         help="The share of the metric to keep: 99% is --tolerance 0.01, 99.9% is 0.001.",
         metavar="SHARE",
         python=(str, "a share as '99%'"),
+    ).field(None)
+    confidence: float | None = Option(
+        help="Prove at this confidence, as 0.95, that no more is lost on other data of the"
+        " same kind: half of the data choose a plan, the other half certify it.",
+        metavar="SHARE",
+        kind=float,
     ).field(None)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from finecast.data.samples import mean_samples
+from finecast.data.scoring import Score
 from finecast.engines.base import Array
 from finecast.errors import UserCodeError
 
@@ -79,22 +81,29 @@ class Recording(Generic[T]):
         return None if kept is None or kept[0] != key else kept[1]
 
 
-def metric_value(found: object, where: str) -> float:
+def metric_value(found: object, where: str) -> Score:
     """What a user's evaluation function returned, as a number.
+
+    An array of several numbers has one for each sample, and the metric is their mean.
 
     Raises:
         UserCodeError: If it is text, or no number at all.
     """
+    if isinstance(found, np.ndarray) and found.ndim == 1 and found.size > 1:
+        values = cast("Array", found)
+        if values.dtype.kind in "biuf":
+            samples = mean_samples(values.astype(np.float64))
+            return Score(samples.value(), samples={"": samples})
     try:
         text = isinstance(found, str | bytes | bytearray)
-        return float(cast("Any", None if text else found))
+        return Score(float(cast("Any", None if text else found)))
     except (TypeError, ValueError, RuntimeError) as error:  # torch's, of several elements
         shown = repr(found)
         raise UserCodeError(
             f"the evaluation function returns {shown if len(shown) < _SHOWN else 'an object'}"
             f" of type {type(found).__name__}, not a number",
             where=where,
-            fix="return a float",
+            fix="return a float, or a one-dimensional array with a number for each sample",
         ) from error
 
 

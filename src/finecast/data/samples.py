@@ -42,6 +42,10 @@ class Samples(ABC):
         """
 
     @abstractmethod
+    def part(self, rows: Indices) -> Samples:
+        """Some of the samples, by number."""
+
+    @abstractmethod
     def grouped(self, group: Indices) -> Samples:
         """Clusters in place of samples; ``group`` has the number of each sample's cluster."""
 
@@ -77,6 +81,10 @@ class SummedSamples(Samples):
         """The metric of each row's sums."""
         with np.errstate(all="ignore"):
             return self.metric(times @ self.terms)
+
+    def part(self, rows: Indices) -> SummedSamples:
+        """The terms of these rows."""
+        return replace(self, terms=self.terms[rows])
 
     def grouped(self, group: Indices) -> SummedSamples:
         """The terms of a cluster are the sums over it."""
@@ -123,6 +131,19 @@ class RankedSamples(Samples):
         with np.errstate(all="ignore"):
             spread = np.sqrt((times * a * a).sum(axis=1) * (times * b * b).sum(axis=1))
             return (times * a * b).sum(axis=1) / spread
+
+    def part(self, rows: Indices) -> RankedSamples:
+        """The pairs of these samples."""
+        if self.group is None:
+            return replace(self, first=self.first[rows], second=self.second[rows])
+        chosen = np.isin(self.group, rows)
+        place = np.full(self.count, -1)
+        place[rows] = np.arange(len(rows))
+        return RankedSamples(
+            first=self.first[chosen],
+            second=self.second[chosen],
+            group=place[self.group[chosen]],
+        )
 
     def grouped(self, group: Indices) -> RankedSamples:
         """The pairs, drawn by cluster."""
@@ -188,6 +209,16 @@ class SumMetric(ABC):
         return SummedSamples(
             terms=np.concatenate(self._terms), metric=self.metric, is_share=self.is_share
         )
+
+
+def mean_samples(values: Floats) -> SummedSamples:
+    """Samples of which the metric is the mean of a value of each."""
+    terms = np.stack([values, np.ones(len(values))], axis=-1)
+    return SummedSamples(
+        terms=terms,
+        metric=lambda sums: sums[..., 0] / sums[..., 1],
+        is_share=bool(np.isin(values, (0, 1)).all()),
+    )
 
 
 def by_sample(array: Array) -> Floats:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Self
 
 from finecast.data.metrics import Accumulator, Metric
-from finecast.data.samples import Outputs
+from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.planning.sensitivity import counted_outputs, is_float
 
@@ -21,15 +21,23 @@ class Score(float):
     """The value of a metric; ``outputs`` has it by output, the worst first.
 
     The value is that of the worst output. A user's own metric is of no output: ``outputs`` is
-    empty then.
+    empty then. ``samples`` has what it was computed from, by output, as far as that is known;
+    of a user's own metric under an empty name.
     """
 
     outputs: Mapping[str, float]
+    samples: Mapping[str, Samples]
 
-    def __new__(cls, value: float, outputs: Mapping[str, float] | None = None) -> Self:
+    def __new__(
+        cls,
+        value: float,
+        outputs: Mapping[str, float] | None = None,
+        samples: Mapping[str, Samples] | None = None,
+    ) -> Self:
         """A value, and the values by output that it was reduced from."""
         made = super().__new__(cls, value)
         made.outputs = MappingProxyType(dict(outputs or {}))
+        made.samples = MappingProxyType(dict(samples or {}))
         return made
 
 
@@ -66,8 +74,11 @@ class Scoring:
         """
         found = {n: t.result() for n, t in self.totals.items() if n in self._filled}
         order = sorted(found, key=lambda name: self._goodness(found[name]))
+        sampled = {name: one for name in order if (one := self.totals[name].samples())}
         return Score(
-            found[order[0]] if order else math.nan, {name: found[name] for name in order}
+            found[order[0]] if order else math.nan,
+            {name: found[name] for name in order},
+            sampled if len(sampled) == len(order) else None,
         )
 
     def doubts(self) -> tuple[str, ...]:

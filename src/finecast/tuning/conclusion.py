@@ -107,6 +107,7 @@ class Conclusion:
             output_errors=errors,
             left_out=exact.left_out,
             gains=gains,
+            certificate=self.trials.certificates.get(name),
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
             gain=gain.median,

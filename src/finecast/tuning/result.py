@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.data.certificates import Certificate
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.usage import how_to_run, in_memory_notes
@@ -120,6 +121,7 @@ class Result(Report):
         metric: The name of the metric that the criterion is about.
         objective: What the search minimised.
         trials: Plans that were evaluated, or taken from the study.
+        certificate: The bound on the loss of accuracy, where a confidence was asked for.
         evaluations: Evaluations on all data in this run.
         phases: The seconds of each phase of ``tune``, the longest first; they add up to
             ``seconds``.
@@ -165,6 +167,7 @@ class Result(Report):
     metric: str = "metric"
     objective: Objective = Objective.LATENCY
     trials: tuple[Trial, ...] = ()
+    certificate: Certificate | None = None
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: int = 0
@@ -220,6 +223,7 @@ class Result(Report):
                 words = self.objective.words
                 faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
                 lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
+            lines += [] if self.certificate is None else [f"certified: {self.certificate}"]
             lines.append(f"ops: {ops or 'none in fp32'}; {casts}")
             told = f"times modelled for {self.target}" if self.target else "times measured"
             evaluated = number_of(self.evaluations, "evaluation")
@@ -409,6 +413,7 @@ class Result(Report):
             "gain_spread": self.gain_spread,
             "evaluations": self.evaluations,
             "reused_trials": self.reused,
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
             "probes": self.probes,
             "reused_sensitivities": list(self.reused_sensitivities),
             "phases_s": dict(self.phases),

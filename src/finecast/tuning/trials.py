@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
+from finecast.data.scoring import Score
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.engines.base import Session
 from finecast.errors import ModelError, WrongNumbersError
 from finecast.planning.plan import Plan
 from finecast.progress import Progress
+from finecast.tuning.certifying import Certifier
 from finecast.tuning.goal import Budget
 from finecast.tuning.search import (
     SAME_TIME,
@@ -48,6 +51,8 @@ class Trials:
             earlier run; None if there is none.
         tried: The trials by their plan's digest.
         errors: The predicted squared output errors of these plans, by digest.
+        certifier: Judges on one half of the samples and certifies on the other, if asked to.
+        certificates: Those of plans by digest, once ``certify`` was called.
         reused: Digests of plans whose trial was taken from an earlier run.
         evaluations: Number of evaluations on all data in this run.
     """
@@ -62,6 +67,8 @@ class Trials:
     expected: float | None = None
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
     errors: dict[str, float] = field(default_factory=dict[str, float])
+    certifier: Certifier | None = None
+    certificates: dict[str, Certificate] = field(default_factory=dict[str, Certificate])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
     _measure: Measure = field(init=False)
@@ -70,7 +77,9 @@ class Trials:
 
     def __post_init__(self) -> None:
         """Digest what judges a plan: the data or the user's code, and the baseline metric."""
-        self._resume = self.study is not None and self.study.resume
+        # Of a trial that a study remembers the samples are not known.
+        remembers = self.study is not None and self.study.resume
+        self._resume = remembers and self.certifier is None
         judge = f"{self.workload.digest}\0{self.baseline:.6g}"
         self._judged_by = hashlib.sha256(judge.encode()).hexdigest()[:16]
 
@@ -171,8 +180,34 @@ class Trials:
         return self.budget.goal.criterion
 
     def passing(self, metric: float) -> bool:
-        """Whether this metric meets the criterion."""
+        """Whether this metric meets the criterion; certified plans alone, once some are."""
+        if self.certifier is not None and isinstance(metric, Score):
+            return self.certifier.passes(metric)
         return self._criterion.passes(metric, self.baseline)
+
+    def holds(self, candidate: Candidate) -> bool:
+        """Whether the candidate was tried and passed."""
+        trial = self.tried.get(candidate.plan.digest)
+        return trial is not None and trial.passed
+
+    def certify(self) -> str:
+        """Certify the plans that passed; no other one passes from now on.
+
+        Returns:
+            Why the last plan that was tested is not certified; empty if all are.
+        """
+        certifier = self.certifier
+        if certifier is None or self.certificates:
+            return ""
+        scores = {d: t.metric for d, t in self.tried.items() if t.passed}
+        self.certificates = certifier.certified(
+            {d: s for d, s in scores.items() if isinstance(s, Score)},
+            sorted(scores, key=lambda digest: self.errors[digest]),
+        )
+        held = {d for d, one in self.certificates.items() if certifier.holds(one)}
+        self.tried = {d: replace(t, passed=d in held) for d, t in self.tried.items()}
+        *_, last = self.certificates.values()
+        return "" if certifier.holds(last) else certifier.why_not(last)
 
     def no_worse(self, metric: float, other: float) -> bool:
         """Whether ``metric`` is at least as good as ``other``."""
@@ -190,6 +225,8 @@ class Trials:
     def passes(self, candidate: Candidate) -> bool:
         """Whether a candidate passes, by its evaluation or by its earlier trial."""
         digest = candidate.plan.digest
+        if self.certificates:
+            return self.holds(candidate)
         trial = self.tried.get(digest)
         if trial is None and self.study is not None and self._resume:
             trial = self.study.find(self._key(candidate))

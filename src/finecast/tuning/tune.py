@@ -43,6 +43,7 @@ from finecast.planning.proposing import (
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning.adjusting import Adjustments
+from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal, Objective
@@ -113,6 +114,9 @@ def tune(
     progress("baseline", 0, 1)
     baseline = _baseline(subject, workload, goal.criterion)
     goal.criterion.check(baseline, workload.worst)
+    certifier = certifier_of(goal.criterion, baseline)
+    if certifier is not None:
+        progress(Notice(certifier.expectation), 1, 1)
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
     if goal.objective.of_time:
@@ -139,6 +143,7 @@ def tune(
             model=subject.model.digest,
             workload=workload,
             baseline=baseline,
+            certifier=certifier,
             runner=goal.objective.keyed(subject.runner),
             study=study,
             progress=progress,
@@ -350,6 +355,12 @@ class _Tuning:
         None if the best plan of that race gains too little, and others never raced.
         """
         assert self.fp32 is not None
+        unproven = self.trials.certify()
+        if unproven:
+            held = [c for c in self.candidates if self.trials.holds(c)]
+            if not held:
+                return self._unchanged(f"no plan is certified: {unproven}")
+            found = min(held, key=lambda c: c.cost)
 
         races: list[Measurements] = []
 

@@ -1,0 +1,175 @@
+"""Plans chosen on one half of the samples and certified on the other."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import finecast
+from finecast.data.certificates import Certificate
+from finecast.data.criterion import Criterion
+from finecast.data.metrics import METRICS
+from finecast.data.scoring import Score, Scoring
+from finecast.engines import get_engine
+from finecast.engines.base import Array
+from finecast.errors import UsageError
+from finecast.tuning.certifying import Certifier, certifier_of
+from tests.engines.emulator import models
+
+COUNT = 2000
+
+
+def score(right: Array) -> Score:
+    """The top-1 of a model that is right on some samples."""
+    scoring = Scoring(METRICS["top1"], ["y"])
+    scores = np.stack([np.logical_not(right), right], axis=-1).astype(np.float32)
+    scoring.update({"y": scores}, np.ones(len(right), np.int64), None)
+    return scoring.result()
+
+
+def certifier(exact: Array, drop: float = 0.01) -> Certifier:
+    found = certifier_of(Criterion(max_drop=drop, confidence=0.95), score(exact))
+    assert found is not None
+    return found
+
+
+def losing(exact: Array, lost: float, seed: int) -> Array:
+    """A model that is wrong on that share of the samples on which ``exact`` is right."""
+    return np.logical_and(exact, np.random.default_rng(seed).random(len(exact)) >= lost)
+
+
+RIGHT = np.random.default_rng(0).random(COUNT) < 0.9
+
+
+def test_a_model_that_loses_nothing_is_certified() -> None:
+    of = certifier(RIGHT)
+    assert of.passes(score(RIGHT))
+    found = of.certificate(score(RIGHT))
+    assert of.holds(found)
+    assert found.samples == COUNT // 2
+    assert found.loss == 0
+
+
+def test_what_passes_on_the_samples_but_is_not_proven_is_told() -> None:
+    of = certifier(RIGHT)
+    low = score(losing(RIGHT, 0.008, 1))
+    assert of.passes(low)
+    found = of.certificate(low)
+    assert not of.holds(found)
+    text = of.why_not(found)
+    assert "is not proven" in text
+    assert "samples in all may prove it" in text
+
+
+def test_testing_ends_with_the_first_plan_that_fails() -> None:
+    of = certifier(RIGHT)
+    scores = {
+        "exact": score(RIGHT),
+        "bad": score(losing(RIGHT, 0.03, 2)),
+        "good": score(losing(RIGHT, 0.0005, 3)),
+    }
+    found = of.certified(scores, ["exact", "bad", "good"])
+    assert [*found] == ["exact", "bad"]
+    assert [of.holds(one) for one in found.values()] == [True, False]
+
+
+def _selected(of: Certifier, scores: dict[str, Score], order: list[str]) -> list[str]:
+    passed = [name for name in order if of.passes(scores[name])]
+    return [n for n, one in of.certified(scores, passed).items() if of.holds(one)]
+
+
+def test_promises_made_after_a_selection_hold() -> None:
+    """Of eight plans near the boundary one that loses too much is certified in 5% at most."""
+    rng, runs, count, false = np.random.default_rng(7), 400, 600, 0
+    lost = {"a": 0.012, "b": 0.0201, "c": 0.021, "d": 0.03}
+    for _ in range(runs):
+        exact = rng.random(count) < 0.9
+        of = certifier(exact, drop=0.018)  # 2% of the 90% that are right
+        scores = {
+            name: score(exact & (rng.random(count) >= share)) for name, share in lost.items()
+        }
+        false += any(lost[name] > 0.02 for name in _selected(of, scores, [*lost]))
+    assert false <= 0.05 * runs + 3 * math.sqrt(0.05 * 0.95 * runs)
+
+
+def test_one_percent_of_the_samples_lost_is_caught() -> None:
+    """The whole data hide it in no mean: an op harmful on few samples fails by its bound."""
+    of = certifier(RIGHT, drop=0.005)
+    found = of.certificate(score(losing(RIGHT, 0.01, 4)))
+    assert not of.holds(found)
+
+
+def test_what_is_provable_is_said_before_the_search() -> None:
+    text = certifier(RIGHT[:800]).expectation
+    assert "400 samples certify, 400 choose" in text
+    assert "they prove a loss of 0.018 or more" in text
+    assert "give about 24" in text  # 2,474 in all
+
+
+def test_a_metric_without_samples_cannot_be_certified() -> None:
+    with pytest.raises(UsageError, match="return an array with a value for each sample"):
+        certifier_of(Criterion(confidence=0.95), 0.8)
+    with pytest.raises(UsageError, match="30 samples are too few"):
+        certifier(RIGHT[:30])
+
+
+def test_tune_gives_a_certificate(tmp_path: Path) -> None:
+    model, data = labelled(tmp_path)
+    done = finecast.tune(
+        model,
+        tmp_path / "low.onnx",
+        data=data,
+        metric="top1",
+        confidence=0.95,
+        tolerance=0.05,
+        objective="size",
+    )
+    assert done.improved
+    assert isinstance(done.certificate, Certificate)
+    found = json.loads(json.dumps(done.to_dict()))["certificate"]
+    assert found["confidence"] == 0.95
+    assert found["samples"] == 200
+    assert found["loss"] <= found["bound"] <= 0.05 * done.baseline.metric
+    assert str(done.certificate) in str(done)
+
+
+def test_a_loss_that_cannot_be_proven_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+    model, data = labelled(tmp_path)
+    options: dict[str, Any] = {"metric": "top1", "objective": "size", "tolerance": 0.012}
+    assert finecast.tune(model, tmp_path / "a.onnx", data=data, **options).improved
+    done = finecast.tune(model, tmp_path / "b.onnx", data=data, confidence=0.95, **options)
+    assert not done.improved
+    assert "no plan is certified" in done.why
+    assert "is not proven" in done.why
+
+
+def test_values_by_sample_of_a_users_function_are_certified(tmp_path: Path) -> None:
+    model, data = labelled(tmp_path)
+    arrays = dict(np.load(data))
+
+    def each(run: Callable[..., dict[str, Array]]) -> Array:
+        return run({"x": arrays["x"]})["y"].argmax(-1) == arrays["label"]
+
+    options: dict[str, Any] = {"confidence": 0.9, "tolerance": 0.05, "objective": "size"}
+    done = finecast.tune(model, tmp_path / "a.onnx", evaluate=each, **options)
+    assert done.certificate is not None
+    assert done.certificate.method == "paired score bound"
+    with pytest.raises(UsageError, match="one number, of no sample"):
+        finecast.tune(
+            model, tmp_path / "b.onnx", evaluate=lambda run: float(each(run).mean()), **options
+        )
+
+
+def labelled(folder: Path) -> tuple[Path, Path]:
+    """A perceptron, and 400 samples that have the labels it gives them."""
+    model = models.mlp(folder / "mlp.onnx")
+    x = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
+    found = get_engine("onnxruntime").load(model).run({"x": x})
+    np.savez(folder / "data.npz", x=x, label=found["y"].argmax(-1))
+    return model, folder / "data.npz"
