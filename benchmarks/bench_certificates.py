@@ -73,6 +73,7 @@ def one_run(count: int, rng: np.random.Generator, *, means: bool) -> dict[str, f
 
 
 def main() -> None:
+    """Count, and print a line for each number of samples and each way."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--samples", type=int, nargs="*", default=[400, 1000, 4000])
