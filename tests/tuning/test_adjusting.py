@@ -67,7 +67,7 @@ def test_each_is_tried_beside_those_that_gain(
     tried: tuple[Adjust, ...],
     stay: tuple[Adjust, ...],
 ) -> None:
-    by_kind = dict(zip(KINDS, shares, strict=True))
+    by_kind: dict[Adjust, float] = dict(zip(KINDS, shares, strict=True))
     examined = Adjusted(*lacking)
     found = measure_gains(PLAN, KINDS, examined.adjusted, lambda plan: error(by_kind, plan))
     assert tuple(g.kind for g in found) == tried
