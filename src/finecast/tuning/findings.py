@@ -80,6 +80,8 @@ class Findings:
         planner: Made the plans: it has the graph, and what the rules permit.
         analysis: The times and errors that plans were chosen by; None if nothing was chosen.
         facts: What calibration data showed of values, by id.
+        last_race: Of plans in the last race, by digest: how many times as good as fp32 they
+            were there, and the seconds of a call.
     """
 
     priced: Priced = Priced.TIME
@@ -90,9 +92,12 @@ class Findings:
     planner: Planner | None = None
     analysis: Analysis | None = None
     facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    last_race: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
 
     def gain(self, one: Found) -> float | None:
-        """How many times as good as fp32 a plan was in the races; None if it was in none."""
+        """How many times as good as fp32 a plan was in the first races; None if in none."""
         return self.fp32_cost / one.cost if self.fp32_cost and one.cost else None
 
     def next_faster(self, plan: Plan) -> Found | None:

@@ -10,10 +10,11 @@ function gridTable(options) {
   let rows = options.rows, sorted = options.sorted || null, down = true, chosen = -1;
   const narrow = matchMedia("(max-width: 640px)");
   const body = el("div", { class: "body", role: "rowgroup", tabindex: 0, "aria-label": options.label + ": arrow keys choose a row, Enter opens it" });
-  const filler = el("div", { role: "presentation" });
+  const filler = el("div", { role: "presentation", class: "filler" });
   body.append(filler);
   const head = el("div", { class: "head", role: "row", "aria-rowindex": 1 });
   const box = el("div", { class: "grid-table", role: "grid", "aria-label": options.label, "aria-colcount": columns.length }, el("div", { role: "rowgroup" }, head), body);
+  const whole = columns.some((c) => c.wide) ? el("div", {}, box, el("p", { class: "soft narrow" }, "Choose a row to see what has no column here.")) : box;
   const template = () => columns.filter((c) => !(c.wide && narrow.matches)).map((c) => c.width).join(" ");
   const cells = columns.map((column) => {
     const button = el("button", { onclick: () => sortBy(column) }, column.name);
@@ -79,7 +80,7 @@ function gridTable(options) {
   addEventListener("afterprint", () => draw(true));
   const first = columns.find((c) => c.key === sorted);
   if (first) { down = Boolean(first.number); sortBy(first, true); } else draw(true);
-  return { box, show(list) { rows = list; body.scrollTop = 0; const c = columns.find((one) => one.key === sorted); chosen = -1; if (c) sortBy(c, true); else draw(true); } };
+  return { box: whole, show(list) { rows = list; body.scrollTop = 0; const c = columns.find((one) => one.key === sorted); chosen = -1; if (c) sortBy(c, true); else draw(true); } };
 }
 gridTable.made = 0;
 
@@ -108,11 +109,12 @@ function showOp(index) {
     ["computes", `${op.op}${op.native ? `, ${op.native}` : ""} (${op.class})`],
     ["format", el("span", {}, chip(op.type) || "keeps its own type", op.ran && op.ran !== op.type ? [" ran in ", chip(op.ran)] : null)],
     ["why", reasonsOf(op) || "not stated"],
-    ["time", [isNumber(spentIn.fp32.get(index)) ? `fp32 ${ms(spentIn.fp32.get(index))}` : null, isNumber(spentIn.tuned.get(index)) && data.kernels.tuned ? `tuned ${ms(spentIn.tuned.get(index))}` : null].filter(Boolean).join(", ") || "not known"],
+    ["time of its kernel, profiled", kernelTimes(index)],
     ["source", op.line === undefined ? null : el("code", {}, data.lines[op.line])],
     ["scope", op.scope ? el("button", { class: "plain", onclick: () => openScope && openScope(op.scope, index) }, op.scope) : null],
     ["its kernel", unit && unit.ops.length > 1 ? unit.ops.filter((i) => i !== index).slice(0, 12).map((i) => [opLink(i), " "]) : null],
-    ["in " + ((other && other.low) || "a lower format"), other ? `${isNumber(other.saved) ? `saves ${ms(other.saved)}, casts cost ${ms(other.casts)}; ` : ""}output error ${percent(other.before)} to ${percent(other.after)}` : null],
+    ["in " + ((other && other.low) || "a lower format"), other ? `${isNumber(other.saved) ? `as the plan was chosen by: kernel ${ms(unit.ms[FP32])} in fp32, ${ms(unit.ms[other.low])} in ${other.low}; casts: ${castText(other.casts)}; in all ${ms(other.net)} saved. ` : ""}Output error ${percent(other.before)} in fp32, ${percent(other.after)} in ${other.low}, all other ops as planned.` : null],
+    ["decided by", unit && unit.by],
     ["reads", (op.inputs || []).map((v) => valueLine(v))],
     ["gives", (op.outputs || []).map((v) => valueLine(v, true))],
   ];
@@ -122,12 +124,21 @@ function showOp(index) {
     el("table", {}, el("tbody", {}, rows.filter(([, v]) => v && v.length !== 0).map(([k, v]) => el("tr", {}, el("th", { scope: "row" }, k), el("td", {}, v))))),
     verdicts.length ? el("details", {}, el("summary", {}, "What every rule said"), el("table", {},
       el("thead", {}, el("tr", {}, ["rule", "permits", "verdict"].map((h) => el("th", { scope: "col" }, h)))),
-      el("tbody", {}, verdicts.map((r) => el("tr", {}, el("td", {}, r.rule), el("td", {}, r.permits.length > 4 ? "any" : r.permits.join(" ")), el("td", {}, r.text)))))) : "",
-    ...(op.outputs || []).filter((v) => data.values[v].facts).slice(0, 1).map((v) => el("figure", {}, histogram(data.values[v], "fp16"), el("figcaption", {}, `Magnitudes of ${safe(data.values[v].name)} on the calibration data, in powers of two; heights are logarithmic.`))),
+      el("tbody", {}, verdicts.map((r) => el("tr", {}, el("td", {}, r.rule), el("td", {}, r.permits.length > 4 ? "any" : r.permits.join(" ")), el("td", {}, micro(r.text))))))) : "",
+    ...(op.outputs || []).filter((v) => data.values[v].facts).slice(0, 1).map((v) => el("figure", {}, histogram(data.values[v], shownFormat), el("figcaption", {}, `Magnitudes of ${safe(data.values[v].name)} on the calibration data, in powers of two; heights are logarithmic.`))),
   ].filter(Boolean));
   detail.hidden = false;
   detail.scrollIntoView({ block: "nearest" });
   detail.focus({ preventScroll: true });
+}
+// The profiled times of an op's kernel in both models; of an op that is fused, its main op.
+function kernelTimes(index) {
+  const found = [FP32, "tuned"].filter((m) => data.kernels[m]).map((m) => {
+    const main = mainOf[m].get(index);
+    if (main === undefined) return `${m}: no kernel of its own`;
+    return [`${m}: `, main === index ? ms(spentIn[m].get(index)) : ["part of the kernel of ", opLink(main), ` (${ms(spentIn[m].get(main))})`]];
+  });
+  return found.length ? found.map((one, i) => [i ? "; " : "", one]) : "not profiled";
 }
 function valueLine(index, out) {
   const value = data.values[index];
