@@ -79,9 +79,10 @@ def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
     for plan in found["candidates"]:
         errors = (plan["measured"]["relative_error"], plan["predicted"]["relative_error"])
         error = next((e for e in errors if e is not None), None)
-        if plan["latency_ms"] and error is not None:
+        latency_ms = (plan.get("last_race") or plan)["latency_ms"]
+        if latency_ms and error is not None:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]
-            speed = baseline / plan["latency_ms"]
+            speed = baseline / latency_ms
             points.append(PlotPoint(error=error, speed=speed, kind=kind, name=plan["name"]))
     return points
 

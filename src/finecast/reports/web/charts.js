@@ -113,10 +113,10 @@ function icicle(tree, at, whole, walk) {
     const text = `${node.name}: ${ms(node.ms)}, ${percent(share)}`;
     const look = type ? paint(type) : node.inner.size || node === tree ? "group" : "added";
     box.append(el("button", {
-      class: look, title: text, "aria-label": text + (type ? ", " + type : ""), "data-walk": node.name,
+      class: look + (width > 0.04 ? "" : " thin"), title: text, "aria-label": text + (type ? ", " + type : ""), "data-walk": node.name,
       style: { left: 100 * left + "%", width: 100 * width + "%", top: level * 1.95 + "rem" },
       onclick: () => walk(node),
-    }, width > 0.04 ? node.name : "", width > 0.12 ? " " + percent(share) : ""));
+    }, width > 0.04 ? (type ? node.name.split("/").pop() : node.name) : "", width > 0.12 ? " " + percent(share) : ""));
     if (level + 1 >= DEPTH) return;
     let from = left, small = 0;
     for (const inner of [...node.inner.values()].sort((a, b) => b.ms - a.ms)) {

@@ -48,7 +48,7 @@ const feeds = (one) => Object.entries(one).map(([name, dims]) => `${name} ${shap
 function conditions() {
   const timed = asked.timed || [];
   const parts = [
-    asked.samples ? `${found.metric} is of ${count(asked.samples, "sample")}` : null,
+    asked.samples ? `the accuracy is that of ${count(asked.samples, "sample")}` : null,
     timed.length === 1 ? `a call has ${feeds(timed[0])}` : timed.length ? `a time of a call is that of ${count(timed.length, "call")}: ${timed.map(feeds).join("; ")}` : null,
     asked.date ? `made on ${asked.date}` : null,
   ].filter(Boolean).join("; ");
@@ -66,8 +66,8 @@ function plansSection() {
   return [
     el("p", {}, `A plan has to keep ${accuracy} on all data.`), el("p", {}, data.summary.next_faster),
     el("figure", {}, frontierChart(plans), el("figcaption", {}, "Each dot is a plan: the further up, the faster; the further left, the more exact. ",
-      kinds.map(([kind, words], i) => [i ? ", " : "", { timed: "grey", passed: "green", failed: "red" }[kind] + " " + words]),
-      ". The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, without a plan.",
+      kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red" }[kind]; return `${colour}: ${words}. `; }),
+      "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, without a plan.",
       races ? " Plans of the last race stand at what that race measured, all others at the first race." : "",
       plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered from the most exact plan to the fastest one predicted." : "",
       plans.some((p) => p.name.startsWith("lowest in ")) ? " “Lowest in” a format: every op that may have it does." : "")),
