@@ -6,16 +6,17 @@
 function gridTable(options) {
   const { columns, open } = options;
   const rem = parseFloat(getComputedStyle(document.documentElement).fontSize) || 16;
-  const height = 2.1 * rem, id = "grid" + gridTable.made++;
+  const id = "grid" + gridTable.made++;
   let rows = options.rows, sorted = options.sorted || null, down = true, chosen = -1;
   const narrow = matchMedia("(max-width: 640px)");
+  const height = () => (narrow.matches ? 3.6 : 2.1) * rem; // on a phone names have a line of their own
   const body = el("div", { class: "body", role: "rowgroup", tabindex: 0, "aria-label": options.label + ": arrow keys choose a row, Enter opens it" });
   const filler = el("div", { role: "presentation", class: "filler" });
   body.append(filler);
   const head = el("div", { class: "head", role: "row", "aria-rowindex": 1 });
   const box = el("div", { class: "grid-table", role: "grid", "aria-label": options.label, "aria-colcount": columns.length }, el("div", { role: "rowgroup" }, head), body);
   const whole = columns.some((c) => c.wide) ? el("div", {}, box, el("p", { class: "soft narrow" }, "Choose a row to see what has no column here.")) : box;
-  const template = () => columns.filter((c) => !(c.wide && narrow.matches)).map((c) => c.width).join(" ");
+  const template = () => columns.filter((c, i) => !((c.wide || !i) && narrow.matches)).map((c) => c.width).join(" ");
   const cells = columns.map((column) => {
     const button = el("button", { onclick: () => sortBy(column) }, column.name);
     return el("div", { role: "columnheader", class: (column.number ? "n" : "") + (column.wide ? " wide" : "") }, button);
@@ -40,10 +41,10 @@ function gridTable(options) {
   function draw(anew, everything) {
     const most = everything ? 200 : Infinity;
     const total = Math.min(rows.length, most);
-    filler.style.height = total * height + "px";
-    body.style.height = everything ? total * height + "px" : Math.min(22 * rem, Math.max(rows.length, 1) * height + 2) + "px";
-    const from = everything ? 0 : Math.max(Math.floor(body.scrollTop / height) - 5, 0);
-    const to = everything ? total : Math.min(from + Math.ceil((body.clientHeight || 22 * rem) / height) + 10, rows.length);
+    filler.style.height = total * height() + "px";
+    body.style.height = everything ? total * height() + "px" : Math.min(22 * rem, Math.max(rows.length, 1) * height() + 2) + "px";
+    const from = everything ? 0 : Math.max(Math.floor(body.scrollTop / height()) - 5, 0);
+    const to = everything ? total : Math.min(from + Math.ceil((body.clientHeight || 22 * rem) / height()) + 10, rows.length);
     const state = `${from} ${to} ${chosen} ${narrow.matches}`;
     if (!anew && state === drawn) return;
     drawn = state;
@@ -53,7 +54,7 @@ function gridTable(options) {
       const row = rows[i];
       made.push(el("div", {
         class: "row" + (i === chosen ? " chosen" : ""), role: "row", id: `${id}-${i}`, "aria-rowindex": i + 2, "aria-selected": i === chosen ? "true" : "false",
-        style: { top: i * height + "px", "grid-template-columns": template() }, onclick: () => { choose(i); open(row); },
+        style: { top: i * height() + "px", "grid-template-columns": template() }, onclick: () => { choose(i); open(row); },
       }, columns.map((c) => el("div", { role: "gridcell", class: (c.number ? "n" : "") + (c.wide ? " wide" : ""), title: c.title ? c.title(row) : null }, c.show(row)))));
     }
     body.replaceChildren(filler, ...made);
@@ -63,14 +64,14 @@ function gridTable(options) {
   }
   function choose(i) {
     chosen = Math.max(0, Math.min(i, rows.length - 1));
-    const top = chosen * height;
+    const top = chosen * height();
     if (top < body.scrollTop) body.scrollTop = top;
-    if (top + height > body.scrollTop + body.clientHeight) body.scrollTop = top + height - body.clientHeight;
+    if (top + height() > body.scrollTop + body.clientHeight) body.scrollTop = top + height() - body.clientHeight;
     draw(true);
   }
   body.addEventListener("scroll", () => requestAnimationFrame(() => draw()));
   body.addEventListener("keydown", (event) => {
-    const page = Math.max(Math.floor(body.clientHeight / height) - 1, 1);
+    const page = Math.max(Math.floor(body.clientHeight / height()) - 1, 1);
     const to = { ArrowDown: chosen + 1, ArrowUp: chosen - 1, PageDown: chosen + page, PageUp: chosen - page, Home: 0, End: rows.length - 1 }[event.key];
     if (to !== undefined && rows.length) { event.preventDefault(); choose(to); }
     else if (event.key === "Enter" && chosen >= 0) { event.preventDefault(); open(rows[chosen]); }
