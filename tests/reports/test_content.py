@@ -144,6 +144,17 @@ def test_the_chosen_plan_stands_where_the_last_race_measured_it() -> None:
     )
 
 
+def test_a_plan_that_was_ahead_in_the_last_race_alone_is_named() -> None:
+    found = made.result()
+    fast, own = found.findings.candidates
+    slow = replace(fast, cost=6e-4, latency_s=6e-4, passed=True, metric=0.9)
+    race = {own.plan.digest: (2.0, 5e-4), slow.plan.digest: (2.04, 4.9e-4)}
+    raced = replace(found.findings, candidates=(own, slow), last_race=race)
+    said = replace(found, findings=raced).report().to_dict()["summary"]["next_faster"]
+    assert "0.83 times as fast as the chosen one in the first race, 1.02 times in" in said
+    assert "of plans about as fast the more accurate one is chosen" in said
+
+
 def test_facts_are_counts_by_binade(content: dict[str, Any]) -> None:
     first = content["values"][0]
     assert first["from"] == "input"

@@ -201,6 +201,7 @@ def _next_faster(content: Mapping[str, Any]) -> str:
     if first and last:
         how = f"{first:.2f} times {good} {chosen} in the first race"
         how += f", {last:.2f} times in the last"
+        how += " (of plans about as fast the more accurate one is chosen)" if last > 1 else ""
     elif first:
         how = f"{first:.2f} times {good} {chosen}"
     elif one.get("gain"):

@@ -104,7 +104,8 @@ class Findings:
         """The candidate of the next smaller cost that missed the criterion, else any such.
 
         ``plan`` is the result's; that of the fp32 model is no candidate, and has its cost. A
-        plan that missed before it was timed is faster by its predicted cost.
+        plan that missed before it was timed is faster by its predicted cost. A plan may have
+        been faster in the last race alone, by less than what the choice of a plan counts.
         """
         digests = [c.plan.digest for c in self.candidates]
         faster: Sequence[Found] = self.candidates[
@@ -113,6 +114,11 @@ class Findings:
         if plan.digest not in digests:
             fp32 = math.inf if self.fp32_cost is None else self.fp32_cost
             faster = [c for c in faster if c.cost is None or c.cost < fp32]
+        own = self.last_race.get(plan.digest)
+        if own is not None:
+            ahead = {digest for digest, found in self.last_race.items() if found[0] > own[0]}
+            slower = self.candidates[len(faster) :]
+            faster = [*faster, *(c for c in slower if c.plan.digest in ahead)]
         missed = [c for c in faster if c.passed is False]
         return (missed or faster or [None])[-1]
 
