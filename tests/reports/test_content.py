@@ -11,7 +11,9 @@ import jsonschema
 import numpy as np
 import pytest
 
+from finecast.engines.base import KernelTime
 from finecast.errors import UsageError
+from finecast.graph.text import from_text
 from finecast.numbers.formats import FLOATS, Format
 from finecast.reports.content import Sources, content_of
 from finecast.reports.plan_report import PlanReport, report_path
@@ -153,6 +155,24 @@ def test_a_plan_that_was_ahead_in_the_last_race_alone_is_named() -> None:
     said = replace(found, findings=raced).report().to_dict()["summary"]["next_faster"]
     assert "0.83 times as fast as the chosen one in the first race, 1.02 times in" in said
     assert "of plans about as fast the more accurate one is chosen" in said
+
+
+def test_the_main_op_of_a_kernel_is_the_one_with_the_most_operations() -> None:
+    graph = from_text(
+        "input %0 x fp32[N, 64]\n"
+        "input %1 w fp32[64, 32]\n"
+        "node act relu onnx::Relu fp32 (%0) -> (%2 a fp32[N, 64])\n"
+        "node product matmul onnx::MatMul fp32 (%2, %1) -> (%3 b fp32[N, 32])\n"
+        "output %3\n"
+    )
+    fused = KernelTime(
+        kernel="k", kind="MatMul", ops=("act", "product"), format="fp32", time_s=1e-3
+    )
+    plan = replace(made.result().plan, decisions=())
+    sources = Sources(model="m", plan=plan, graph=graph, kernels={"fp32": [fused]})
+    content = content_of(sources)
+    (kernel,) = content["kernels"]["fp32"]
+    assert [content["ops"][i]["name"] for i in kernel["ops"]] == ["product", "act"]
 
 
 def test_facts_are_counts_by_binade(content: dict[str, Any]) -> None:

@@ -20,6 +20,10 @@ function ticks(low, high) {
 
 // Every plan that was considered, once: by error and by how much better than fp32 it is.
 function plansOf() {
+  // The chosen plan stands where the last race measured it. Plans that were in the first races
+  // alone keep their distance from it there: figures of two races differ by some percent.
+  const own = found.candidates.find((plan) => plan.plan === data.plan.digest && plan.last_race) || null;
+  const scaled = (plan, of) => (!isNumber(plan[of]) ? null : own && own[of] && isNumber(own.last_race[of]) ? (plan[of] * own.last_race[of]) / own[of] : plan[of]);
   const tried = new Map(found.trials.map((t) => [t.plan, t]));
   return found.candidates.map((plan) => {
     const trial = tried.get(plan.plan) || {};
@@ -30,7 +34,8 @@ function plansOf() {
       error: (plan.measured || {}).relative_error ?? plan.predicted.relative_error,
       measured: isNumber((plan.measured || {}).relative_error), // absent where it was not run
       last: Boolean(plan.last_race),
-      gain: (plan.last_race || plan).gain ?? null, ms: (plan.last_race || plan).latency_ms, casts: plan.casts, changes: plan.changes,
+      gain: plan.last_race ? plan.last_race.gain : scaled(plan, "gain"),
+      ms: plan.last_race ? plan.last_race.latency_ms : scaled(plan, "latency_ms"), casts: plan.casts, changes: plan.changes,
       kind: passed === null ? "timed" : passed ? "passed" : "failed",
       chosen: found.verdict === "improved" && plan.plan === data.plan.digest,
     };
