@@ -16,7 +16,8 @@ function gridTable(options) {
   const head = el("div", { class: "head", role: "row", "aria-rowindex": 1 });
   const box = el("div", { class: "grid-table", role: "grid", "aria-label": options.label, "aria-colcount": columns.length }, el("div", { role: "rowgroup" }, head), body);
   const whole = columns.some((c) => c.wide) ? el("div", {}, box, el("p", { class: "soft narrow" }, "Choose a row to see what has no column here.")) : box;
-  const template = () => columns.filter((c, i) => !((c.wide || !i) && narrow.matches)).map((c) => c.width).join(" ");
+  // Paper does not scroll: there the columns share its width.
+  const template = (paper) => columns.filter((c, i) => !((c.wide || !i) && narrow.matches)).map((c) => (paper ? c.width.replace(/\([^,]+,/, "(0,") : c.width)).join(" ");
   const cells = columns.map((column) => {
     const button = el("button", { onclick: () => sortBy(column) }, column.name);
     return el("div", { role: "columnheader", class: (column.number ? "n" : "") + (column.wide ? " wide" : "") }, button);
@@ -48,13 +49,13 @@ function gridTable(options) {
     const state = `${from} ${to} ${chosen} ${narrow.matches}`;
     if (!anew && state === drawn) return;
     drawn = state;
-    head.style.setProperty("grid-template-columns", template());
+    head.style.setProperty("grid-template-columns", template(everything));
     const made = [];
     for (let i = from; i < to; i++) {
       const row = rows[i];
       made.push(el("div", {
         class: "row" + (i === chosen ? " chosen" : ""), role: "row", id: `${id}-${i}`, "aria-rowindex": i + 2, "aria-selected": i === chosen ? "true" : "false",
-        style: { top: i * height() + "px", "grid-template-columns": template() }, onclick: () => { choose(i); open(row); },
+        style: { top: i * height() + "px", "grid-template-columns": template(everything) }, onclick: () => { choose(i); open(row); },
       }, columns.map((c) => el("div", { role: "gridcell", class: (c.number ? "n" : "") + (c.wide ? " wide" : ""), title: c.title ? c.title(row) : null }, c.show(row)))));
     }
     body.replaceChildren(filler, ...made);

@@ -221,6 +221,7 @@ function opsSection() {
   const search = el("input", { type: "search", placeholder: "name, scope, source line or reason", oninput: later(() => { text = search.value.toLowerCase(); filter(); }) });
   return [
     Object.values(data.ops).some((op) => (op.ran || "").startsWith("uint8")) ? el("p", { class: "soft" }, "Values in int8 are stored with or without a sign: kernels named uint8 run ops in int8. An op in fp32 that the engine fused into such a kernel runs there, too.") : null,
+    data.kernels.tuned ? el("p", { class: "soft" }, "A kernel's time stands at its main op; ops that are fused into it have none.") : null,
     el("div", { class: "controls" }, el("label", {}, "Search ops ", search),
       el("label", {}, "Format ", el("select", { onchange: (e) => { type = e.target.value; filter(); } }, options(data.ops.map((o) => o.type)))),
       el("label", {}, "Class ", el("select", { onchange: (e) => { kind = e.target.value; filter(); } }, options(data.ops.map((o) => o.class))))),
