@@ -135,6 +135,14 @@ def result(count: int = 5, *, improved: bool = True) -> Result:
         source="chain.onnx",
         kernels=kernels["tuned"],
         fp32_kernels=kernels["fp32"],
+        conditions={
+            "target_metric": 0.89,
+            "higher_is_better": True,
+            "samples": 200,
+            "timed": [{"x": [4, 8]}],
+            "timing_notes": [],
+            "date": "2026-01-02",
+        },
     )
 
 

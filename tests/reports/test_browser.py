@@ -65,6 +65,19 @@ def test_each_section_is_drawn(tmp_path: Path) -> None:
     assert "bar over" in found  # a value out of fp16's range
 
 
+def test_a_bin_up_to_half_of_the_smallest_number_becomes_zero(tmp_path: Path) -> None:
+    """In fp16 all magnitudes up to 2**-25 do, so one of the two bins around that."""
+    content = made.content()
+    for value in content["values"]:
+        value["facts"] = value["facts"] | {
+            "first": -26,
+            "binades": [1, 3],
+            "count": 4,
+            "infs": 0,
+        }
+    assert "25% become zero" in drawn(page_of(content), tmp_path)
+
+
 def test_a_plan_alone_has_a_page(tmp_path: Path) -> None:
     report = made.without_search(made.result()).report()
     found = drawn(page_of(report.content), tmp_path)

@@ -70,6 +70,15 @@ def test_points_are_what_was_timed_with_measured_errors_where_there_are(
     assert anchors_of(found) == [("the hint", 2.5)]
 
 
+def test_plans_keep_their_distance_from_the_chosen_one_in_the_last_race(
+    found: dict[str, Any],
+) -> None:
+    """The chosen plan took 8 ms in the first race and 4 ms in the last one."""
+    found["candidates"][0]["last_race"] = {"gain": 2.5, "latency_ms": 4.0}
+    speeds = {p.name: p.speed for p in points_of(found)}
+    assert speeds == {"fp32": 1.0, "step 1": 2.5, "step 2": 4.0}
+
+
 def test_the_picture_is_one_drawing_without_scripts_or_requests(found: dict[str, Any]) -> None:
     found["candidates"][0]["name"] = "<script>alert(1)</script>\x1b[31m"
     text = picture(found, "a & b <i>")

@@ -154,8 +154,9 @@ def _faster(outcome: Result, metric: str) -> list[str]:
     kind = "" if one.cost is not None else "predicted "
     gain = f", {kind}x{fp32 / cost:.2f}" if known and fp32 is not None else ""
     error = f"not evaluated, predicted output error {one.predicted_error:.3g}"
-    if one.passed is False and one.metric is not None:
-        error = f"{metric} {one.metric:.6g} misses the criterion"
+    if one.passed is not None and one.metric is not None:
+        verdict = "keeps the criterion, too" if one.passed else "misses the criterion"
+        error = f"{metric} {one.metric:.6g} {verdict}"
     return [f"the next faster plan, {one.name}{gain}: {error}"]
 
 

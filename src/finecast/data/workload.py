@@ -170,10 +170,12 @@ class Workload(ABC):
     Attributes:
         of: Outputs that the user names, of which the metric and the error are; empty for all.
         warnings: Why the metric says little on this data, once the baseline was evaluated.
+        samples: Samples that the metric is of, once the baseline was evaluated; 0 if unknown.
     """
 
     of: tuple[str, ...] = ()
     warnings: Sequence[str] = ()
+    samples: int = 0
 
     @property
     @abstractmethod
@@ -225,6 +227,7 @@ class DataWorkload(Workload):
     calibrate: CalibrationFunction
     of: tuple[str, ...] = ()
     warnings: Sequence[str] = ()
+    samples: int = 0
     scored: Sequence[str] = field(default=(), compare=False)
     exact: CachedSession | None = field(default=None, compare=False)
 
@@ -256,7 +259,9 @@ class DataWorkload(Workload):
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
             session = exact if reference is None else session
+        samples = 0
         for batch in self.data.batches(self.batch):
+            samples += batch.count
             found = session.run(batch.feeds)
             if scoring is None:
                 if reference is None or not self.scored:
@@ -268,7 +273,7 @@ class DataWorkload(Workload):
             scoring.update(outputs, batch.labels, beside)
         scoring = scoring or Scoring(self.metric, ())
         if reference is None:
-            self.warnings = scoring.doubts()
+            self.warnings, self.samples = scoring.doubts(), samples
         return scoring.result()
 
     def _cached(self, session: Session) -> CachedSession:

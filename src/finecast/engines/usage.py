@@ -19,15 +19,21 @@ class Usage:
     Attributes:
         code: Python; ``{path}`` stands for a literal of the model's path, ``{config}`` for
             one of the engine's settings that change numbers.
+        modules: What the code imports.
+        call: Python that calls the ``model`` that the code gives.
         throughput: The code for many requests at once, if it differs.
         settings: What the code's settings are for.
+        types: What they say of a model that states its types itself.
         serving: How the model is given many requests at once.
         notes: Notes for users of a low format, by its label.
     """
 
     code: str
+    modules: tuple[str, ...]
+    call: str
     throughput: str = ""
     settings: str = ""
+    types: str = ""
     serving: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -44,7 +50,11 @@ USAGES: Final[Mapping[str, Usage]] = {
     "openvino": Usage(
         # By default OpenVINO lowers the ops that the plan left in fp32, too.
         code="openvino.Core().compile_model({path}, config={config})",
+        modules=("openvino",),
+        call="outputs = model(inputs)  # inputs: an array for each input, by its name",
         settings="without these settings OpenVINO chooses types itself",
+        types="f32 is for the ops that the plan left in fp32: low types are in the model, and"
+        " stay",
         serving="give it requests by an openvino.AsyncInferQueue; without the performance hint"
         " OpenVINO serves one request at a time",
         notes={
@@ -55,15 +65,21 @@ USAGES: Final[Mapping[str, Usage]] = {
     ),
     "onnxruntime": Usage(
         code=f"{_OPTIONS}; onnxruntime.InferenceSession({{path}}, options)",
+        modules=("onnxruntime",),
+        call="outputs = model.run(None, inputs)  # inputs: an array for each, by its name",
         throughput=f"{_OPTIONS}; options.intra_op_num_threads = 1;"
         " onnxruntime.InferenceSession({path}, options)",
         serving="call it from a thread for each CPU",
     ),
     "tensorflow": Usage(
-        code='tensorflow.saved_model.load({path}).signatures["serving_default"]'
+        code='tensorflow.saved_model.load({path}).signatures["serving_default"]',
+        modules=("tensorflow",),
+        call="outputs = model(**inputs)  # inputs: a tensor for each input, by its name",
     ),
     "torch": Usage(
         code="torch.compile(torch.export.load({path}).module())",
+        modules=("torch",),
+        call="outputs = model(*inputs)  # inputs: the tensors that the module takes",
         notes={
             "int8": "before, import torch.ao.quantization.fx._decomposed, which has the ops on"
             " codes, and set torch._inductor.config.freezing = True; run it under"
@@ -95,13 +111,44 @@ def how_to_run(
     usage = USAGES.get(engine)
     if usage is None:
         return ""
+    stated, notes = _stated(usage, output, formats, throughput=throughput, by_hint=by_hint)
+    return "\n".join((f"run it: {stated}", *notes))
+
+
+def script(
+    output: Path,
+    engine: str,
+    formats: Collection[str],
+    *,
+    throughput: bool = False,
+    by_hint: bool = False,
+) -> str:
+    """Complete Python that loads ``output`` and calls it; its arguments are as ``how_to_run``.
+
+    Empty for an engine without a usage.
+    """
+    usage = USAGES.get(engine)
+    if usage is None:
+        return ""
+    stated, notes = _stated(usage, output, formats, throughput=throughput, by_hint=by_hint)
+    *before, model = stated.split("; ")
+    lines = [f"import {module}" for module in usage.modules]
+    notes += [usage.types] if usage.types and not by_hint else []
+    lines += ["", *(f"# {note}" for note in notes), *before, f"model = {model}", usage.call]
+    return "\n".join(lines)
+
+
+def _stated(
+    usage: Usage, output: Path, formats: Collection[str], *, throughput: bool, by_hint: bool
+) -> tuple[str, list[str]]:
+    """The code that gives a model of ``output``, and notes on it."""
     low = _lowered_by(formats) if by_hint else None
     hint = HINTS[low or Format.FP32]
     notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
     code = (throughput and usage.throughput) or usage.code
     stated = code.format(path=repr(str(output)), config=_config(hint, throughput=throughput))
     told = (usage.settings, usage.serving if throughput else "", *notes)
-    return "\n".join((f"run it: {stated}", *filter(None, told)))
+    return stated, [note for note in told if note]
 
 
 def in_memory_notes(plan: Plan) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from finecast.engines.base import KernelTime
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import FLOATS, Format
 from finecast.ops import by_name
+from finecast.ops.flops import flops
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Analysis
 from finecast.reports.summary import summary_of
@@ -95,7 +96,8 @@ def content_of(sources: Sources) -> dict[str, Any]:
         "unknown": list(_unknown(sources)),
     }
     content["summary"] = summary_of(content)
-    return _rounded(content)
+    # The limits of formats stay exact: bins of binades are compared with them.
+    return {**_rounded(content), "formats": content["formats"]}
 
 
 def _result(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +115,16 @@ def _counted(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _formats() -> dict[str, dict[str, float]]:
-    """The range of each float format, and its bits of precision."""
+    """The range of each float format, its bits of precision, and what leaves its range.
+
+    To nearest, numbers up to half of the smallest one become zero; numbers are out of range
+    that are half a step or more above the largest one.
+    """
     return {
         fmt.label: {
             "largest": fmt.max,
+            "to_zero_up_to": fmt.smallest_subnormal / 2,
+            "overflow_from": fmt.max + fmt.epsilon * 2.0 ** (math.frexp(fmt.max)[1] - 2),
             "smallest_normal": fmt.smallest_normal,
             "smallest": fmt.smallest_subnormal,
             "precision_bits": fmt.mantissa_bits + 1,
@@ -307,7 +315,10 @@ class _Content:
         }
 
     def kernels(self) -> dict[str, list[dict[str, Any]]]:
-        """The kernels of each model that was profiled; those without ops are the engine's."""
+        """The kernels of each model that was profiled; those without ops are the engine's.
+
+        The first op of a kernel is its main one, which performs the most operations.
+        """
         return {
             name: [
                 {
@@ -315,7 +326,7 @@ class _Content:
                     "kind": k.kind,
                     "type": k.format,
                     "ms": 1e3 * k.time_s,
-                    "ops": [self.numbers[n] for n in k.ops if n in self.numbers],
+                    "ops": [self.numbers[n] for n in self._main_first(k.ops)],
                 }
                 for k in kernels
                 if k.time_s
@@ -323,6 +334,26 @@ class _Content:
             for name, kernels in self.sources.kernels.items()
             if kernels
         }
+
+    def _main_first(self, ops: Sequence[str]) -> list[str]:
+        known = [name for name in ops if name in self.numbers]
+        return sorted(known, key=self._operations, reverse=True)
+
+    def _operations(self, name: str) -> float:
+        """Operations of an op for one sample; 0 if they are not known."""
+        graph = self.sources.graph
+        if graph is None:
+            return 0.0
+        node = graph.nodes[self.numbers[name]]
+        declared = {
+            i: graph.values[i].shape for i in (*node.inputs, *node.outputs) if i is not None
+        }
+        shapes = {
+            i: tuple(d if isinstance(d, int) and d > 0 else 1 for d in dims)
+            for i, dims in declared.items()
+            if dims is not None
+        }
+        return flops(graph, node, shapes) or 0.0
 
 
 def _path(scope: str) -> str:

@@ -75,15 +75,31 @@ def write_frontier(found: Mapping[str, Any], title: str, path: Path) -> None:
 def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
     """The plans that were timed, of what ``tune --json`` prints."""
     baseline = found["baseline"]["latency_ms"]
+    scale = _last_over_first(found)
     points = [PlotPoint(error=0.0, speed=1.0, kind="passed", name="fp32")]
     for plan in found["candidates"]:
         errors = (plan["measured"]["relative_error"], plan["predicted"]["relative_error"])
         error = next((e for e in errors if e is not None), None)
-        if plan["latency_ms"] and error is not None:
+        last = plan.get("last_race")
+        latency_ms = last["latency_ms"] if last else scale * (plan["latency_ms"] or 0.0)
+        if latency_ms and error is not None:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]
-            speed = baseline / plan["latency_ms"]
+            speed = baseline / latency_ms
             points.append(PlotPoint(error=error, speed=speed, kind=kind, name=plan["name"]))
     return points
+
+
+def _last_over_first(found: Mapping[str, Any]) -> float:
+    """The chosen plan's time in the last race over that in the first; 1 if not in both.
+
+    Times of other plans in the first race are multiplied by it: what two races say of one plan
+    differs by some percent.
+    """
+    for plan in found["candidates"]:
+        if not plan["changes"] and plan.get("last_race") and plan["latency_ms"]:
+            ratio: float = plan["last_race"]["latency_ms"] / plan["latency_ms"]
+            return ratio
+    return 1.0
 
 
 def anchors_of(found: Mapping[str, Any]) -> list[tuple[str, float]]:

@@ -17,6 +17,8 @@ _NAMED: Final = 3
 _LEAST_SHARE: Final = 0.01
 """What adds less than this share of the largest squared error limits nothing."""
 _FP32: Final = "fp32"
+_INT8: Final = "int8"
+_INT8_STEPS: Final = 2**8 - 1
 _AS_GOOD: Final = {"latency": "fast", "throughput": "fast", "size": "small", "memory": "small"}
 
 
@@ -27,7 +29,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
         "verdict": _verdict(content),
         "heading": _heading(content, limiting),
         "limits": [
-            {"op": unit["ops"][0], "text": _limit(content["ops"], unit)}
+            {"op": unit["ops"][0], "text": _limit(content, unit)}
             for unit in limiting
             if unit["ops"]
         ],
@@ -107,14 +109,15 @@ def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
         )
     total = sum(max(_rise(u), 0.0) for u in content["units"])
     share = sum(map(_rise, limiting)) / total if total else math.nan
-    ops = "This op costs" if len(limiting) == 1 else f"These {len(limiting)} ops cost"
-    of = f": {share:.0%} of all the error that low formats make or would make" if total else ""
-    return f"{ops} the most accuracy{of}."
+    ops = "op" if len(limiting) == 1 else f"{len(limiting)} ops"
+    costs = "costs" if len(limiting) == 1 else "cost"
+    of = f": {share:.0%} of the squared error that low formats make or would make"
+    return f"The {ops} that {costs} the most accuracy{of if total else ''}."
 
 
-def _limit(ops: Sequence[Mapping[str, Any]], unit: Mapping[str, Any]) -> str:
-    """Why one unit limits precision, in one sentence."""
-    first = ops[unit["ops"][0]]
+def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
+    """How one unit limits precision, and what is known of the cause."""
+    first = content["ops"][unit["ops"][0]]
     others = len(unit["ops"]) - 1
     with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
     article = "an" if first["op"][:1] in "aeiou" else "a"
@@ -123,15 +126,63 @@ def _limit(ops: Sequence[Mapping[str, Any]], unit: Mapping[str, Any]) -> str:
     if unit["type"] == _FP32:
         worst = max(saved, key=lambda f: errors.get(f, 0.0))
         gain = f"would save {_ms(saved[worst])} but" if saved[worst] else "would"
+        cause = _cause(content, unit, worst)
         return (
             f"{what} stays in fp32: {worst} {gain} raise the error of the model's output from"
-            f" {_share(errors[_FP32])} to {_share(errors[worst])}."
+            f" {_share(errors[_FP32])} to {_share(errors[worst])}.{cause}"
         )
     own = unit["type"]
-    gain = f" It saves {_ms(saved[own])}." if saved.get(own) else ""
+    gain = _gain(saved[own], unit["casts_ms"].get(own, 0.0)) if saved.get(own) else ""
     return (
         f"{what} is in {own}, and without that the error of the model's output would fall from"
-        f" {_share(errors[own])} to {_share(errors[_FP32])}.{gain}"
+        f" {_share(errors[own])} to {_share(errors[_FP32])}.{gain}{_cause(content, unit, own)}"
+    )
+
+
+def _gain(saved_ms: float, casts_ms: float) -> str:
+    """What a format saves, as the sum of its kernel's time and that of its casts."""
+    text = f" By the times that the plan was chosen by it saves {_ms(saved_ms)}"
+    if casts_ms:
+        sign = "less" if casts_ms > 0 else "and"
+        text += (
+            f": {_ms(saved_ms + casts_ms)} of its kernel {sign} {_ms(abs(casts_ms))} of casts"
+        )
+    return f"{text}."
+
+
+def _cause(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> str:
+    """What is known of the cause of a unit's error in a format, in sentences."""
+    alone = unit["alone"].get(label)
+    if not alone or not any(alone.values()):
+        return " Only the size of the error is known, not its cause."
+    activations, weights = _share(alone["activations"]), _share(alone["weights"])
+    return (
+        f" With {label} here alone, its activations make an error of {activations} and its"
+        f" weights one of {weights}.{_range_of_input(content, unit, label)}"
+    )
+
+
+def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> str:
+    """How many numbers of the first input that was observed become zero in a format."""
+    values = (content["values"][i] for i in content["ops"][unit["ops"][0]].get("inputs", ()))
+    seen = [v for v in values if v["from"] != "constant" and v.get("facts")]
+    if not seen:
+        return ""
+    facts = seen[0]["facts"]
+    low, high = (min(facts["lowest"], 0.0), max(facts["highest"], 0.0))
+    limits = {name: fmt["to_zero_up_to"] for name, fmt in content["formats"].items()}
+    limits[_INT8] = (high - low) / _INT8_STEPS / 2
+    if label not in limits or not facts["count"] or not math.isfinite(limits[label]):
+        return ""
+    binades = enumerate(facts["binades"], start=facts["first"] + 1)
+    lost = sum(n for top, n in binades if 2.0**top <= limits[label])
+    step = f" with a step of {2 * limits[label]:.3g}" if label == _INT8 else ""
+    zero = (
+        f": {_share(lost / facts['count'])} of its numbers, or more, are too small and become"
+    )
+    return (
+        f" Its input '{seen[0]['name']}' is in {facts['lowest']:.3g} to {facts['highest']:.3g}"
+        + (f"{zero} zero in {label}{step}." if lost else ".")
     )
 
 
@@ -143,19 +194,47 @@ def _next_faster(content: Mapping[str, Any]) -> str:
     own = next(
         (c for c in found["candidates"] if c["plan"] == content["plan"]["digest"]), None
     )
-    other, gain = f"as {_FP32}", one.get("gain")
-    if gain and own and own.get("gain"):  # both were in the same races
-        gain, other = gain / own["gain"], "as the chosen one"
-    how = (
-        f"{gain:.2f} times as {_AS_GOOD[found['objective']]} {other}" if gain else "predicted"
-    )
-    error = f"its output error is predicted as {_share(one['predicted']['relative_error'])}"
+    last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
+    first = _times_as_good(one, own)
+    good, chosen = f"as {_AS_GOOD[found['objective']]}", "as the chosen one"
+    how = "predicted to be faster"
+    if first and last:
+        how = f"{first:.2f} times {good} {chosen} in the first race"
+        how += f", {last:.2f} times in the last"
+        how += " (of plans about as fast the more accurate one is chosen)" if last > 1 else ""
+    elif first:
+        how = f"{first:.2f} times {good} {chosen}"
+    elif one.get("gain"):
+        how = f"{one['gain']:.2f} times {good} as {_FP32}"
+    measured = (one.get("measured") or {}).get("relative_error")
+    predicted = one["predicted"]["relative_error"]
+    error = f"its output error is {'' if measured else 'predicted as '}"
+    error += _share(predicted if measured is None else measured)
+    metric = f"{found['metric']} {_figure(one['metric'])}"
     known = {
         None: f"it was not evaluated on all data; {error}",
-        True: f"it keeps the criterion, too, but was not faster in the last race; {error}",
-        False: f"it misses the criterion with {found['metric']} {_figure(one['metric'])}",
+        True: f"it keeps {accuracy_asked(found)}, too, with {metric}; {error}",
+        False: f"it misses {accuracy_asked(found)} with {metric}",
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."
+
+
+def _times_as_good(
+    one: Mapping[str, Any] | None, own: Mapping[str, Any] | None
+) -> float | None:
+    """How many times as good as the chosen plan another was; None if not in one race."""
+    both = one and own and one.get("gain") and own.get("gain")
+    return one["gain"] / own["gain"] if one and own and both else None
+
+
+def accuracy_asked(found: Mapping[str, Any]) -> str:
+    """The criterion in words."""
+    conditions = found.get("conditions") or {}
+    least = conditions.get("target_metric")
+    if least is None:
+        return "the accuracy asked for"
+    side = ">=" if conditions.get("higher_is_better", True) else "<="
+    return f"the accuracy asked for ({found['metric']} {side} {_figure(least)})"
 
 
 def _share(value: float | None) -> str:

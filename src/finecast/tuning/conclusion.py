@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from finecast.data.scoring import by_output
 from finecast.data.workload import Workload
+from finecast.engines.base import calls_of
 from finecast.engines.probe import Speed
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.native.gains import Gain
@@ -112,6 +114,7 @@ class Conclusion:
             speedup_spread=speed.high - speed.low,
             gain=gain.median,
             gain_spread=gain.high - gain.low,
+            findings=replace(self.findings, last_race=_last_race(measurements)),
         )
 
     def _parts(self, plan: Plan) -> Mapping[str, float]:
@@ -261,7 +264,32 @@ class Conclusion:
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,
             built=built,
+            conditions=self._conditions(measurements),
         )
+
+    def _conditions(self, measurements: Measurements) -> dict[str, Any]:
+        """What the accuracy and the times are of."""
+        target = self.trials.target
+        timed = () if self.subject.target else self.workload.timing()
+        return {
+            "target_metric": target if math.isfinite(target) else None,
+            "higher_is_better": self.workload.higher_is_better,
+            "samples": self.workload.samples or None,
+            "timed": [
+                {name: list(array.shape) for name, array in call.items()}
+                for feeds in timed
+                for call in calls_of(feeds)[:1]
+            ],
+            "timing_notes": list(measurements.times.notes),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+
+
+def _last_race(measurements: Measurements) -> dict[str, tuple[float, float]]:
+    """Gain over fp32 and seconds of a call, by the names of what raced."""
+    costs, times = measurements.costs, measurements.times
+    names = [n for n in costs.names if n in times.names and n != ANCHOR]
+    return {n: (costs.speed(n).median, times.latency_s(n)) for n in names}
 
 
 # The most races. Each takes seconds; if the plans of so many were not faster after all, the

@@ -80,6 +80,8 @@ class Findings:
         planner: Made the plans: it has the graph, and what the rules permit.
         analysis: The times and errors that plans were chosen by; None if nothing was chosen.
         facts: What calibration data showed of values, by id.
+        last_race: Of plans in the last race, by digest: how many times as good as fp32 they
+            were there, and the seconds of a call.
     """
 
     priced: Priced = Priced.TIME
@@ -90,16 +92,20 @@ class Findings:
     planner: Planner | None = None
     analysis: Analysis | None = None
     facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    last_race: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
 
     def gain(self, one: Found) -> float | None:
-        """How many times as good as fp32 a plan was in the races; None if it was in none."""
+        """How many times as good as fp32 a plan was in the first races; None if in none."""
         return self.fp32_cost / one.cost if self.fp32_cost and one.cost else None
 
     def next_faster(self, plan: Plan) -> Found | None:
         """The candidate of the next smaller cost that missed the criterion, else any such.
 
         ``plan`` is the result's; that of the fp32 model is no candidate, and has its cost. A
-        plan that missed before it was timed is faster by its predicted cost.
+        plan that missed before it was timed is faster by its predicted cost. A plan may have
+        been faster in the last race alone, by less than what the choice of a plan counts.
         """
         digests = [c.plan.digest for c in self.candidates]
         faster: Sequence[Found] = self.candidates[
@@ -108,6 +114,11 @@ class Findings:
         if plan.digest not in digests:
             fp32 = math.inf if self.fp32_cost is None else self.fp32_cost
             faster = [c for c in faster if c.cost is None or c.cost < fp32]
+        own = self.last_race.get(plan.digest)
+        if own is not None:
+            ahead = {digest for digest, found in self.last_race.items() if found[0] > own[0]}
+            slower = self.candidates[len(faster) :]
+            faster = [*faster, *(c for c in slower if c.plan.digest in ahead)]
         missed = [c for c in faster if c.passed is False]
         return (missed or faster or [None])[-1]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from finecast.data.certificates import Certificate
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
-from finecast.engines.usage import how_to_run, in_memory_notes
+from finecast.engines.usage import how_to_run, in_memory_notes, script
 from finecast.errors import UsageError
 from finecast.measure.environment import environment
 from finecast.naming import number_of
@@ -145,6 +145,8 @@ class Result(Report):
         findings: What the search considered: frontier, sensitivities and candidates.
         source: The name of the model given.
         fp32_kernels: Those of the fp32 model; profiled for a study or a report only.
+        conditions: What the metric and the times are of: the metric to keep, the number of
+            samples, the shapes of the feeds that are timed, the date; empty if not tuned.
         writer: Writes the model of the plan to a destination.
     """
 
@@ -189,6 +191,7 @@ class Result(Report):
     findings: Findings = field(default_factory=Findings)
     source: str = "model"
     fp32_kernels: tuple[KernelTime, ...] = ()
+    conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
     writer: Callable[[Destination], object] | None = None
 
     @classmethod
@@ -318,14 +321,20 @@ class Result(Report):
 
     @property
     def run_notes(self) -> tuple[str, ...]:
-        """How the model is run so that it computes as planned."""
+        """How the model is run so that it computes as planned: a line of code, and notes."""
+        if self.output is None and not self.target and self.verdict is not Verdict.UNCHANGED:
+            return in_memory_notes(self.plan)
+        return self._run_by(how_to_run)
+
+    def _run_by(self, form: Callable[..., str]) -> tuple[str, ...]:
+        """Lines of a form of how the written model is run; none if there is no such model."""
         away = bool(self.target)
-        if self.verdict is Verdict.UNCHANGED or (away and not load_target(self.target).is_cpu):
+        if self.verdict is Verdict.UNCHANGED or self.output is None:
             return ()
-        if self.output is None:
-            return () if away else in_memory_notes(self.plan)
+        if away and not load_target(self.target).is_cpu:
+            return ()
         engine = engine_of(self.output) if away else self.plan.engine
-        text = how_to_run(
+        text = form(
             self.output,
             engine,
             self.counts,
@@ -365,7 +374,7 @@ class Result(Report):
             found=None if self.verdict is Verdict.CONVERTED else self.to_dict(),
             kernels={"fp32": self.fp32_kernels, "tuned": self.kernels},
             machine=environment().as_json(),
-            how_to_run=self.run_notes,
+            how_to_run=self._run_by(script) or self.run_notes,
         )
         made = PlanReport(content=content_of(sources))
         if path is not None:
@@ -403,6 +412,7 @@ class Result(Report):
             "why": self.why,
             "metric": self.metric,
             "objective": self.objective.value,
+            "conditions": dict(self.conditions),
             "target": self.target or None,
             "times": self._times,
             "baseline": _measured(self.baseline, self.objective),
@@ -469,11 +479,13 @@ class Result(Report):
         """A plan that was considered.
 
         ``measured`` has nulls where the plan was never run, as most steps of a frontier are
-        not. ``gain`` is how many times as good as fp32 it was in the races, by the objective;
+        not. ``gain`` is how many times as good as fp32 it was in the first races, by the
+        objective; ``last_race`` has the same of the last race, None if it was not in it;
         ``changes`` are the formats of the nodes that have another one in the result.
         """
         own, findings = labels(self.plan), self.findings
         formats = labels(one.plan)
+        last = findings.last_race.get(one.plan.digest)
         changed = (
             n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32")
         )
@@ -487,6 +499,9 @@ class Result(Report):
             "measured": {**_cost(one.cost, findings), "relative_error": one.error},
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
             "gain": findings.gain(one),
+            "last_race": None
+            if last is None
+            else {"gain": last[0], "latency_ms": last[1] * 1e3},
             "casts": one.casts,
             "metric": one.metric,
             "passed": one.passed,

@@ -163,7 +163,7 @@ class Trials:
         lost = best - tried[missed].metric
         if not lost or not math.isfinite(lost):
             return None
-        share = (best - self._criterion.target(self.baseline)) / lost
+        share = (best - self.target) / lost
         return (start + min(max(share, 0.0), 1.0) * (missed - start)) ** 2
 
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
@@ -178,6 +178,11 @@ class Trials:
     @property
     def _criterion(self) -> Criterion:
         return self.budget.goal.criterion
+
+    @property
+    def target(self) -> float:
+        """The worst metric that passes."""
+        return self._criterion.target(self.baseline)
 
     def passing(self, metric: float) -> bool:
         """Whether this metric meets the criterion; certified plans alone, once some are."""
@@ -241,7 +246,7 @@ class Trials:
 
     def none_passes(self, proposed: int) -> str:
         """Text: why none of ``proposed`` plans was found to pass."""
-        target = self._criterion.target(self.baseline)
+        target = self.target
         why = none_passes(len(self.tried), proposed, target, reused=len(self.reused))
         spent = self.budget.spent(self.evaluations - 1)
         return f"{why}; {spent}" if spent else why

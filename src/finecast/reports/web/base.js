@@ -37,6 +37,14 @@ const megabytes = (x) => (isNumber(x) ? (x / 1e6).toFixed(2) + " MB" : "–");
 const times = (x) => (isNumber(x) ? "×" + x.toFixed(2) : "–");
 const count = (n, noun) => n.toLocaleString("en") + " " + noun + (n === 1 ? "" : "s");
 const shape = (dims) => (dims === null ? "?" : dims.map((d) => (d === null ? "?" : d)).join("×") || "one number");
+// A long name without its middle, so that both its start and its end tell it apart.
+const short = (text, most) => {
+  const whole = safe(text);
+  const head = Math.floor((most - 1) / 3);
+  return whole.length > most ? whole.slice(0, head) + "…" + whole.slice(head + 1 - most) : whole;
+};
+const named = (name) => el("span", { class: "mid" }, el("span", {}, name.slice(0, -12)), el("span", {}, name.slice(-12)));
+const castText = (x) => (!isNumber(x) || !x ? ms(x) : x < 0 ? "saves " + ms(-x) : "costs " + ms(x));
 const sum = (list) => list.reduce((a, b) => a + b, 0);
 
 // A format as a small label: its name always stands beside its colour.
@@ -55,17 +63,28 @@ data.ops.forEach((op, index) => (op.inputs || []).forEach((value) => usersOf[val
 const plain = (type) => (type || "").replace(/^u?int8.*/, "int8");
 const ranElsewhere = (op) => Boolean(op.ran && op.type && plain(op.ran) !== plain(op.type));
 
+// Plans write microseconds as "us".
+const micro = (text) => text.replace(/(\d) us\b/g, "$1 µs");
 function reasonsOf(op) {
-  return (op.deciding || []).map((i) => data.reasons[i].text).filter(Boolean).join("; ");
+  return (op.deciding || []).map((i) => micro(data.reasons[i].text)).filter(Boolean).join("; ");
 }
 
-// Milliseconds of each op in a model: its share of its kernel, else as plans were chosen by.
+// The accuracy that a plan has to keep, in words.
+const asked = (found && found.conditions) || {};
+const accuracy = !isNumber(asked.target_metric) ? "the accuracy asked for"
+  : `the accuracy asked for (${found.metric} ${asked.higher_is_better === false ? "≤" : "≥"} ${digits(asked.target_metric, 6)})`;
+
+// Milliseconds of each op in a model: of a kernel the main op has all; else as plans were chosen by.
+const mainOf = { fp32: new Map(), tuned: new Map() };
 function opTimes(model) {
   const spent = new Map();
   const kernels = data.kernels[model];
   if (kernels) {
-    for (const kernel of kernels)
-      for (const op of kernel.ops) spent.set(op, (spent.get(op) || 0) + kernel.ms / kernel.ops.length);
+    for (const kernel of kernels) {
+      const [main] = kernel.ops;
+      if (main !== undefined) spent.set(main, (spent.get(main) || 0) + kernel.ms);
+      kernel.ops.forEach((op) => mainOf[model].set(op, main));
+    }
     return spent;
   }
   data.ops.forEach((op, index) => {
@@ -94,19 +113,34 @@ function trade(unit) {
   };
 }
 
+// The limits of a format. Those of int8 follow from the value: 255 steps cover what was observed.
+function rangeOf(facts, format) {
+  if (format !== "int8") {
+    const range = data.formats[format]; // reports of earlier releases have the two limits not
+    return { to_zero_up_to: range.smallest / 2, overflow_from: range.largest, ...range };
+  }
+  const step = (Math.max(facts.highest, 0) - Math.min(facts.lowest, 0)) / 255;
+  return { overflow_from: Infinity, to_zero_up_to: step / 2, smallest_normal: 0, smallest: step, largest: facts.largest };
+}
+// The format that ranges are shown in at first: the one that most low ops of the plan have.
+const RANGED = [...Object.keys(data.formats).filter((f) => f !== FP32 && f !== "tf32"), "int8"];
+let shownFormat = Object.entries(data.plan.counts).sort((a, b) => b[1] - a[1]).map(([type]) => type).find((type) => RANGED.includes(type)) || "fp16";
+
+// What becomes in a format of the numbers from 2**e up to 2**(e + 1).
+function fate(e, range) {
+  if (2 ** e >= range.overflow_from) return "over";
+  if (2 ** (e + 1) <= range.to_zero_up_to) return "lost";
+  return 2 ** (e + 1) <= range.smallest_normal ? "subnormal" : "fits";
+}
+
 // The share of a value's numbers that a format cannot hold. `first` is the exponent of the
 // smallest binade, and `binades[k]` numbers are from 2**(first + k) up to twice that.
 function misfits(facts, format) {
-  const range = data.formats[format];
-  const found = { over: facts.infs, lost: 0, subnormal: 0 };
-  facts.binades.forEach((n, k) => {
-    const low = 2 ** (facts.first + k);
-    if (low > range.largest) found.over += n;
-    else if (2 * low <= range.smallest / 2) found.lost += n;
-    else if (2 * low <= range.smallest_normal) found.subnormal += n;
-  });
+  const range = rangeOf(facts, format);
+  const found = { over: facts.infs, lost: 0, subnormal: 0, fits: 0 };
+  facts.binades.forEach((n, k) => { found[fate(facts.first + k, range)] += n; });
   // The binade of the largest number is only in part out of range: some of it is, at least one.
-  if (isNumber(facts.largest) && facts.largest > range.largest && found.over === facts.infs) found.over += 1;
+  if (isNumber(facts.largest) && facts.largest >= range.overflow_from && found.over === facts.infs) found.over += 1;
   const total = facts.count || 1;
   return { over: found.over / total, lost: found.lost / total, subnormal: found.subnormal / total };
 }

@@ -20,6 +20,10 @@ function ticks(low, high) {
 
 // Every plan that was considered, once: by error and by how much better than fp32 it is.
 function plansOf() {
+  // The chosen plan stands where the last race measured it. Plans that were in the first races
+  // alone keep their distance from it there: figures of two races differ by some percent.
+  const own = found.candidates.find((plan) => plan.plan === data.plan.digest && plan.last_race) || null;
+  const scaled = (plan, of) => (!isNumber(plan[of]) ? null : own && own[of] && isNumber(own.last_race[of]) ? (plan[of] * own.last_race[of]) / own[of] : plan[of]);
   const tried = new Map(found.trials.map((t) => [t.plan, t]));
   return found.candidates.map((plan) => {
     const trial = tried.get(plan.plan) || {};
@@ -29,14 +33,16 @@ function plansOf() {
       metric: plan.metric ?? trial.metric ?? null,
       error: (plan.measured || {}).relative_error ?? plan.predicted.relative_error,
       measured: isNumber((plan.measured || {}).relative_error), // absent where it was not run
-      gain: plan.gain ?? null, ms: plan.latency_ms, casts: plan.casts, changes: plan.changes,
+      last: Boolean(plan.last_race),
+      gain: plan.last_race ? plan.last_race.gain : scaled(plan, "gain"),
+      ms: plan.last_race ? plan.last_race.latency_ms : scaled(plan, "latency_ms"), casts: plan.casts, changes: plan.changes,
       kind: passed === null ? "timed" : passed ? "passed" : "failed",
       chosen: found.verdict === "improved" && plan.plan === data.plan.digest,
     };
   });
 }
 
-const WORDS = { timed: "not tried on all data", passed: "keeps the criterion", failed: "misses the criterion" };
+const WORDS = { timed: "not tried on all data", passed: "keeps the accuracy", failed: "misses the accuracy" };
 
 function frontierChart(plans) {
   const W = WIDTH, H = NARROW ? 320 : 400, L = 56, R = 16, T = 40, B = 48;
@@ -112,10 +118,10 @@ function icicle(tree, at, whole, walk) {
     const text = `${node.name}: ${ms(node.ms)}, ${percent(share)}`;
     const look = type ? paint(type) : node.inner.size || node === tree ? "group" : "added";
     box.append(el("button", {
-      class: look, title: text, "aria-label": text + (type ? ", " + type : ""), "data-walk": node.name,
+      class: look + (width > 0.04 ? "" : " thin"), title: text, "aria-label": text + (type ? ", " + type : ""), "data-walk": node.name,
       style: { left: 100 * left + "%", width: 100 * width + "%", top: level * 1.95 + "rem" },
       onclick: () => walk(node),
-    }, width > 0.04 ? node.name : ""));
+    }, width > 0.04 ? (type ? node.name.split("/").pop() : node.name) : "", width > 0.12 ? " " + percent(share) : ""));
     if (level + 1 >= DEPTH) return;
     let from = left, small = 0;
     for (const inner of [...node.inner.values()].sort((a, b) => b.ms - a.ms)) {
@@ -132,15 +138,15 @@ function icicle(tree, at, whole, walk) {
 // One value's magnitudes by binade, with the ranges of formats above.
 function histogram(value, format) {
   const facts = value.facts, W = WIDTH, H = 250, L = 8, R = 8, T = 92, B = 34;
-  const range = data.formats[format];
+  const range = rangeOf(facts, format);
   const last = facts.first + facts.binades.length;
   const low = Math.max(Math.min(facts.first, -26), -150), high = Math.max(last, 18);
   const x = (e) => L + ((W - L - R) * (e - low)) / (high - low);
   const top = Math.log10(Math.max(...facts.binades, 1) + 1);
   const parts = [];
-  ["fp8_e4m3", "fp16", "bf16"].forEach((name, row) => {
-    const one = data.formats[name];
-    if (!one) return;
+  [...new Set(["fp16", "bf16", format])].forEach((name, row) => {
+    const one = rangeOf(facts, name);
+    if (!one.largest) return;
     const y = 18 + row * 24;
     const from = Math.max(Math.log2(one.smallest), low), to = Math.min(Math.log2(one.largest) + 0.01, high);
     parts.push(svg("line", { class: "range", x1: x(from), x2: x(to), y1: y + 8, y2: y + 8 }),
@@ -149,8 +155,7 @@ function histogram(value, format) {
   facts.binades.forEach((n, k) => {
     if (!n) return;
     const e = facts.first + k, height = ((H - T - B) * Math.log10(n + 1)) / top;
-    const kind = 2 ** e > range.largest ? "over" : 2 ** (e + 1) <= range.smallest / 2 ? "lost"
-      : 2 ** (e + 1) <= range.smallest_normal ? "subnormal" : "fits";
+    const kind = fate(e, range);
     parts.push(svg("rect", { class: "bar " + kind, x: x(e) + 0.5, width: Math.max(x(e + 1) - x(e) - 1, 1), y: H - B - height, height },
       svg("title", {}, `${n.toLocaleString("en")} numbers from 2^${e} to 2^${e + 1}`)));
   });
@@ -232,7 +237,6 @@ function scopeGraph(scope, here, open) {
   const cut = all.length > shown.length ? el("p", { class: "soft" }, `${shown.length} of ${all.length} boxes, those around the chosen op.`) : null;
   return el("div", {}, el("div", { class: "drawing", tabindex: 0, role: "region", "aria-label": "Drawing of the scope" }, picture), cut);
 }
-const short = (text, most) => (safe(text).length > most ? "…" + safe(text).slice(1 - most) : safe(text));
 function around(all, here, boxOf) {
   const at = Math.max(all.findIndex((b) => b.key === boxOf.get(here)), 0);
   const from = Math.max(Math.min(at - MOST_BOXES / 2, all.length - MOST_BOXES), 0);

@@ -24,43 +24,61 @@ function header() {
   const counts = Object.entries(data.plan.counts).map(([type, n]) => [chip(type), ` ${n} `]);
   const ran = {};
   data.ops.forEach((op) => { if (op.ran) ran[op.ran] = (ran[op.ran] || 0) + 1; });
-  const ranText = Object.entries(ran).map(([type, n]) => `${n} ${type}`).join(", ");
-  const tiles = [tile("formats of ops", counts, ranText ? `kernels ran ${ranText}` : null)];
+  const ranText = Object.entries(ran).map(([type, n]) => `${type}: ${count(n, "op")}`).join(", ");
+  const tiles = [tile("formats of ops", counts, ranText ? `their kernels run in ${ranText}` : null)];
   if (found && found.baseline) {
     const improved = found.verdict === "improved", [a, b] = [found.baseline, found.tuned];
     tiles.unshift(
-      tile("speed", times(improved ? found.speedup : 1), found.target ? `modelled for ${found.target}` : "measured here"),
+      tile("speed", times(improved ? found.speedup : 1), found.target ? `modelled for ${found.target}` : "measured, in the last race"),
       tile("time of a call", ms(b.latency_ms), `fp32 ${ms(a.latency_ms)}`),
-      tile(found.metric, digits(b.metric, 6), `fp32 ${digits(a.metric, 6)}`),
+      tile(found.metric, digits(b.metric, 6), `fp32 ${digits(a.metric, 6)}${isNumber(asked.target_metric) ? `, asked for ${asked.higher_is_better === false ? "≤" : "≥"} ${digits(asked.target_metric, 6)}` : ""}`),
       tile("size", megabytes(b.size_bytes), `fp32 ${megabytes(a.size_bytes)}`));
     if (found.relative_error) tiles.push(tile("error of the output", percent(found.relative_error.measured), `predicted ${percent(found.relative_error.predicted)}`));
-    tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data, ${count(found.probes, "probe")}, ${digits(found.seconds)} s`));
+    tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data; ${count(found.probes, "run")} for the error of single ops; ${digits(found.seconds)} s`));
   }
-  if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", data.plan.engine));
-  document.getElementById("top").append(
-    el("h1", {}, data.model.name), el("p", { class: "verdict" }, data.summary.verdict), el("dl", { class: "tiles" }, tiles));
+  if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
+  fill(document.getElementById("top"), {}, [
+    el("h1", {}, data.model.name), el("p", { class: "verdict" }, data.summary.verdict),
+    (asked.timing_notes || []).map((note) => el("p", { class: "warn" }, "Warning: ", note, ".")),
+    conditions(), el("dl", { class: "tiles" }, tiles)]);
+}
+
+// What the accuracy and the times are of, as far as that is known.
+const feeds = (one) => Object.entries(one).map(([name, dims]) => `${name} ${shape(dims)}`).join(", ");
+function conditions() {
+  const timed = asked.timed || [];
+  const parts = [
+    asked.samples ? `the accuracy is that of ${count(asked.samples, "sample")}` : null,
+    timed.length === 1 ? `a call has ${feeds(timed[0])}` : timed.length ? `a time of a call is that of ${count(timed.length, "call")}: ${timed.map(feeds).join("; ")}` : null,
+    asked.date ? `made on ${asked.date}` : null,
+  ].filter(Boolean).join("; ");
+  return parts ? el("p", { class: "soft" }, parts[0].toUpperCase() + parts.slice(1) + ".") : null;
 }
 
 function plansSection() {
   const plans = plansOf();
+  const races = plans.some((p) => p.last);
   const kinds = Object.entries(WORDS).filter(([kind]) => plans.some((p) => p.kind === kind));
   const rows = [...plans].sort((a, b) => (b.gain || 0) - (a.gain || 0)).map((p) => [
-    p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, times(p.gain), ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
+    p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, [times(p.gain), races && !p.last ? el("small", {}, " first race") : ""], ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
     el("span", { class: p.kind === "passed" ? "good" : p.kind === "failed" ? "bad" : "soft" }, WORDS[p.kind]), p.changes ? count(p.changes, "op") : "–"]);
-  const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), a.passed ? "keeps the criterion" : "misses the criterion", "–"]);
+  const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), WORDS[a.passed ? "passed" : "failed"], "–"]);
   return [
-    el("p", {}, data.summary.next_faster),
+    el("p", {}, `A plan has to keep ${accuracy} on all data.`), el("p", {}, data.summary.next_faster),
     el("figure", {}, frontierChart(plans), el("figcaption", {}, "Each dot is a plan: the further up, the faster; the further left, the more exact. ",
-      kinds.map(([kind, words], i) => [i ? ", " : "", { timed: "grey", passed: "green", failed: "red" }[kind] + " " + words]),
-      ". The ring is what was chosen, the dashed line what was predicted. A dotted line is what the engine lowers by itself under its hint.")),
-    el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}`),
+      kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red" }[kind]; return `${colour}: ${words}. `; }),
+      "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, without a plan.",
+      races ? " Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
+      plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered from the most exact plan to the fastest one predicted." : "",
+      plans.some((p) => p.name.startsWith("lowest in ")) ? " “Lowest in” a format: every op that may have it does." : "")),
+    el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
       table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...rows, ...anchors], [1, 2, 4]))];
 }
 
 function limitsSection() {
   const parts = [el("p", {}, data.summary.heading)];
   if (data.summary.limits.length)
-    parts.push(el("ol", {}, data.summary.limits.map((one) => el("li", {}, one.text, " ", opLink(one.op, "Look at it")))));
+    parts.push(el("ol", {}, data.summary.limits.map((one) => el("li", {}, one.text, " ", el("span", { class: "screen" }, opLink(one.op, "Look at it"))))));
   const ruled = new Map();
   data.ops.filter((op) => op.type === FP32 && !(op.deciding || []).some((i) => data.reasons[i].rule === "decision")).forEach((op) =>
     new Set((op.deciding || []).map((i) => data.reasons[i].rule)).forEach((rule) => ruled.set(rule, (ruled.get(rule) || 0) + 1)));
@@ -80,7 +98,11 @@ function timeSection() {
   const models = [FP32, "tuned"].filter((m) => spentIn[m].size && (m === FP32 || data.kernels.tuned || !data.kernels.fp32));
   if (!models.length) return null;
   let by = data.ops.some((op) => op.scope) ? "scope" : "class", path = [], same = true;
-  const told = data.kernels.fp32 ? "kernels measured in the engine; an op that the engine fused into another has an equal part of its kernel" : "times that plans were chosen by; casts are not among them";
+  const total = (m) => ms(sum((data.kernels[m] || []).map((k) => k.ms)));
+  const timed = asked.timed || [];
+  const profiled = !data.kernels.fp32 ? "Widths are the times that plans were chosen by; casts are not among them." : [
+    `Widths are times of kernels, from a few runs of a profile on the inputs of one call${timed.length ? ` (${feeds(timed[0])})` : ""}. A kernel's time stands at its main op, the one with the most operations, though the engine may have fused others into it. `,
+    found && found.baseline ? [`They add up to ${models.map((m) => `${total(m)} (${m})`).join(" and ")}. In the races a call took ${ms(found.baseline.latency_ms)} (fp32) and ${ms(found.tuned.latency_ms)} (tuned)`, timed.length > 1 ? ` for ${timed.length} inputs one after another` : "", ": that counts the time between kernels, too, and all waits for other processes."] : ""];
   const pictures = el("div"), crumbs = el("p", { "aria-live": "polite" });
   const walkTo = (tree) => path.reduce((at, name) => (at && at.inner.get(name)) || at, tree);
   function draw(focus) {
@@ -106,8 +128,8 @@ function timeSection() {
   const scale = el("button", { "aria-pressed": "true", onclick: () => { same = !same; scale.setAttribute("aria-pressed", String(same)); draw(); } }, "one scale");
   draw();
   const types = [...new Set(data.ops.map((op) => op.type).filter(Boolean))];
-  return [el("p", { class: "soft" }, `Widths are times: ${told}. Choose a part to walk into it, choose it again to walk out; an op shows its page.`),
-    el("div", { class: "controls" }, choose, models.length > 1 ? scale : null, types.map(chip)), crumbs, pictures];
+  return [el("p", { class: "soft" }, profiled), el("p", { class: "soft screen" }, `Choose a part to walk into it, choose it again to walk out; an op shows its page.`),
+    el("div", { class: "controls" }, choose, models.length > 1 ? scale : null), el("p", {}, types.map((t) => [chip(t), " "]), el("span", { class: "chip t-added" }, "casts and reorders of the engine")), crumbs, pictures];
 }
 
 function choicesSection() {
@@ -117,24 +139,23 @@ function choicesSection() {
   const grid = gridTable({
     label: "Choices", rows, sorted: "net", open: (row) => showOp(row.unit.ops[0]),
     columns: [
-      { key: "name", name: "ops of one kernel", width: "minmax(7rem, 3fr)", of: name, show: name, title: (r) => r.unit.ops.map((i) => safe(data.ops[i].name)).join(" ") },
+      { key: "name", name: "ops of one kernel", width: "minmax(7rem, 3fr)", of: name, show: (r) => named(name(r)), title: (r) => r.unit.ops.map((i) => safe(data.ops[i].name)).join(" ") },
       { key: "type", name: "chosen", width: "minmax(4.6rem, 1fr)", of: (r) => r.unit.type, show: (r) => chip(r.unit.type) },
       { key: "low", name: "compared", width: "minmax(5rem, 1fr)", wide: true, of: (r) => r.other.low, show: (r) => chip(r.other.low) },
-      { key: "saved", name: "saves", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.other.saved, show: (r) => ms(r.other.saved) },
-      { key: "casts", name: "casts", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.other.casts, show: (r) => ms(r.other.casts) },
+      { key: "saved", name: "kernel saves", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.other.saved, show: (r) => ms(r.other.saved) },
+      { key: "casts", name: "casts", width: "minmax(7rem, 1fr)", number: true, wide: true, of: (r) => r.other.casts, show: (r) => castText(r.other.casts) },
       { key: "net", name: "in all", width: "minmax(4.5rem, 1fr)", number: true, of: (r) => r.other.net, show: (r) => ms(r.other.net) },
       { key: "rise", name: "adds error", width: "minmax(4.2rem, 1fr)", number: true, of: (r) => r.other.rise, show: (r) => percent(r.other.rise) },
       { key: "by", name: "decided by", width: "minmax(4rem, 1fr)", wide: true, of: (r) => r.unit.by, show: (r) => r.unit.by },
     ],
   });
-  return [el("p", { class: "soft" }, "Each row compares a low format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. For ops that stay in fp32 it is the format that would gain most."), grid.box];
+  return [el("p", { class: "soft" }, "Each row compares a low format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. Times are those that the plan was chosen by; the profile of the result may differ. For ops that stay in fp32 it is the format that would gain most."), grid.box];
 }
 
 function valuesSection() {
   const seen = data.values.map((value, index) => ({ value, index })).filter((one) => one.value.facts);
   if (!seen.length) return null;
-  const labels = Object.keys(data.formats).filter((f) => f !== FP32 && f !== "tf32");
-  let format = labels.includes("fp16") ? "fp16" : labels[0], text = "";
+  let format = shownFormat, text = "";
   const picture = el("div", { "aria-live": "polite" });
   let shown = null;
   const open = (row) => {
@@ -142,14 +163,16 @@ function valuesSection() {
     const facts = row.value.facts, bad = misfits(facts, format);
     const maker = typeof row.value.from === "number" ? [" It comes from ", opLink(row.value.from), "."] : ` It is ${row.value.from === "input" ? "an input" : "a constant"} of the model.`;
     picture.replaceChildren(el("figure", {}, el("h3", {}, row.value.name), histogram(row.value, format), el("figcaption", {},
-      `${count(facts.count, "number")}, ${shape(row.value.shape)}, from ${digits(facts.lowest)} to ${digits(facts.highest)}; ${count(facts.zeros, "zero")}${facts.nans + facts.infs ? `, ${facts.nans} NaN, ${facts.infs} Inf` : ""}. In ${format}: `,
-      el("span", { class: "bad" }, `${percent(bad.over)} overflow`), ", ", el("span", { class: "warn" }, `${percent(bad.lost)} become zero`), `, ${percent(bad.subnormal)} lose digits below the normal range. Magnitudes in powers of two; heights are logarithmic.`, maker)));
+      `${count(facts.count, "number")}, ${shape(row.value.shape)}, from ${digits(facts.lowest)} to ${digits(facts.highest)}, the smallest but zero ${digits(facts.smallest_nonzero)}; ${count(facts.zeros, "zero")}${facts.nans + facts.infs ? `, ${facts.nans} NaN, ${facts.infs} Inf` : ""}. In ${format}: `,
+      el("span", { class: bad.over ? "bad" : null }, `${percent(bad.over)} overflow`), ", ", el("span", { class: bad.lost ? "warn" : null }, `${percent(bad.lost)} become zero`), format === "int8" ? "." : `, ${percent(bad.subnormal)} lose digits below the normal range.`, ` Magnitudes in powers of two; heights are logarithmic.`, maker)));
   };
-  const rows = () => seen.filter((one) => !text || one.value.name.toLowerCase().includes(text)).map((one) => ({ ...one, bad: misfits(one.value.facts, format) }));
+  // Of weights each channel has a scale of its own in int8, which the range of all says nothing of.
+  const told = (one) => format !== "int8" || one.value.from !== "constant";
+  const rows = () => seen.filter(told).filter((one) => !text || one.value.name.toLowerCase().includes(text)).map((one) => ({ ...one, bad: misfits(one.value.facts, format) }));
   const grid = gridTable({
     label: "Values", rows: rows(), sorted: "over", open,
     columns: [
-      { key: "name", name: "value", width: "minmax(7rem, 3fr)", of: (r) => r.value.name, show: (r) => r.value.name, title: (r) => r.value.name },
+      { key: "name", name: "value", width: "minmax(7rem, 3fr)", of: (r) => r.value.name, show: (r) => named(r.value.name), title: (r) => r.value.name },
       { key: "shape", name: "shape", width: "minmax(5rem, 1fr)", wide: true, of: (r) => r.value.facts.count, show: (r) => shape(r.value.shape) },
       { key: "small", name: "smallest", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.value.facts.smallest_nonzero, show: (r) => digits(r.value.facts.smallest_nonzero) },
       { key: "large", name: "largest", width: "minmax(4.5rem, 1fr)", number: true, of: (r) => r.value.facts.largest, show: (r) => digits(r.value.facts.largest) },
@@ -157,12 +180,12 @@ function valuesSection() {
       { key: "lost", name: "to zero", width: "minmax(4.2rem, 1fr)", number: true, of: (r) => r.bad.lost, show: (r) => el("span", { class: r.bad.lost ? "warn" : null }, percent(r.bad.lost)) },
     ],
   });
-  const again = () => { grid.show(rows()); if (shown) open(shown); };
-  const select = el("select", { onchange: (event) => { format = event.target.value; again(); } }, labels.map((f) => el("option", { value: f, selected: f === format }, f)));
+  const again = () => { grid.show(rows()); if (shown && told(shown)) open(shown); };
+  const select = el("select", { onchange: (event) => { format = shownFormat = event.target.value; again(); } }, RANGED.map((f) => el("option", { value: f, selected: f === format }, f)));
   const search = el("input", { type: "search", placeholder: "part of a name", oninput: later(() => { text = search.value.toLowerCase(); again(); }) });
   const worst = rows().sort((a, b) => b.bad.over - a.bad.over || b.bad.lost - a.bad.lost)[0];
-  open(worst);
-  return [el("p", { class: "soft" }, "What calibration data showed of each value, against the range of a format. Numbers above the range become infinite, those far below it zero."),
+  if (worst) open(worst);
+  return [el("p", { class: "soft" }, "What calibration data showed of each value, against the range of a format. Numbers above the range become infinite, those far below it zero. In int8 one scale is taken to cover what was observed of the value, and numbers below half of its step become zero; weights, which have a scale for each channel, are left out."),
     el("div", { class: "controls" }, el("label", {}, "Format ", select), el("label", {}, "Search values ", search)), grid.box, picture];
 }
 
@@ -180,7 +203,7 @@ function opsSection() {
   const grid = gridTable({
     label: "Ops", rows: all, open: (i) => showOp(i),
     columns: [
-      { key: "name", name: "op", width: "minmax(7rem, 3fr)", of: (i) => data.ops[i].name, show: (i) => data.ops[i].name, title: (i) => data.ops[i].name },
+      { key: "name", name: "op", width: "minmax(7rem, 3fr)", of: (i) => data.ops[i].name, show: (i) => named(data.ops[i].name), title: (i) => data.ops[i].name },
       { key: "op", name: "computes", width: "minmax(5rem, 1fr)", wide: true, of: (i) => data.ops[i].op, show: (i) => data.ops[i].op },
       { key: "type", name: "format", width: "minmax(5rem, 1fr)", of: (i) => data.ops[i].type, show: (i) => chip(data.ops[i].type) },
       { key: "ran", name: "ran in", width: "minmax(4rem, 1fr)", wide: true, of: (i) => data.ops[i].ran, show: (i) => el("span", { class: ranElsewhere(data.ops[i]) ? "warn" : null }, data.ops[i].ran || "") },
@@ -197,6 +220,7 @@ function opsSection() {
   const options = (list) => [el("option", { value: "" }, "all"), ...[...new Set(list)].filter(Boolean).sort().map((v) => el("option", { value: v }, v))];
   const search = el("input", { type: "search", placeholder: "name, scope, source line or reason", oninput: later(() => { text = search.value.toLowerCase(); filter(); }) });
   return [
+    Object.values(data.ops).some((op) => (op.ran || "").startsWith("uint8")) ? el("p", { class: "soft" }, "Values in int8 are stored with or without a sign: kernels named uint8 run ops in int8. An op in fp32 that the engine fused into such a kernel runs there, too.") : null,
     el("div", { class: "controls" }, el("label", {}, "Search ops ", search),
       el("label", {}, "Format ", el("select", { onchange: (e) => { type = e.target.value; filter(); } }, options(data.ops.map((o) => o.type)))),
       el("label", {}, "Class ", el("select", { onchange: (e) => { kind = e.target.value; filter(); } }, options(data.ops.map((o) => o.class))))),
@@ -219,9 +243,12 @@ function graphSection() {
   };
   openScope = (scope, here) => go(scope, here);
   const first = data.summary.limits[0];
-  let scope = first ? data.ops[first.op].scope || "" : "";
-  while (scope && data.ops.filter((op) => ((op.scope || "") + "/").startsWith(scope + "/")).length < 2)
-    scope = scope.split("/").slice(0, -1).join("/");
+  // At first the scope with the most boxes: its own ops, and the scopes in it.
+  const boxes = new Map(known.map((s) => [s, 0]));
+  const more = (s) => boxes.set(s, (boxes.get(s) || 0) + 1);
+  data.ops.forEach((op) => more(op.scope || ""));
+  known.filter(Boolean).forEach((s) => more(s.split("/").slice(0, -1).join("/")));
+  const scope = known.reduce((a, b) => (boxes.get(b) > boxes.get(a) ? b : a), "");
   go(scope, first ? first.op : -1, true);
   return [el("p", { class: "soft" }, "One scope at a time, from its inputs at the top; a rounded box is an inner scope. A thick red line is a change of format."),
     el("div", { class: "controls" }, el("label", {}, "Scope ", list), el("datalist", { id: "scopes" }, known.slice(0, 2000).map((s) => el("option", { value: s })))), title, picture];
@@ -237,7 +264,7 @@ function tuningSection() {
 
 function runSection() {
   if (!data.how_to_run.length) return null;
-  return [el("pre", { tabindex: 0, role: "region", "aria-label": "Commands" }, data.how_to_run.map((line) => el("span", {}, line)))];
+  return [el("pre", { tabindex: 0, role: "region", "aria-label": "Code that runs the model" }, data.how_to_run.map((line) => el("span", {}, line)))];
 }
 
 function notesSection() {
@@ -248,6 +275,10 @@ function notesSection() {
 header();
 const main = document.getElementById("report"), nav = document.getElementById("contents");
 main.replaceChildren();
+// Paper unfolds nothing: all that is folded away is open while the page prints.
+let folded = [];
+addEventListener("beforeprint", () => { folded = [...document.querySelectorAll("details:not([open])")]; folded.forEach((one) => { one.open = true; }); });
+addEventListener("afterprint", () => folded.forEach((one) => { one.open = false; }));
 for (const [id, title, make] of SECTIONS) {
   const parts = make();
   if (!parts) continue;
