@@ -53,10 +53,13 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """What is kept between runs on this machine changes no test, and no test changes it."""
+    folder = tmp_path_factory.mktemp("cache")
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "cache-folder"))
+        monkeypatch.setenv(name, str(folder))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

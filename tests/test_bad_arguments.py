@@ -42,7 +42,7 @@ def fives() -> Iterator[int]:
     ("given", "expected"),
     [
         ({"metric": len}, "the name of a metric .* is expected for metric, not .* builtin"),
-        ({"tolerance": "0.01"}, "a number is expected for tolerance, not .* str"),
+        ({"tolerance": "1%"}, "'1%' is not a tolerance"),
         ({"batch": 2.5}, "a whole number is expected for batch, not .* float"),
         ({"max_trials": True}, "a whole number is expected for max_trials, not .* bool"),
         ({"engine": 7}, "a name is expected for engine, not .* int"),

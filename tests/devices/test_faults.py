@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -28,13 +29,14 @@ from tests.frontends.tools import parse
 ROOT = Path(__file__).parent.parent.parent
 TEXTS = {f.name: ROOT / f.upstream for f in known_faults().values() if "://" not in f.upstream}
 NEEDS = {
-    "openvino-block-and-chain": "avx512f",
     "openvino-cast-rounding": "avx512f",
     "openvino-computed-axes": "avx512_bf16",
     "openvino-lost-marks": "avx512_bf16",
     "openvino-sums-of-codes": "avx512_vnni",
 }
 """Instructions without which a CPU does not show a fault."""
+SOMETIMES = {"openvino-block-and-chain"}
+"""Faults that not every CPU shows, even of those with the same instructions."""
 
 
 @pytest.mark.parametrize("fault", known_faults().values(), ids=lambda f: f.name)
@@ -81,6 +83,13 @@ def test_what_is_written_for_upstream_still_shows_it(name: str) -> None:
     needed = NEEDS.get(name)
     if done.returncode == 0 and needed is not None and needed not in environment().flags:
         pytest.skip(f"this CPU has no {needed}")
+    if done.returncode == 0:  # kernels of older CPUs have it
+        older = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, check=False, env=older
+        )
+    if done.returncode == 0 and name in SOMETIMES:
+        pytest.skip("this CPU does not show it")
     assert done.returncode != 0
 
 

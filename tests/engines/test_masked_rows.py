@@ -47,8 +47,11 @@ def lowered(net: Path, data: DataOptions | None = None) -> set[str]:
     return {f.label for f in done.plan.formats.values()}
 
 
-def test_openvino_still_attends_to_what_is_masked() -> None:
-    """Where it does not, the release is right: it is the row's ``mended``."""
+def attends_to_what_is_masked() -> bool:
+    """Whether this CPU shows the fault: kernels for AVX-512 are right.
+
+    ``tests/devices/test_faults.py`` runs those for AVX2 on any CPU.
+    """
     text = """net (float[1,1,2,2] x, bool[2,2] m) => (float[1,1,2,2] y) {
       q = Cast<to = 16>(x)
       a = Attention(q, q, q, m)
@@ -59,7 +62,7 @@ def test_openvino_still_attends_to_what_is_masked() -> None:
     )
     x = np.array([[[[1, 2], [3, 5]]]], np.float32)
     (y,) = session.run({"x": x, "m": np.array([[True, False], [False, False]])}).values()
-    assert np.abs(y[0, 0, 1]).max() > 1
+    return bool(np.abs(y[0, 0, 1]).max() > 1)
 
 
 def test_such_an_attention_keeps_fp32(tmp_path: Path) -> None:
@@ -72,6 +75,8 @@ def test_such_an_attention_keeps_fp32(tmp_path: Path) -> None:
 
 def test_random_inputs_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the kind that nobody knows yet is found when the model is verified."""
+    if not attends_to_what_is_masked():
+        pytest.skip("this CPU's kernels are right")
     monkeypatch.setitem(known_faults(), FAULT, replace(known_faults()[FAULT], mended="0"))
     policy = finecast.Policy.of("all:bf16")
     net = saved(GIVEN, tmp_path)

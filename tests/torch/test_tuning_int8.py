@@ -149,10 +149,11 @@ def test_one_plan_mixes_int8_bf16_and_fp32(device: Stated) -> None:
 def test_a_plan_that_does_not_run_on_integers_is_dropped_and_said(
     device: Stated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (fastest,) = tuned(device, 1.0, "auto:int8").trials
     # Alone, not beside the other: what is compiled first of all runs as planned.
     ran_on(monkeypatch, floats=lambda coded: len(coded) == 1)
-    found = tuned(device, 1.0, "auto:int8")
-    assert len([f for f in formats_of(found).values() if f is Format.INT8]) == 2
+    found = tuned(device, fastest.metric / 2, "auto:int8")
+    assert not [f for f in formats_of(found).values() if f is Format.INT8]
     assert any("a plan was dropped" in note for note in found.warnings)
 
 

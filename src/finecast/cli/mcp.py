@@ -253,7 +253,7 @@ def _property(parameter: Any) -> dict[str, Any]:
         kind = "boolean"
     elif "int" in annotation:
         kind = "integer"
-    elif "float" in annotation:
+    elif "float" in annotation or isinstance(parameter.default, float):
         kind = "number"
     found: dict[str, Any] = {"type": kind}
     if parameter.multiple or parameter.nargs == -1:

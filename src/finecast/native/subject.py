@@ -178,8 +178,8 @@ class Subject(ABC):
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()
-    study: SensitivityStore | None = field(default=None, init=False)
-    reused: tuple[str, ...] = field(default=(), init=False)
+    study: SensitivityStore | None = None
+    reused: tuple[str, ...] = ()
     keeps_prices: bool = False
 
     @property
