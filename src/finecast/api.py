@@ -279,6 +279,20 @@ def _goal(goal: Goal | None, options: Mapping[str, Any]) -> Goal:
     return made if goal is not None else replace(made, criterion=kept)
 
 
+def _uncertified(options: Mapping[str, Any]) -> Criterion:
+    """The criterion of a verb that certifies nothing.
+
+    Raises:
+        UsageError: If it has a confidence, which would have no effect.
+    """
+    found = _goal(None, options).criterion
+    if found.confidence is not None:
+        raise UsageError(
+            "only tune certifies what it finds", where="--confidence", fix="leave it out"
+        )
+    return found
+
+
 def tuned(
     model: Model,
     output: Destination,
@@ -531,7 +545,10 @@ def emulate(
     )
 
 
-@checked(BlameOptions, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
+@checked(
+    *(BlameOptions, Criterion, DataOptions, ReadOptions),
+    without=("dims", "baseline", "confidence"),
+)
 def blame(
     model: Model,
     low: Model | Plan | Emulation,
@@ -560,7 +577,7 @@ def blame(
     """
     how, asked = group_of(ReadOptions, options), group_of(BlameOptions, options).loaded()
     stated = group_of(DataOptions, options, data=data).loaded()
-    criterion = _goal(None, options).criterion
+    criterion = _uncertified(options)
     asked.check_beside(stated, criterion)
     given = _opened(model, how)
     with reporting(progress, "comparing") as report:
@@ -623,7 +640,10 @@ def _casting(target: Emulation | str, policy: Policy) -> Emulation:
     return emulation
 
 
-@checked(Destination, Criterion, DataOptions, ReadOptions, without=("dims", "baseline"))
+@checked(
+    *(Destination, Criterion, DataOptions, ReadOptions),
+    without=("dims", "baseline", "confidence"),
+)
 def ladder(
     model: Model,
     rungs: Sequence[Rung],
@@ -654,7 +674,7 @@ def ladder(
     """
     written = group_of(Destination, options, path=output)
     stated = group_of(DataOptions, options, data=data).loaded()
-    kept = _goal(None, options).criterion
+    kept = _uncertified(options)
     given, files = _declared(model, group_of(ReadOptions, options), written, stated)
     with reporting(progress, "ladder") as report, files.locked():
         reference = given().reference()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import finecast
+from finecast.compat.neuron import ladders
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
 from finecast.data.metrics import METRICS
@@ -164,6 +165,17 @@ def test_values_by_sample_of_a_users_function_are_certified(tmp_path: Path) -> N
         finecast.tune(
             model, tmp_path / "b.onnx", evaluate=lambda run: float(each(run).mean()), **options
         )
+
+
+@pytest.mark.parametrize("verb", ["ladder", "blame"])
+def test_verbs_that_certify_nothing_take_no_confidence(tmp_path: Path, verb: str) -> None:
+    model, data = labelled(tmp_path)
+    given = "trn1" if verb == "blame" else ladders.ladder("trn1")
+    asked = Criterion(confidence=0.95)
+    with pytest.raises(UsageError, match="only tune certifies"):
+        getattr(finecast, verb)(model, given, data=data, metric="top1", criterion=asked)
+    with pytest.raises(UsageError, match="confidence"):
+        getattr(finecast, verb)(model, given, data=data, metric="top1", confidence=0.95)
 
 
 def labelled(folder: Path) -> tuple[Path, Path]:

@@ -49,7 +49,7 @@ Evaluation = Annotated[
         *("metric", "evaluate", "lower_is_better", "of"),
     ),
 ]
-Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep", "confidence")]
+Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
 PlanOut = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write the plan here too.")
 ]

@@ -12,7 +12,6 @@ from finecast.cli.common import (
     Engine,
     Evaluation,
     Json,
-    Kept,
     Model,
     Read,
     Written,
@@ -35,6 +34,7 @@ from finecast.cli.policy_options import (
     user_rules,
 )
 from finecast.cli.tune_report import write_report
+from finecast.data.criterion import Criterion
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
@@ -60,7 +60,7 @@ def run(
     how: Read,
     written: Written,
     data: Evaluation,
-    criterion: Kept,
+    criterion: Criterion,
     goal: Search,
     casting: Casting,
     narrowing: Narrowing,
