@@ -153,6 +153,7 @@ class Bench:
         objective: Objective = Objective.LATENCY,
         compiles: bool = False,
         start: Plan | None = None,
+        confidence: float | None = None,
     ) -> Result:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -163,6 +164,7 @@ class Bench:
             kind=CriterionKind.ABSOLUTE,
             tolerance=tolerance,
             higher_is_better=workload.higher_is_better,
+            confidence=confidence,
         )
         model = OnnxModel(file=frontend.load(self.model))
         kind = CompilingSubject if compiles else EngineSubject
@@ -439,6 +441,42 @@ def test_nothing_is_compiled_where_all_is_predicted_to_be_far_slower(
     assert outcome.verdict is Verdict.UNCHANGED
     assert "the fastest, by times of single kernels, takes 3.3" in outcome.why
     assert not timed
+
+
+def test_a_slower_plan_is_written_where_the_one_found_is_not_certified(bench: Bench) -> None:
+    count = 400
+    x = np.random.default_rng(1).standard_normal((count, 3, 8, 8)).astype(np.float32)
+    exact = get_engine("onnxruntime").load(bench.model).run({"x": x})["y"]
+    certifying = np.random.default_rng(0).permutation(count)[count // 2 :]
+    errors: list[float] = []
+
+    def right(run: Run) -> Array:
+        """Large errors show on all samples, middle ones on those that certify alone."""
+        got = run({"x": x})["y"]
+        errors.append(float(np.linalg.norm(np.subtract(got, exact)) / np.linalg.norm(exact)))
+        found = np.ones(count)
+        if errors[-1] > 0.7 * largest:
+            found[::2] = 0
+        elif errors[-1] > 0.56 * largest:
+            found[certifying[:20]] = 0
+        return found
+
+    largest = 1.0
+    bench.tune(evaluate=right)
+    largest = max(e for e in errors if e < 1)  # of a plan, not of replaced outputs
+    outcome = bench.tune(
+        evaluate=right,
+        tolerance=0.05,
+        max_trials=30,
+        confidence=0.95,
+    )
+    assert outcome.improved
+    assert outcome.certificate is not None
+    assert outcome.certificate.bound <= 0.05
+    chosen = next(t for t in outcome.trials if t.key.plan == outcome.plan.digest)
+    faster = [t for t in outcome.trials if 0.9 < t.metric < chosen.metric]
+    assert faster
+    assert not any(t.passed for t in faster)
 
 
 def test_an_engine_that_gains_nothing(bench: Bench) -> None:

@@ -39,7 +39,7 @@ from finecast.errors import UsageError
 from finecast.planning.sensitivity import is_float
 from finecast.usercode import guarded
 
-EvalFunction = Callable[["Run"], float]
+EvalFunction = Callable[["Run"], "float | Array"]
 CalibrationFunction = Callable[[], Iterable[Feeds]]
 
 # Feeds of a user's functions that are timed: a small, a middle and a large one,

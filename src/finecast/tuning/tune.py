@@ -361,6 +361,8 @@ class _Tuning:
             if not held:
                 return self._unchanged(f"no plan is certified: {unproven}")
             found = min(held, key=lambda c: c.cost)
+            if found.plan.digest not in self.built:  # a faster one was to be chosen
+                self.built[found.plan.digest] = self.subject.model.build(found.plan)
 
         races: list[Measurements] = []
 
