@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from finecast.engines import get_engine
 from finecast.engines.numerics import ONNXRUNTIME, openvino_settings, recorded
-from finecast.engines.usage import how_to_run
+from finecast.engines.usage import USAGES, how_to_run, script
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
 from tests.engines.stateful import decoder, steps
@@ -153,3 +154,18 @@ def test_settings_and_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) ->
     assert found["openvino"]["KV_CACHE_PRECISION"] == "f32"
     assert found["onnxruntime"]["session.qdq_matmulnbits_accuracy_level"] == "1"
     assert found["variables"]["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
+
+
+@pytest.mark.parametrize("engine", [*USAGES])
+def test_a_script_is_python_whatever_the_file_is_called(engine: str) -> None:
+    path = Path('it\'s; a "model" {x}.onnx')
+    tree = ast.parse(script(path, engine, ["bf16"]))
+    assert str(path) in {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    (model,) = (n for n in tree.body if isinstance(n, ast.Assign) and _names(n) == ["model"])
+    assert isinstance(model.value, ast.Call | ast.Subscript)
+    line = how_to_run(path, engine, ["bf16"]).partition("\n")[0]
+    assert ast.unparse(model.value) == ast.unparse(ast.parse(line[8:]).body[-1])
+
+
+def _names(node: ast.Assign) -> list[str]:
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]

@@ -112,7 +112,7 @@ def how_to_run(
     if usage is None:
         return ""
     stated, notes = _stated(usage, output, formats, throughput=throughput, by_hint=by_hint)
-    return "\n".join((f"run it: {stated}", *notes))
+    return "\n".join((f"run it: {'; '.join(stated)}", *notes))
 
 
 def script(
@@ -131,7 +131,7 @@ def script(
     if usage is None:
         return ""
     stated, notes = _stated(usage, output, formats, throughput=throughput, by_hint=by_hint)
-    *before, model = stated.split("; ")
+    *before, model = stated
     lines = [f"import {module}" for module in usage.modules]
     notes += [usage.types] if usage.types and not by_hint else []
     lines += ["", *(f"# {note}" for note in notes), *before, f"model = {model}", usage.call]
@@ -140,13 +140,14 @@ def script(
 
 def _stated(
     usage: Usage, output: Path, formats: Collection[str], *, throughput: bool, by_hint: bool
-) -> tuple[str, list[str]]:
-    """The code that gives a model of ``output``, and notes on it."""
+) -> tuple[list[str], list[str]]:
+    """The statements that give a model of ``output``, the last its value; notes on it."""
     low = _lowered_by(formats) if by_hint else None
     hint = HINTS[low or Format.FP32]
     notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
     code = (throughput and usage.throughput) or usage.code
-    stated = code.format(path=repr(str(output)), config=_config(hint, throughput=throughput))
+    parts = {"path": repr(str(output)), "config": _config(hint, throughput=throughput)}
+    stated = [statement.format(**parts) for statement in code.split("; ")]
     told = (usage.settings, usage.serving if throughput else "", *notes)
     return stated, [note for note in told if note]
 
