@@ -616,11 +616,11 @@ def _low_of(
             where="policy",
             fix="leave it out",
         )
-    if isinstance(low, str | Path) and Path(low).suffix == ".json":
-        low = Plan.load(Path(low))
-    if isinstance(low, Plan):
-        low = given.given_back(given.build(replace(low, by_hint=False)))
-    return given.beside(opened(low, how), engine)
+    stated = _plan_or_model(low, how)
+    if isinstance(stated, Plan):
+        made = given.given_back(given.build(replace(stated, by_hint=False)))
+        stated = opened(made, how)
+    return given.beside(stated, engine)
 
 
 def _casting(target: Emulation | str, policy: Policy) -> Emulation:
@@ -810,21 +810,23 @@ def report(
     files.read("the study", study)
     files.write("the report", path)
     found = recorded(source, None if study is None else Path(study))
+    plan = found if isinstance(found, Plan) else None
+    given = None if model is None else opened(model, plan=plan)
     if isinstance(found, Plan):
-        graph = None if model is None else graph_for(model, found)
-        name = "model" if model is None else opened(model).path.name
+        graph = None if given is None else given.graph_for(found)
+        name = "model" if given is None else given.path.name
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
-    elif model is not None:
-        _check_same_model(model, found)
+    elif given is not None:
+        _check_same_model(given, found)
     with files.locked():
         if path is not None:
             found.save(path, force=force)
     return found
 
 
-def _check_same_model(model: Model, found: PlanReport) -> None:
+def _check_same_model(given: OpenedModel, found: PlanReport) -> None:
     """Raise UsageError unless a report is of this model."""
-    given, stated = opened(model), found.content["model"]
+    stated = found.content["model"]
     if given.digest != stated["digest"]:
         raise UsageError(
             f"the report is of another model: {stated['name']}",

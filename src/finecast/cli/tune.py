@@ -42,7 +42,7 @@ from finecast.native.artefact import Destination
 from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside
 from finecast.progress import shown
-from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.goal import STUDY_SUFFIX, Goal, TuneRequest
 from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run(
 
 
 def _study_of(output: Path) -> Path:
-    return output.parent / f"{output.stem}.study.db"
+    return output.parent / f"{output.stem}{STUDY_SUFFIX}"
 
 
 def _replacing(

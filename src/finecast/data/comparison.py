@@ -12,14 +12,14 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.samples import Floats, Outputs, SumMetric, by_sample
+from finecast.data.samples import Floats, MeanMetric, Outputs, SumMetric, by_sample
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 from finecast.planning.sensitivity import is_float
 
 
 @final
-class Cosine(SumMetric):
+class Cosine(MeanMetric):
     """Mean over samples (first axis) of the cosine to the reference."""
 
     def terms(
@@ -38,10 +38,6 @@ class Cosine(SumMetric):
         equal = (a == b).all(axis=1)
         cosines = np.where(equal, 1.0, np.where(norms == 0, 0.0, cosines))
         return np.stack([cosines, np.ones(rows)], axis=-1)
-
-    def metric(self, sums: Floats) -> Floats:
-        """The mean cosine."""
-        return sums[..., 0] / sums[..., 1]
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the mean is over a single sample."""

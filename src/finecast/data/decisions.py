@@ -18,11 +18,11 @@ from finecast.data.labels import (
 )
 from finecast.data.samples import (
     Floats,
+    MeanMetric,
     Outputs,
     RankedSamples,
     Samples,
     SummedSamples,
-    SumMetric,
     by_sample,
 )
 from finecast.engines.base import Array
@@ -32,14 +32,10 @@ _GUESSING_ERRORS: Final = 2.0
 """A result within so many standard errors of that of guessing is taken for guessing."""
 
 
-class _Share(SumMetric):
-    """A share of decisions; each is of one sample."""
+class _Share(MeanMetric):
+    """The right decisions over all decisions; each is of one sample."""
 
     is_share = True
-
-    def metric(self, sums: Floats) -> Floats:
-        """The right decisions over all decisions."""
-        return sums[..., 0] / sums[..., 1]
 
     @property
     def _count(self) -> int:

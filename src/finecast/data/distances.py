@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.data.labels import IGNORED, check_numbers, class_labels, numbers
-from finecast.data.samples import Floats, Outputs, SumMetric, by_sample
+from finecast.data.samples import Floats, MeanMetric, Outputs, SumMetric, by_sample
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
 
 @final
-class MeanError(SumMetric):
+class MeanError(MeanMetric):
     """Mean of ``of(error)`` over all elements; the error is the first output less labels."""
 
     def __init__(
@@ -45,10 +45,6 @@ class MeanError(SumMetric):
             )
         error = got.astype(np.float64) - wanted.reshape(got.shape)
         return np.stack([by_sample(self._of(error)), by_sample(np.ones_like(error))], axis=-1)
-
-    def metric(self, sums: Floats) -> Floats:
-        """The mean."""
-        return sums[..., 0] / sums[..., 1]
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the mean is over one number."""

@@ -211,12 +211,25 @@ class SumMetric(ABC):
         )
 
 
+class MeanMetric(SumMetric):
+    """The first sum over the second."""
+
+    def metric(self, sums: Floats) -> Floats:
+        """The mean; NaN of nothing."""
+        return ratio(sums)
+
+
+def ratio(sums: Floats) -> Floats:
+    """The first sum over the second, along the last axis."""
+    return sums[..., 0] / sums[..., 1]
+
+
 def mean_samples(values: Floats) -> SummedSamples:
     """Samples of which the metric is the mean of a value of each."""
     terms = np.stack([values, np.ones(len(values))], axis=-1)
     return SummedSamples(
         terms=terms,
-        metric=lambda sums: sums[..., 0] / sums[..., 1],
+        metric=ratio,
         is_share=bool(np.isin(values, (0, 1)).all()),
     )
 

@@ -177,6 +177,10 @@ class Goal:
         return self.max_trials is None and self.timeout_s is None
 
 
+STUDY_SUFFIX: Final = ".study.db"
+"""In place of the output's: the study that is kept beside it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
     """What to tune for, and where.

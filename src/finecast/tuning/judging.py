@@ -217,7 +217,6 @@ def judge_of(
         UsageError: If the metric's tolerance lets every result pass.
         UserCodeError: If a function of the user's fails.
     """
-    baseline = float(workload.evaluate(reference, None))
     if options.check is not None:
         assert not isinstance(options.check, str)
         name = options.check_name or getattr(options.check, "__qualname__", "check")
@@ -226,6 +225,7 @@ def judge_of(
             exact=reference, calls=calls, check=options.check, figure=f"share right by {name}"
         )
     if data.metric is not None or data.evaluate is not None:
+        baseline = float(workload.evaluate(reference, None))
         kept = replace(criterion, higher_is_better=workload.higher_is_better)
         kept.check(baseline, workload.worst)
         return MetricJudge(

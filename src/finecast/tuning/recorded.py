@@ -8,12 +8,10 @@ from typing import Final
 from finecast.errors import UsageError
 from finecast.planning.plan import Plan
 from finecast.reports.plan_report import PlanReport
-from finecast.tuning.study import Study
+from finecast.tuning.goal import STUDY_SUFFIX
+from finecast.tuning.study import MAGIC, Study
 
-# The first bytes of an SQLite file; plans and reports are JSON.
-_SQLITE: Final = b"SQLite format 3\0"
 _PLAN: Final = ".plan.json"
-_STUDY: Final = ".study.db"
 # A report's data starts with its kind.
 _REPORT: Final = '{"kind":"finecast.report"'
 
@@ -32,14 +30,14 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
         return _of_plan(source, study, beside=())
     path = Path(source)
     head = _head(path)
-    if head.startswith((_SQLITE, _REPORT.encode())):
+    if head.startswith((MAGIC, _REPORT.encode())):
         if study is not None:
             raise UsageError(
                 "a study is given beside something that is no plan",
                 where=str(path),
                 fix="leave one of them out",
             )
-        if head.startswith(_SQLITE):
+        if head.startswith(MAGIC):
             return _of_study(path, None)
         return PlanReport.from_json(path.read_text(encoding="utf-8"), where=str(path))
     return _of_plan(Plan.load(path), study, beside=_beside(path))
@@ -61,7 +59,7 @@ def _beside(plan: Path) -> tuple[Path, ...]:
     """Where ``tune`` keeps the study of a plan: ``m.study.db`` for ``m.pt2.plan.json``."""
     name = plan.name.removesuffix(_PLAN)
     names = dict.fromkeys((name, Path(name).stem))
-    return tuple(plan.parent / f"{one}{_STUDY}" for one in names)
+    return tuple(plan.parent / f"{one}{STUDY_SUFFIX}" for one in names)
 
 
 def _of_plan(plan: Plan, study: Path | None, *, beside: tuple[Path, ...]) -> PlanReport | Plan:

@@ -48,7 +48,8 @@ _SENSITIVITIES: Final = (
 _TABLES: Final = (_TABLE, _SENSITIVITIES, _RECORDS)
 # https://www.sqlite.org/fileformat2.html: user_version at byte 60, application_id at byte 68.
 _HEADER: Final = struct.Struct(">16s44xi4xi28x")
-_MAGIC: Final = b"SQLite format 3\0"
+MAGIC: Final = b"SQLite format 3\0"
+"""The first bytes of a study, as of every SQLite file."""
 _APPLICATION: Final = int.from_bytes(b"fine")
 
 _FIX: Final = "use another file name"
@@ -268,7 +269,7 @@ def _check_header(path: Path) -> None:
     if len(start) < _HEADER.size:
         raise _no_study(path, "its header is missing")
     magic, version, application = _HEADER.unpack(start)
-    if magic != _MAGIC or application not in (0, _APPLICATION):
+    if magic != MAGIC or application not in (0, _APPLICATION):
         raise _no_study(path, "its header is another one")
     if application == 0 and version != 1:  # version 1 had no application id
         raise _no_study(path, "another program's database")
