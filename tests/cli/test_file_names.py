@@ -100,13 +100,13 @@ def test_other_files_have_any_name(net: Path, data: Path, tmp_path: Path) -> Non
         odd = os.fsdecode(tmp_path).encode() + b"/" + name
         Path(os.fsdecode(odd + b".npz")).write_bytes(data.read_bytes())
         Path(os.fsdecode(odd + b".py")).write_text(function)
+    tune = "tune net.onnx -o t.onnx --data NAME.npz --metric top1"
     lines = [
         "convert net.onnx -o low.onnx --auto-cast all --plan-out NAME.json --force",
         "apply NAME.json net.onnx -o again.onnx --force",
         "explain net.onnx --plan NAME.json",
         "emulate net.onnx --target trn1 --auto-cast all --data NAME.npz --calib NAME.py:calib",
-        "tune net.onnx -o t.onnx --data NAME.npz --metric top1 --study NAME.db --max-trials 1"
-        " --force",
+        f"{tune} --study NAME.db --max-trials 1 --force",
     ]
     asked = [(name, line) for name in (LATIN, CYRILLIC) for line in lines]
     answers = run(tmp_path, *asked, locale=POSIX)
