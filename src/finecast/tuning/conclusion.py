@@ -23,7 +23,8 @@ from finecast.engines.base import calls_of
 from finecast.engines.probe import Speed
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.native.gains import Gain
-from finecast.native.subject import Built, SourceModel, Subject
+from finecast.native.model import OpenedModel
+from finecast.native.subject import Built, Subject
 from finecast.planning.choices import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -165,7 +166,7 @@ class Conclusion:
         return self._measured(measurements, ANCHOR, self.trials.baseline, self.subject.model)
 
     def _measured(
-        self, measurements: Measurements, name: str, metric: float, sized: Built | SourceModel
+        self, measurements: Measurements, name: str, metric: float, sized: Built | OpenedModel
     ) -> Measured:
         return Measured(
             metric=float(metric),
