@@ -213,7 +213,9 @@ def test_no_error_lies_beyond_what_an_output_saturates_at() -> None:
 
 
 def of(values: Sequence[float], total: float) -> Sensitivity:
-    return Sensitivity(values=np.array(values), weights=np.zeros(0), total=total)
+    return Sensitivity(
+        values=np.array(values), weights=np.zeros(0), shared=np.zeros(0), total=total
+    )
 
 
 def test_formats_have_one_saturation_and_each_all_of_what_was_measured() -> None:

@@ -330,7 +330,7 @@ class EngineExamined(Examined):
         calls = self.probed(exact.calls, len(rounded))
         data = *map(feeds_digest, calls), sorted(exact.counted)
         model = self.planner.graph.digest, self.planner.from_type
-        parts = model, data, fmt.label, rounded, environment()
+        parts = model, data, fmt.label, rounded, times.points[fmt].shared, environment()
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
