@@ -245,7 +245,7 @@ def error_of(low: tuple[str, ...], fmt: Format, io: dict[int, Format]) -> float:
     """The squared error, if rounding x causes 1, the class {a, b} 10 and y 100."""
     formats = (FP32, fmt)
     units = make_units(CHAIN, free(CHAIN, formats=formats), (fmt,))
-    points = rounding_points(CHAIN, units)
+    points = rounding_points(CHAIN, units, results=fmt.encodes_results)
     values = np.zeros(len(points.points))
     for name, amount in (("x", 1.0), ("b", 10.0), ("y", 100.0)):
         values[point_of(CHAIN, points, name)] = amount

@@ -258,8 +258,9 @@ class SwitchedProbe:
         if not len(on):
             return self.reference
         span = self._span(on)
-        if len(on) > 1 and self.span == range(len(self.switches)):
-            span = self.span  # it has them all, and is not worth leaving for one run
+        everything = range(len(self.switches))
+        if len(on) > 1 and self.span == everything:
+            span = everything  # not worth leaving for one run
         if span != self.span:
             try:
                 self._open(span)
