@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo docs package test test-tensorflow lint bench mutants zoo zoo-sample clean
+.PHONY: help demo docs package test test-tensorflow lint bench judge mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv

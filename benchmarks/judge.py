@@ -114,8 +114,6 @@ def by_finecast(one: Case) -> int:
         min_speedup=1.0,
         progress=False,
     )
-    if found.plan is None:
-        return 0
     low = {d.node for d in found.plan.decisions if d.format is Format.FP16}
     return _mask(one.net, low)
 
