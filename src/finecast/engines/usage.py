@@ -44,7 +44,7 @@ class Usage:
         settings: Whether there are settings that change numbers, and why they are stated.
         types: What the settings say of a model that states its types itself.
         serving: How the model is given many requests at once.
-        notes: Notes for users of a low format, by its label.
+        notes: Notes for users of a low format, by its label and the end of the model's name.
         low: Further statements before the model of a low format, by its label.
         hint: How the fp32 model is run by the engine's hint for a format, where it has one;
             ``{settings}`` are OpenVINO's under the hint, ``{rewrite}`` is TensorFlow's.
@@ -59,7 +59,7 @@ class Usage:
     settings: str = ""
     types: str = ""
     serving: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     low: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     hint: str = ""
 
@@ -93,8 +93,11 @@ USAGES: Final[Mapping[str, Usage]] = {
         serving="give it requests by an openvino.AsyncInferQueue; without the performance hint"
         " OpenVINO serves one request at a time",
         notes={
-            "bf16": "ONNX Runtime has no bf16 on CPUs",
-            "int8_weights": "by default OpenVINO rounds what meets such weights, too: faster"
+            ("bf16", ".onnx"): "ONNX Runtime has no bf16 on CPUs",
+            (
+                "int8_weights",
+                "",
+            ): "by default OpenVINO rounds what meets such weights, too: faster"
             " and less exact",
         },
         hint="openvino.Core().compile_model({path}, {device}, {settings})",
@@ -153,7 +156,11 @@ def how_to_run(
     low = _lowered_by(formats) if by_hint else None
     notes = [usage.settings, usage.types if not by_hint else ""]
     notes += [usage.serving] if throughput else []
-    notes += [n for label, n in usage.notes.items() if label in formats and not by_hint]
+    notes += [
+        note
+        for (label, end), note in usage.notes.items()
+        if label in formats and output.name.endswith(end) and not by_hint
+    ]
     lines = [f"import {', '.join(usage.modules)}"]
     lines += [line for label, of in usage.low.items() if label in formats for line in of]
     for note in filter(None, notes):

@@ -81,6 +81,11 @@ class EngineSubject(Subject):
         return (Format.BF16, *(f for f in codes if probe_one(self.engine, f).runs))
 
     @property
+    def untried(self) -> str:
+        """What the engine says of it."""
+        return self.engine.untried
+
+    @property
     def runner(self) -> str:
         """The name of the engine."""
         return self.engine.name

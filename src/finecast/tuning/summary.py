@@ -112,6 +112,8 @@ def notes(result: Result) -> list[str]:
         lines += _parts(result.predicted_parts)
         lines += output_lines(result.output_errors, result.left_out, result.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in result.gains]
+        note = result.verified.note
+        lines += [f"beside fp32 on the inputs that were timed: {note}"] if note else []
     if result.certificate is not None:
         lines.append(f"certified: {result.certificate}")
     lines += _kept(result)
