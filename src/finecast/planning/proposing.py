@@ -138,9 +138,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
         used = set(plan.formats.values())
         added = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)
         error = analysis.saturation.together(added)
-        name = "lowest"
-        if len(analysis.rounded) > 1:
-            name += f" in {', '.join(f.label for f in formats)}"
+        name = f"{', '.join(f.label for f in formats)} wherever permitted"
         found.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
     return found
 

@@ -111,7 +111,9 @@ def tune(
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     subject.study = study
+    untried: tuple[str, ...] = ()
     if policy.open_formats:
+        untried = tuple(filter(None, (subject.untried,)))
         formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
         policy = replace(policy, formats=formats, open_formats=False)
     subject.check_formats(policy)
@@ -138,7 +140,7 @@ def tune(
         subject=subject,
         examine=examine,
         workload=workload,
-        left_out=left_out,
+        left_out=(*left_out, *untried),
         progress=progress,
         measuring=measuring,
         examined=examined,
