@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from finecast.data.criterion import Criterion
-from finecast.data.deviation import expected
+from finecast.data.deviation import expected, fp32_error
 from finecast.data.functions import load_function
 from finecast.data.sources import DataOptions, file_of
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed
@@ -250,6 +251,8 @@ def explained_error(
 ) -> float:
     """The relative error of the named outputs that rounding explains, the largest of them.
 
+    Ops in fp32 round, too: two fp32 versions of a model differ by that.
+
     Args:
         graph: The graph.
         formats: Low formats by node id.
@@ -258,4 +261,5 @@ def explained_error(
     bounds = expected(graph, formats)
     errors = [bounds.relative.get(v.id, 0.0) for v in graph.outputs if v.name in names]
     coded = any(fmt.has_scales for fmt in formats.values())
-    return max(errors, default=0.0) * (_PEAK if coded else 1.0)
+    low = max(errors, default=0.0) * (_PEAK if coded else 1.0)
+    return math.hypot(low, fp32_error(len(graph.float_nodes)))
