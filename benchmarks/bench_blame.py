@@ -1,9 +1,10 @@
 """``finecast blame`` on faults that are planted in five nets, beside two ways of others.
 
 Bars: the culprit is among the first three ops named in 95% of 50 faults, and none is named in
-models without a fault: in fp16, in int8, and the fp32 model itself. Beside it: bisection for the first N ops that have to stay in fp32, as
-Polygraphy's ``debug precision`` does it, and a walk from the outputs back through ops whose
-results are wrong, as coremltools' ``MLModelComparator`` does it.
+models without a fault: in fp16, in int8, and the fp32 model itself. Beside it: bisection for
+the first N ops that have to stay in fp32, as Polygraphy's ``debug precision`` does it, and a
+walk from the outputs back through ops whose results are wrong, as coremltools'
+``MLModelComparator`` does it.
 
     python -m benchmarks.bench_blame            # all nets; those of shared/models where there
     python -m benchmarks.bench_blame cnn lstm   # some of them

@@ -305,10 +305,8 @@ def _below_half_a_step(value: Value, seen: ValueFacts, fmt: Format) -> list[str]
     lost = seen.share_below(step / 2)
     if lost <= _COMMON_SHARE:
         return []
-    return [
-        f"outliers: {value.name} reaches {seen.largest:.3g}, and {lost:.0%} of it is below half"
-        f" of a step of {step:.2g}, and becomes 0"
-    ]
+    text = f"outliers: {value.name} reaches {seen.largest:.3g}, and {lost:.0%} of it is below"
+    return [f"{text} half of a step of {step:.2g}, and becomes 0"]
 
 
 def _constant_range(value: Value, fmt: Format) -> list[str]:
