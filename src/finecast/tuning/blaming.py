@@ -55,7 +55,7 @@ is."""
 
 _LARGEST_SHARE: Final = 0.25
 """Ops are a small set if they are at most this share of all. Those of a larger set have on
-average less than four times the mean squared error: not one binary digit more than the rest."""
+average less than four times the mean squared error: no binary digit more than the rest."""
 
 _FEW: Final = 3
 """So many ops are always a small set."""
