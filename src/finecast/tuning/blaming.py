@@ -43,7 +43,7 @@ from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
 from finecast.tuning.emulating import reasons
-from finecast.tuning.judging import Judge
+from finecast.tuning.judging import Judge, peak_of
 
 _SUSPICIOUS: Final = 0.25
 """Ops are harmful only together if their single errors add up to less than this share of the
@@ -273,6 +273,7 @@ class Blame(Report):
         """All of it."""
         return {
             "low": self.low,
+            "verdict": self.verdict,
             "figure": self.figure,
             "fp32": self.fp32,
             "value": self.value,
@@ -479,6 +480,7 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
     bounds = expected(graph, formats)
     # Engines may round a value for one of its readers alone, so that ops in fp32 err, too.
     coarsest = max((f.unit_roundoff for f in formats.values()), default=0.0)
+    peak = peak_of(formats)
     own_order = fp32_error(len(graph.float_nodes))
     for node in graph.nodes:
         fmt = formats.get(node.id, Format.FP32)
@@ -487,7 +489,7 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
             if index is None or one is None:
                 continue
             explained = bounds.relative.get(index, 0.0)
-            limit = max(explained, ROUNDINGS_PER_OP * coarsest, own_order)
+            limit = max(peak * max(explained, ROUNDINGS_PER_OP * coarsest), own_order)
             if index in bounds.decided:  # its error has no bound, that of its op has one
                 limit = max(limit, LIMIT)
             errs = one.own > ENGINE_FACTOR * ROUNDINGS_PER_OP * coarsest

@@ -321,6 +321,7 @@ class Difference(Report):
         return {
             "before": self.before,
             "after": self.after,
+            "summary": self.summary,
             "matched_share": self.matched_share,
             "renamed": self.renamed,
             "counts": {c.value: self.count(c) for c in Change},

@@ -31,6 +31,11 @@ _PEAK: Final = 4.0
 steps that are a share of the largest one, and so round the usual ones by as much more."""
 
 
+def peak_of(formats: Mapping[int, Format]) -> float:
+    """How many times as large as by their digits roundings to the formats are."""
+    return _PEAK if any(fmt.has_scales for fmt in formats.values()) else 1.0
+
+
 class Judge(ABC):
     """Whether a model passes, and by which figure.
 
@@ -260,6 +265,5 @@ def explained_error(
     """
     bounds = expected(graph, formats)
     errors = [bounds.relative.get(v.id, 0.0) for v in graph.outputs if v.name in names]
-    coded = any(fmt.has_scales for fmt in formats.values())
-    low = max(errors, default=0.0) * (_PEAK if coded else 1.0)
+    low = max(errors, default=0.0) * peak_of(formats)
     return math.hypot(low, fp32_error(len(graph.float_nodes)))
