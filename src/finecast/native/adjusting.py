@@ -68,8 +68,7 @@ class Adjuster:
         Raises:
             EngineError: If a copy of the model that outputs its values does not run.
         """
-        if not self.model.adjusts:
-            return plan
+        kinds = [kind for kind in kinds if kind in self.model.adjusts]
         scaling = tuple(k for k in kinds if k in (Adjust.EQUALISE, Adjust.SMOOTH))
         rescaled = self._rescaled(self.model, scaling)
         plan = self._planned(plan, rescaled)
@@ -157,7 +156,8 @@ def range_scaled(
     policy = planner.policy
     wanted = policy.adjust is None or Adjust.RANGE in policy.adjust
     low = next((f for f in policy.formats if f.has_less_range), None)
-    if not (wanted and judged.prepared.adjusts and judged.facts) or policy.by_hint:
+    wanted = wanted and Adjust.RANGE in judged.prepared.adjusts and not policy.by_hint
+    if not (wanted and judged.facts):
         return judged
     kept = [] if low is None else kept_by_range(planner, low)
     if low is None or not kept:
