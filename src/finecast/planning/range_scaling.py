@@ -278,9 +278,24 @@ class _Exponents:
         self.freely = {self.root(v.id) for v in self.graph.values}
         for node in self.graph.nodes:
             law = self.laws.get(node.id)
-            if law is not None and law.weight and self.absorber(node) is None:
+            if law is None or not law.weight or self.absorber(node) is not None:
+                continue
+            if not any(self._is_of_constants(v) for f, v in self._factors(node) if f == 1):
                 made = self.graph.following_outputs(node)
                 self.freely.difference_update(self.root(v.id) for v in made)
+
+    def _is_of_constants(self, value: Value) -> bool:
+        """Whether a factor is computed of constants for one op, as the ``1 + w`` of a norm."""
+        maker = None if value.producer is None else self.graph.nodes[value.producer]
+        law = None if maker is None else self.laws.get(maker.id)
+        return (
+            maker is not None
+            and law is not None
+            and not law.weight
+            and len(value.uses) == 1
+            and value.id not in self.pinned
+            and not self.operands(maker)
+        )
 
     def absorber(self, node: Node) -> int | None:
         """The port of a constant that can give the results of ``node`` any exponent."""
