@@ -54,7 +54,7 @@ def attention(x: Any, out: float) -> Any:
     made = keras.layers.MultiHeadAttention(
         HEADS, WIDTH // HEADS, kernel_initializer=start, use_bias=False
     )
-    return made(x, x) * out
+    return keras.layers.Rescaling(out)(made(x, x))
 
 
 def mlp(x: Any, wide: float, out: float) -> Any:
@@ -76,7 +76,7 @@ def t5() -> Any:
 def gemma() -> Any:
     """The products between the norms are large, and so are the gains of the second norms."""
     ids = keras.Input((LENGTH,), dtype="int32", name="ids")
-    x = keras.layers.Embedding(WORDS, WIDTH)(ids) * WIDTH**0.5
+    x = keras.layers.Rescaling(WIDTH**0.5)(keras.layers.Embedding(WORDS, WIDTH)(ids))
     for _ in range(LAYERS):
         added = attention(RootMeanSquareNorm(1.0)(x), 1.0)
         x = x + RootMeanSquareNorm(1.0, 20_000.0)(added)
