@@ -30,8 +30,8 @@ from finecast.planning.adjustments import WHOLE, Adjustment, multipliable
 from finecast.planning.plan import Plan
 from finecast.planning.scalable import LINEAR
 from finecast.rules.base import Reason
-from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.constants import scalars
+from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.observed import range_limit
 
 RULE: Final = "range"
@@ -157,7 +157,11 @@ def _with_numbers(node: Node, ports: tuple[int, ...]) -> _Law | None:
     """The law of an op one of whose operands is a number and no value."""
     named = node.attributes.keys()
     # Of the bounds of PyTorch's hardtanh the second may be left out.
-    if not _SETTINGS.isdisjoint(named) or len(ports) > 1 or ("min_val" in named) > ("max_val" in named):
+    if (
+        not _SETTINGS.isdisjoint(named)
+        or len(ports) > 1
+        or ("min_val" in named) > ("max_val" in named)
+    ):
         return None
     if node.op in _FACTORS:
         return _Law(alike=ports)

@@ -50,7 +50,9 @@ def _judge(node: Node, context: Context) -> Ruling | None:
             absorbs = absorbing(graph, context.facts, value, low)
             evidence = {"largest": facts.largest, "limit": range_limit(low)}
             if absorbs is not None:
-                text = f"{value.name} may overflow in {low.label}: {absorbs.name} saturates before"
+                text = (
+                    f"{value.name} may overflow in {low.label}: {absorbs.name} saturates first"
+                )
                 harmless = Ruling(permits=ANY, text=text, evidence=evidence)
                 continue
             return Ruling(

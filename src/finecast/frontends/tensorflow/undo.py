@@ -41,7 +41,10 @@ def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]
     ``before`` are those of the model that the plan is applied to. If it is a conversion, they
     stay: the original is the model before the first one.
     """
-    adjusted = [*json.loads(before.get(_ADJUSTED, "[]")), *(a.to_dict() for a in plan.adjustments)]
+    adjusted = [
+        *json.loads(before.get(_ADJUSTED, "[]")),
+        *(a.to_dict() for a in plan.adjustments),
+    ]
     made = {_ADJUSTED: json.dumps(adjusted)} if adjusted else {}
     if converted_to(before):
         return {**before, **made, _PLAN: plan.digest, POLICY: plan.policy}

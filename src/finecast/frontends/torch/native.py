@@ -312,7 +312,8 @@ class TorchNative(NativeModel):
         tensor = attribute(module, str(source.target))
         key = id(tensor), replace(what, node="", port=0)
         if key not in self._stored:
-            made = torch.from_numpy(what.of(as_array(tensor))).to(tensor.device)
+            array = what.of(as_array(tensor).astype(np.float32, copy=False))
+            made = torch.from_numpy(np.asarray(array)).to(tensor.device)
             if isinstance(tensor, torch.nn.Parameter):
                 made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
             self._stored[key] = {"": register(module, f"{source.target}_scaled", made)}
