@@ -137,7 +137,7 @@ class NativeModel(ABC):
         raise NotImplementedError
 
     def adjust_constant(self, edit: AdjustOperand) -> None:
-        """Have a node read other numbers than those of a constant; others read the constant."""
+        """Have a node read other numbers in place of a constant's."""
         raise NotImplementedError
 
     def multiplied(self, value: int, what: Adjustment) -> Any:
