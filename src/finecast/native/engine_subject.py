@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -281,8 +281,8 @@ class EngineExamined(Examined):
         return self.facts
 
     @property
-    def adjusts(self) -> bool:
-        """Whether there are codes among the operands of such models."""
+    def adjusts(self) -> Collection[Adjust]:
+        """The kinds of adjustments that operands of such models can have."""
         return self.prepared.adjusts
 
     def rounded_error(self, plan: Plan) -> float:
