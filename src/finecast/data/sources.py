@@ -146,8 +146,8 @@ class DataOptions:
         convert=_sizes,
     ).field({})
     metric: str | None = Option(
-        help="top1 (or accuracy), top5, f1, agreement, cosine, spearman, snr_db, max_abs,"
-        " mse, mae, perplexity; default agreement.",
+        help="top1 (or accuracy), top5, f1, agreement (or same_top1), cosine, spearman,"
+        " snr_db, max_abs, mse, mae, perplexity, kld; default agreement.",
         metavar="NAME",
         python=(str, "the name of a metric (a function of your own is evaluate)"),
     ).field(None)
