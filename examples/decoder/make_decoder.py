@@ -45,11 +45,11 @@ class Options:
     out: Path
     text: Path | None = None
     width: int = 256
-    layers: int = 6
+    layers: int = 4
     heads: int = 4
     hidden: int = 768
     length: int = 256
-    batch: int = 16
+    batch: int = 8
     steps: int = 300
     seed: int = 0
 
