@@ -311,7 +311,12 @@ def tuned(
     files.write("the frontier", request.frontier)
     files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        outcome = replace(_searched(given(), output, request, study), source=given().path.name)
+        found = (request.study, request.frontier, request.report)
+        outcome = replace(
+            _searched(given(), output, request, study),
+            source=given().path,
+            files=tuple(path for path in found if path is not None),
+        )
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
@@ -358,6 +363,7 @@ def _searched(
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
+        outcome = replace(outcome, plan_out=options.plan_out)
     if study is not None or options.report is not None:
         phases("kernels", 0, 1)
         outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def result(count: int = 5, *, improved: bool = True) -> Result:
             analysis=analysis,
             facts=facts_of(planner),
         ),
-        source="chain.onnx",
+        source=Path("chain.onnx"),
         kernels=kernels["tuned"],
         fp32_kernels=kernels["fp32"],
         conditions={

@@ -72,8 +72,7 @@ function plansSection() {
       kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red" }[kind]; return `${colour}: ${words}. `; }),
       "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, without a plan.",
       races ? " Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
-      plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered from the most exact plan to the fastest one predicted." : "",
-      plans.some((p) => p.name.startsWith("lowest in ")) ? " “Lowest in” a format: every op that may have it does." : "")),
+      plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered from the most exact plan to the fastest one predicted." : "")),
     el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
       table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...rows, ...anchors], [1, 2, 4]))];
 }
