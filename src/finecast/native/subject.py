@@ -219,6 +219,11 @@ class Subject(ABC):
         """Add notes for the user, each once."""
         self.told = (*dict.fromkeys((*self.told, *notes)),)
 
+    @property
+    def untried(self) -> str:
+        """What is not tried where nobody names a format, and how to have it tried."""
+        return ""
+
     @abstractmethod
     def check_formats(self, policy: Policy) -> None:
         """Raise UsageError for a format that the engine or device does not compute in."""
