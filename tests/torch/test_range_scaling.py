@@ -98,8 +98,8 @@ class Ops(nn.Module):
         self.end = nn.Linear(8, 8)
         self.layer, self.rms = nn.LayerNorm(8), nn.RMSNorm(8)
         with torch.no_grad():
-            self.wide.weight *= LARGE
-            self.wide.bias *= LARGE
+            self.wide.weight.mul_(LARGE)
+            self.wide.bias.mul_(LARGE)
             self.end.weight /= 1.0 if case in ("norms", "powers") else LARGE
 
     def forward(self, x: Tensor) -> Tensor:
