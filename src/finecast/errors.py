@@ -41,6 +41,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--from-type": "from_type",
     "--include": "Policy.include",
     "--io": "Policy.io",
+    "--jobs": "jobs",
     "--keep": "keep",
     "--labels": "labels",
     "--lower-is-better": "lower_is_better",
@@ -60,6 +61,8 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--target": "target",
     "--timeout": "timeout_s",
     "--tolerance": "tolerance",
+    "--trial-memory": "trial_memory_gib",
+    "--trial-timeout": "trial_timeout_s",
     "--trust": "trust=True",
 }
 """The Python API's names for the command line's options in messages. Options that say what is

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from finecast.data.metrics import Accumulator, Metric
 from finecast.data.samples import Outputs, Samples
@@ -39,6 +39,10 @@ class Score(float):
         made.outputs = MappingProxyType(dict(outputs or {}))
         made.samples = MappingProxyType(dict(samples or {}))
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with its outputs and samples: another process may have computed it."""
+        return Score, (float(self), dict(self.outputs), dict(self.samples))
 
 
 def by_output(value: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
@@ -171,8 +171,10 @@ class Workload(ABC):
         of: Outputs that the user names, of which the metric and the error are; empty for all.
         warnings: Why the metric says little on this data, once the baseline was evaluated.
         samples: Samples that the metric is of, once the baseline was evaluated; 0 if unknown.
+        learns: Names of the attributes that the evaluation of the baseline sets.
     """
 
+    learns: ClassVar[tuple[str, ...]] = ()
     of: tuple[str, ...] = ()
     warnings: Sequence[str] = ()
     samples: int = 0
@@ -211,6 +213,15 @@ class Workload(ABC):
         """Feeds to time; call after the baseline was evaluated."""
         return [*self.calibration()]
 
+    def learned(self) -> Mapping[str, Any]:
+        """What the evaluation of the baseline set here, by attribute."""
+        return {name: getattr(self, name) for name in self.learns}
+
+    def learn(self, learned: Mapping[str, Any]) -> None:
+        """Take over what a workload of the same data learned in another process."""
+        for name, value in learned.items():
+            setattr(self, name, value)
+
 
 @dataclass(slots=True, kw_only=True)
 class DataWorkload(Workload):
@@ -219,6 +230,8 @@ class DataWorkload(Workload):
     ``exact`` is the cached session of the reference model once a metric compared with it,
     ``scored`` the outputs that the metric is of, once the baseline was evaluated.
     """
+
+    learns: ClassVar[tuple[str, ...]] = ("warnings", "samples", "scored")
 
     data: Dataset | Stream
     metric: Metric
@@ -300,6 +313,8 @@ class DataWorkload(Workload):
 @dataclass(slots=True, kw_only=True)
 class FunctionWorkload(Workload):
     """A user's evaluation function; feeds of its first call serve if no others are given."""
+
+    learns: ClassVar[tuple[str, ...]] = ("remembered",)
 
     function: EvalFunction
     name: str

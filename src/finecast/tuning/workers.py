@@ -1,0 +1,308 @@
+"""Evaluations in worker processes, which open model and data by their paths.
+
+The user's own functions are loaded there alone. A worker is started once and kept; it ends
+with this process, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.data.criterion import Criterion
+from finecast.data.functions import FunctionElsewhere
+from finecast.data.sources import DataOptions, is_npz
+from finecast.data.workload import Workload
+from finecast.engines.base import Feeds
+from finecast.errors import EngineError, FinecastError, OutOfMemoryError, UserCodeError
+from finecast.native.model import OpenedModel, ReadOptions
+from finecast.native.subject import Built, Subject
+from finecast.processes.worker import IN_WORKER, Answer, Worker, WorkerDiedError
+from finecast.tuning import trial_worker
+from finecast.tuning.executor import Evaluated, Executor, LostTrialError
+from finecast.tuning.goal import Execution, Objective, TuneRequest
+
+# Without a limit of its own a trial may take this long, and so many times as long as fp32. An
+# emulated format may be many times as slow as fp32; what hangs takes forever.
+_LEAST_TRIAL_S: Final = 600.0
+_TIMES_FP32: Final = 20.0
+_NO_LIMIT: Final = 1 << 60
+# A model that takes more than this part of the memory is evaluated in one process alone: a
+# second one has the fp32 model and the plan's once more.
+_LARGE: Final = 16
+_ALONE: Final = "call it in python alone, on the fp32 model, to see more"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a worker needs to evaluate the plans of a model: all of it by path or as values.
+
+    Attributes:
+        model: The model's file or folder.
+        how: How it is read.
+        output: Where the result goes, which decides among frontends.
+        digest: Identifies the model's content.
+        data: The data, with functions as ``FILE.py:FUNCTION``.
+        engine: ``NAME:DEVICE``.
+        objective: Decides the configuration that models run in.
+        criterion: What of the accuracy is kept.
+        folder: The current folder, from which relative paths start.
+    """
+
+    model: Path
+    how: ReadOptions
+    output: Path | None
+    digest: str
+    data: DataOptions
+    engine: str
+    objective: Objective
+    criterion: Criterion
+    folder: str
+
+
+class WorkerProcess:
+    """One worker process that evaluates, and what it has opened.
+
+    It is started anew where the environment of this process has changed since.
+    """
+
+    def __init__(self) -> None:
+        self._worker = Worker(
+            trial_worker.__file__,
+            str(Path(trial_worker.__file__).parents[2]),
+            instead=trial_worker.answer,
+            environment=IN_WORKER,
+        )
+        self._environment: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Start the process unless it runs, without waiting for it."""
+        if self._environment != dict(os.environ):
+            self._environment = dict(os.environ)
+            self._worker.end()
+        self._worker.warm_up()
+
+    def ask(
+        self, call: str, *arguments: Any, limits: Mapping[str, float] | None = None
+    ) -> Any:
+        """What a function of ``trial_worker`` returns there, or raises.
+
+        Raises:
+            WorkerDiedError: If the process dies.
+            Exception: What the function raises.
+        """
+        request = {"call": call, **(limits or {})}
+        header, result = self._asked(request, pickle.dumps(arguments))
+        found = pickle.loads(result)  # this process's own worker made it
+        if header["status"] == "raised":
+            raise found
+        return found
+
+    def _asked(self, request: Mapping[str, Any], payload: bytes) -> Answer:
+        return self._worker.ask(request, payload, _print)
+
+    def end(self) -> None:
+        """End the process."""
+        self._worker.end()
+
+
+def _print(status: str, text: str) -> None:
+    """Print what a user's function printed in a worker."""
+    stream = sys.stdout if status == "stdout" else sys.stderr
+    stream.write(text)
+    stream.flush()
+
+
+@cache
+def kept_worker() -> WorkerProcess:
+    """The worker of this process: one for all searches, as its imports take a second."""
+    return WorkerProcess()
+
+
+class WorkerExecutor(Executor):
+    """Evaluates in a worker process.
+
+    Args:
+        opening: What it opens.
+        execution: What a trial may take.
+        process: The worker.
+    """
+
+    def __init__(self, opening: Opening, execution: Execution, process: WorkerProcess) -> None:
+        self._opening, self._execution, self._process = opening, execution, process
+        self._is_open = False
+        self._learned: Mapping[str, Any] | None = None
+        self._fp32_s = 0.0
+
+    def data(self) -> DataOptions:
+        """The data's options for this process, where the user's functions are not loaded.
+
+        Raises:
+            FinecastError: If the functions cannot be loaded.
+        """
+        given = self._opening.data
+        calib, evaluate = given.calib, given.evaluate
+        if isinstance(calib, str) and not is_npz(calib):
+            feeds = partial(self._feeds, calib)
+            given = replace(given, calib=self._elsewhere(calib, feeds))
+        if isinstance(evaluate, str):
+            function = self._elsewhere(evaluate)
+            given = replace(given, evaluate=function, evaluate_name=evaluate)
+        return given
+
+    def baseline(self, workload: Workload) -> float:
+        """The metric to keep, by the worker.
+
+        Raises:
+            UserCodeError, EngineError: If that ends the process: no plan can be judged.
+        """
+        start = time.perf_counter()
+        try:
+            self._open()
+            found = self._process.ask("baseline", limits=self._limits(math.inf))
+        except WorkerDiedError as error:
+            raise self._died(f"the evaluation of the fp32 model {error}") from error
+        self._fp32_s = time.perf_counter() - start
+        baseline, learned = found
+        self._learned = learned
+        workload.learn(learned)
+        return baseline
+
+    def evaluate(self, built: Built) -> Evaluated:
+        """Evaluate a model that the worker makes anew from its origin."""
+        limit_s = max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s)
+        try:
+            self._open()
+            return self._process.ask("evaluate", built.origin, limits=self._limits(limit_s))
+        except (WorkerDiedError, OutOfMemoryError) as error:
+            self._is_open = False
+            text = error.what if isinstance(error, OutOfMemoryError) else str(error)
+            raise LostTrialError(text) from error
+
+    def close(self) -> None:
+        """Have the worker forget the model and the data; it stays for the next search."""
+        if self._is_open:
+            with suppress(WorkerDiedError):
+                self._process.ask("close")
+        self._is_open = False
+
+    def opens(self) -> bool:
+        """Have the worker open model and data; whether it finds the same model at its path.
+
+        Raises:
+            FinecastError: If that fails, or ends the worker.
+        """
+        try:
+            self._open()
+        except WorkerDiedError as error:
+            raise self._died(f"to load the model {error}") from error
+        return self._is_open
+
+    def _open(self) -> None:
+        """Have the worker open model and data, unless it has."""
+        if not self._is_open:
+            self._is_open = self._process.ask("open", self._opening, self._learned)
+
+    def _limits(self, default_s: float) -> dict[str, float]:
+        """The limits of an evaluation; without one of the user's own ``default_s`` holds."""
+        execution = self._execution
+        seconds, gib = execution.trial_timeout_s or default_s, execution.trial_memory_gib
+        limits: dict[str, float] = {
+            "memory": _NO_LIMIT if gib is None else int(gib * (1 << 30))
+        }
+        return limits if math.isinf(seconds) else {**limits, "seconds": seconds}
+
+    def _elsewhere(
+        self, spec: str, feeds: Callable[[], Iterator[Feeds]] | None = None
+    ) -> FunctionElsewhere:
+        """A function that the worker has loaded."""
+        self._of_function(spec, "load")
+        return FunctionElsewhere(
+            spec=spec, digest=partial(self._of_function, spec, "digest"), feeds=feeds
+        )
+
+    def _feeds(self, spec: str) -> Iterator[Feeds]:
+        """What a user's function yields in the worker."""
+        number = self._of_function(spec, "begin_feeds")
+        while (feeds := self._of_function(spec, "next_feeds", number)) is not None:
+            yield feeds
+
+    def _of_function(self, spec: str, call: str, *arguments: Any) -> Any:
+        """What the worker answers about a user's function.
+
+        Raises:
+            UserCodeError: If the function ends the worker.
+        """
+        try:
+            return self._process.ask(call, spec, *arguments, limits=self._limits(math.inf))
+        except WorkerDiedError as error:
+            self._is_open = False
+            raise UserCodeError(f"it {error}", where=spec, fix=_ALONE) from error
+
+    def _died(self, text: str) -> FinecastError:
+        """The error where the worker died before any trial."""
+        evaluate = self._opening.data.evaluate
+        if isinstance(evaluate, str):
+            return UserCodeError(text, where=evaluate, fix=_ALONE)
+        fix = "try another --engine"
+        return EngineError(text, where=str(self._opening.model), fix=fix)
+
+
+@contextmanager
+def evaluating(
+    model: OpenedModel, how: ReadOptions, output: Path | None, request: TuneRequest
+) -> Generator[Callable[[Subject], WorkerExecutor | None]]:
+    """Gives the executor of a subject of ``model`` in a worker, which starts at once.
+
+    None where the worker could not open the same by path: Python objects, an emulated device,
+    or a model so large that it may not fit into memory twice.
+    """
+    data, execution = request.data, request.execution
+    given = (data.data, data.calib, data.evaluate)
+    paths = all(one is None or isinstance(one, str | Path) for one in given)
+    there = model.path.exists() and how.example_inputs is None
+    small = model.size_bytes <= _memory_bytes() // _LARGE
+    if not (paths and there and small and execution.jobs and request.device is None):
+        yield lambda subject: None
+        return
+    process = kept_worker()
+    process.start()
+    made: list[WorkerExecutor] = []
+
+    def executor(subject: Subject) -> WorkerExecutor | None:
+        opening = Opening(
+            model=model.path,
+            how=how,
+            output=output,
+            digest=model.digest,
+            data=data,
+            engine=subject.runs_in,
+            objective=request.goal.objective,
+            criterion=request.goal.criterion,
+            folder=os.getcwd(),
+        )
+        one = WorkerExecutor(opening, execution, process)
+        made.append(one)
+        return one if one.opens() else None
+
+    try:
+        yield executor
+    finally:
+        for one in made:
+            one.close()
+
+
+def _memory_bytes() -> int:
+    """The memory of this machine; where that is not told, more than any model takes."""
+    if not hasattr(os, "sysconf"):
+        return _NO_LIMIT
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
