@@ -263,10 +263,11 @@ class Trials:
 
     def _evaluate(self, candidate: Candidate) -> Trial:
         self.progress(f"evaluation of {candidate.name}", len(self.tried), len(self.tried) + 1)
+        study = self.study
         try:
             metric = self._measure(candidate.plan)
         except LostTrialError as error:
-            metric = self.lose(candidate.name, error)
+            metric, study = self.lose(candidate.name, error), None
         self.evaluations += 1
         trial = Trial(
             key=self._key(candidate),
@@ -276,8 +277,8 @@ class Trials:
             latency_s=candidate.latency_s if candidate.timed else None,
             plan_json=candidate.plan.to_json(),
         )
-        if self.study is not None and not math.isnan(metric):
-            self.study.add(trial)
+        if study is not None:
+            study.add(trial)
         return trial
 
     def lose(self, name: str, error: LostTrialError) -> float:
