@@ -1,8 +1,9 @@
-"""Evaluations in a worker: the numbers of this process, and what ends a worker is one trial."""
+"""Evaluations in a worker give the numbers of this process; what ends it is one trial."""
 
 from __future__ import annotations
 
 import math
+import pickle
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 from finecast.data.criterion import Criterion
+from finecast.data.datasets import WHOLE, Part
+from finecast.data.metrics import METRICS
+from finecast.data.scoring import Score, Scoring
 from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.errors import UserCodeError
@@ -22,7 +26,7 @@ from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.tuning import workers
-from finecast.tuning.executor import Executor, LocalExecutor, LostTrialError
+from finecast.tuning.executor import Evaluated, Executor, LocalExecutor, LostTrialError
 from finecast.tuning.goal import Execution, Goal, TuneRequest
 from finecast.tuning.measuring import Measuring
 from tests.engines.emulator import models
@@ -179,3 +183,51 @@ def test_objects_are_evaluated_in_this_process(net: Path) -> None:
         request = TuneRequest(data=data)
         with workers.evaluating(read(net), ReadOptions(), None, request) as executor_of:
             assert executor_of(read(net).subject("onnxruntime", None)) is None
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_parts_joined_are_the_whole(metric: str) -> None:
+    """Bit for bit, after the way to another process and back."""
+    rng = np.random.default_rng(0)
+    wide = (rng.random((11, 4)) * 3).astype(np.float32)
+    labels = rng.integers(0, 4, 11)
+    if metric in ("mse", "mae", "spearman"):
+        wide, labels = wide[:, :1], rng.random((11, 1)).astype(np.float32)
+    exact = wide + rng.normal(size=wide.shape).astype(np.float32) / 4
+    batches = range(0, 11, 3)
+
+    def scoring(part: Part) -> Scoring:
+        found = Scoring(METRICS[metric], ["y"])
+        for start in part.of(batches):
+            rows = slice(start, start + 3)
+            found.update({"y": wide[rows]}, labels[rows], {"y": exact[rows]})
+        return pickle.loads(pickle.dumps(found))
+
+    whole = scoring(WHOLE)
+    for count in (2, 3, 4):
+        first, *others = (scoring(Part(index=i, count=count)) for i in range(count))
+        for other in others:
+            first.absorb(other)
+        assert first.result() == whole.result()
+        assert first.result().outputs == whole.result().outputs
+        for name, samples in whole.result().samples.items():
+            assert first.result().samples[name].value() == samples.value()
+
+
+def test_two_workers_give_the_numbers_of_one(net: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal((40, 16)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    data = DataOptions(data=tmp_path / "data.npz", metric="agreement", batch=16)
+    model, found = read(net), list[Evaluated]()
+    plan = model.judge(Policy.parse("all:bf16"), _run_options())[1]
+    for jobs in (1, 2):
+        request = TuneRequest(data=data, execution=Execution(jobs=jobs))
+        with workers.evaluating(model, ReadOptions(), None, request) as executor_of:
+            subject = model.subject("onnxruntime", None)
+            executor = executor_of(subject)
+            assert executor is not None
+            executor.baseline(model.workload(executor.data(), subject.reference))
+            found.append(executor.evaluate(subject.model.build(plan)))
+    assert found[0] == found[1]
+    assert isinstance(found[1].metric, Score)
+    assert found[1].metric.samples["y"].count == 40

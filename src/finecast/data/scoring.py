@@ -71,6 +71,12 @@ class Scoring:
             if outputs[name].size:
                 self._filled.add(name)
 
+    def absorb(self, later: Scoring) -> None:
+        """Take the batches that another one took, which come after these."""
+        for name, total in later.totals.items():
+            self.totals[name].absorb(total)
+        self._filled |= later._filled
+
     def result(self) -> Score:
         """The metric of the worst output; NaN before the first batch.
 

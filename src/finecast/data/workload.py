@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
-from finecast.data.datasets import Dataset
+from finecast.data.datasets import WHOLE, Batch, Dataset, Part
 from finecast.data.evaluation import (
     OtherCallError,
     Recording,
@@ -185,6 +185,11 @@ class Workload(ABC):
         """Which way the metric improves."""
 
     @property
+    def parts(self) -> int:
+        """The most parts that can be evaluated apart from one another."""
+        return 1
+
+    @property
     def digest(self) -> str:
         """Identifies the data and the metric; empty if no study remembers trials on them."""
         return ""
@@ -268,12 +273,28 @@ class DataWorkload(Workload):
         Raises:
             UsageError: If the metric says nothing on this data.
         """
+        scoring = self.scoring(session, reference)
+        if reference is None:
+            self.warnings = scoring.doubts()
+        return scoring.result()
+
+    @property
+    def parts(self) -> int:
+        """Batches, if they can be evaluated apart from one another; else 1."""
+        if not isinstance(self.data, Dataset):
+            return 1
+        return math.ceil(self.data.size / (self.data.fixed_batch or self.batch))
+
+    def scoring(
+        self, session: Session, reference: Session | None, part: Part = WHOLE
+    ) -> Scoring:
+        """The metric of the batches of a part, to be joined with those of the others."""
         exact, scoring = None, None
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
             session = exact if reference is None else session
         samples = 0
-        for batch in self.data.batches(self.batch):
+        for batch in self._batches(part):
             samples += batch.count
             found = session.run(batch.feeds)
             if scoring is None:
@@ -284,10 +305,14 @@ class DataWorkload(Workload):
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
             scoring.update(outputs, batch.labels, beside)
-        scoring = scoring or Scoring(self.metric, ())
         if reference is None:
-            self.warnings, self.samples = scoring.doubts(), samples
-        return scoring.result()
+            self.samples = samples
+        return scoring or Scoring(self.metric, self.scored)
+
+    def _batches(self, part: Part) -> Iterable[Batch]:
+        if isinstance(self.data, Dataset):
+            return self.data.batches(self.batch, part=part)
+        return self.data.batches(self.batch)
 
     def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from finecast.data.criterion import Criterion
-from finecast.data.workload import Workload
+from finecast.data.datasets import Part
+from finecast.data.scoring import Scoring
+from finecast.data.workload import DataWorkload, Workload
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.native.subject import Built, Subject
 from finecast.tuning.measuring import Measuring
@@ -81,3 +83,11 @@ class LocalExecutor(Executor):
         workload = self.measuring.workload
         metric = workload.evaluate(session, subject.truth or subject.reference)
         return Evaluated(metric=metric, error=self.measuring.exact().error(session))
+
+    def evaluate_part(self, built: Built, part: Part) -> tuple[Scoring, float]:
+        """The metric of a part of the data, and of the first part the output error."""
+        subject, workload = self._subject, self.measuring.workload
+        assert isinstance(workload, DataWorkload)  # it says how many parts it has
+        session = self.measuring.session(built)
+        scoring = workload.scoring(session, subject.truth or subject.reference, part)
+        return scoring, 0.0 if part.index else self.measuring.exact().error(session)

@@ -29,6 +29,8 @@ from finecast.tuning.executor import Evaluated, LocalExecutor
 from finecast.tuning.measuring import Measuring
 
 if TYPE_CHECKING:
+    from finecast.data.datasets import Part
+    from finecast.data.scoring import Scoring
     from finecast.native.subject import Origin
     from finecast.tuning.workers import Opening
 
@@ -88,6 +90,12 @@ class _Served:
         """Evaluate the model of an origin."""
         executor = self._executor
         return executor.evaluate(executor.measuring.subject.made_from(origin))
+
+    def evaluate_part(self, origin: Origin, part: Part) -> tuple[Scoring, float]:
+        """Evaluate the model of an origin on a part of the data."""
+        executor = self._executor
+        built = executor.measuring.subject.made_from(origin)
+        return executor.evaluate_part(built, part)
 
     @staticmethod
     def load(spec: str) -> None:

@@ -11,7 +11,8 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -19,13 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.criterion import Criterion
+from finecast.data.datasets import Part
 from finecast.data.functions import FunctionElsewhere
+from finecast.data.scoring import Scoring
 from finecast.data.sources import DataOptions, is_npz
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds
 from finecast.errors import EngineError, FinecastError, OutOfMemoryError, UserCodeError
 from finecast.native.model import OpenedModel, ReadOptions
-from finecast.native.subject import Built, Subject
+from finecast.native.subject import Built, Origin, Subject
 from finecast.processes.worker import IN_WORKER, Answer, Worker, WorkerDiedError
 from finecast.tuning import trial_worker
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
@@ -39,6 +42,7 @@ _NO_LIMIT: Final = 1 << 60
 # A model that takes more than this part of the memory is evaluated in one process alone: a
 # second one has the fp32 model and the plan's once more.
 _LARGE: Final = 16
+_OF_TESTS: Final = "PYTEST_"  # pytest tells each test by a variable; no library reads it
 _ALONE: Final = "call it in python alone, on the fp32 model, to see more"
 
 
@@ -86,8 +90,9 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process unless it runs, without waiting for it."""
-        if self._environment != dict(os.environ):
-            self._environment = dict(os.environ)
+        now = {k: v for k, v in os.environ.items() if not k.startswith(_OF_TESTS)}
+        if self._environment != now:
+            self._environment = now
             self._worker.end()
         self._worker.warm_up()
 
@@ -123,25 +128,83 @@ def _print(status: str, text: str) -> None:
 
 
 @cache
-def kept_worker() -> WorkerProcess:
-    """The worker of this process: one for all searches, as its imports take a second."""
+def kept_worker(number: int) -> WorkerProcess:
+    """A worker of this process, for all of its searches: its imports take a second."""
+    del number
     return WorkerProcess()
 
 
+class _Opened:
+    """A worker process with model and data, opened anew after it died."""
+
+    def __init__(self, opening: Opening, process: WorkerProcess) -> None:
+        self._opening, self._process = opening, process
+        self._is_open = False
+
+    def open(self, learned: Mapping[str, Any] | None) -> bool:
+        """Open model and data, unless they are; whether it finds the same model at its path.
+
+        Raises:
+            WorkerDiedError: If that ends the process.
+        """
+        if not self._is_open:
+            self._is_open = self._process.ask("open", self._opening, learned)
+        return self._is_open
+
+    def ask(self, call: str, *arguments: Any, limits: Mapping[str, float]) -> Any:
+        """As ``WorkerProcess.ask``."""
+        try:
+            return self._process.ask(call, *arguments, limits=limits)
+        except (WorkerDiedError, OutOfMemoryError):
+            self._is_open = False
+            raise
+
+    def close(self) -> None:
+        """Forget model and data; the process stays for the next search."""
+        if self._is_open:
+            with suppress(WorkerDiedError):
+                self._process.ask("close")
+        self._is_open = False
+
+    def end(self) -> None:
+        """End the process."""
+        self._is_open = False
+        self._process.end()
+
+
 class WorkerExecutor(Executor):
-    """Evaluates in a worker process.
+    """Evaluates in worker processes: the baseline in the first, parts of the data in all.
+
+    Law: the parts joined are the whole, bit for bit, as metrics keep terms by batch.
 
     Args:
-        opening: What it opens.
+        opening: What they open.
         execution: What a trial may take.
-        process: The worker.
+        processes: The workers.
     """
 
-    def __init__(self, opening: Opening, execution: Execution, process: WorkerProcess) -> None:
-        self._opening, self._execution, self._process = opening, execution, process
-        self._is_open = False
+    def __init__(
+        self, opening: Opening, execution: Execution, processes: Sequence[WorkerProcess]
+    ) -> None:
+        self._opening, self._execution = opening, execution
+        self._workers = [_Opened(opening, one) for one in processes]
         self._learned: Mapping[str, Any] | None = None
-        self._fp32_s = 0.0
+        self._parts, self._fp32_s = 1, 0.0
+
+    @property
+    def _first(self) -> _Opened:
+        return self._workers[0]
+
+    def opens(self) -> bool:
+        """Have the first worker open model and data; whether it finds the same model there.
+
+        Raises:
+            FinecastError: If that fails, or ends the worker.
+        """
+        try:
+            return self._first.open(None)
+        except WorkerDiedError as error:
+            raise self._died(f"to load the model {error}") from error
 
     def data(self) -> DataOptions:
         """The data's options for this process, where the user's functions are not loaded.
@@ -160,92 +223,93 @@ class WorkerExecutor(Executor):
         return given
 
     def baseline(self, workload: Workload) -> float:
-        """The metric to keep, by the worker.
+        """The metric to keep, by the first worker.
 
         Raises:
             UserCodeError, EngineError: If that ends the process: no plan can be judged.
         """
         start = time.perf_counter()
         try:
-            self._open()
-            found = self._process.ask("baseline", limits=self._limits(math.inf))
+            self._first.open(None)
+            found = self._first.ask("baseline", limits=self._limits(math.inf))
         except WorkerDiedError as error:
             raise self._died(f"the evaluation of the fp32 model {error}") from error
         self._fp32_s = time.perf_counter() - start
         baseline, learned = found
         self._learned = learned
         workload.learn(learned)
+        self._parts = min(workload.parts, len(self._workers))
         return baseline
 
     def evaluate(self, built: Built) -> Evaluated:
-        """Evaluate a model that the worker makes anew from its origin."""
-        limit_s = max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s)
+        """Evaluate a model that the workers make anew from its origin."""
+        limits = self._limits(max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s))
         try:
-            self._open()
-            return self._process.ask("evaluate", built.origin, limits=self._limits(limit_s))
+            if self._parts == 1:
+                self._first.open(self._learned)
+                return self._first.ask("evaluate", built.origin, limits=limits)
+            return self._joined(built.origin, limits)
         except (WorkerDiedError, OutOfMemoryError) as error:
-            self._is_open = False
             text = error.what if isinstance(error, OutOfMemoryError) else str(error)
             raise LostTrialError(text) from error
 
+    def _joined(self, origin: Origin, limits: Mapping[str, float]) -> Evaluated:
+        """The parts of an evaluation, each in a worker of its own."""
+
+        def part(index: int) -> tuple[Scoring, float]:
+            worker = self._workers[index]
+            worker.open(self._learned)
+            wanted = Part(index=index, count=self._parts)
+            return worker.ask("evaluate_part", origin, wanted, limits=limits)
+
+        with ThreadPoolExecutor(self._parts) as pool:
+            try:
+                (scoring, error), *others = pool.map(part, range(self._parts))
+            except BaseException:  # a part failed, or Ctrl-C: the others are of no use
+                for one in self._workers:
+                    one.end()
+                raise
+        for other, _ in others:
+            scoring.absorb(other)
+        return Evaluated(metric=scoring.result(), error=error)
+
     def close(self) -> None:
-        """Have the worker forget the model and the data; it stays for the next search."""
-        if self._is_open:
-            with suppress(WorkerDiedError):
-                self._process.ask("close")
-        self._is_open = False
-
-    def opens(self) -> bool:
-        """Have the worker open model and data; whether it finds the same model at its path.
-
-        Raises:
-            FinecastError: If that fails, or ends the worker.
-        """
-        try:
-            self._open()
-        except WorkerDiedError as error:
-            raise self._died(f"to load the model {error}") from error
-        return self._is_open
-
-    def _open(self) -> None:
-        """Have the worker open model and data, unless it has."""
-        if not self._is_open:
-            self._is_open = self._process.ask("open", self._opening, self._learned)
+        """Have the workers forget model and data; they stay for the next search."""
+        for one in self._workers:
+            one.close()
 
     def _limits(self, default_s: float) -> dict[str, float]:
         """The limits of an evaluation; without one of the user's own ``default_s`` holds."""
         execution = self._execution
         seconds, gib = execution.trial_timeout_s or default_s, execution.trial_memory_gib
-        limits: dict[str, float] = {
-            "memory": _NO_LIMIT if gib is None else int(gib * (1 << 30))
-        }
+        memory = _NO_LIMIT if gib is None else int(gib * (1 << 30))
+        limits: dict[str, float] = {"memory": memory}
         return limits if math.isinf(seconds) else {**limits, "seconds": seconds}
 
     def _elsewhere(
         self, spec: str, feeds: Callable[[], Iterator[Feeds]] | None = None
     ) -> FunctionElsewhere:
-        """A function that the worker has loaded."""
+        """A function that the first worker has loaded."""
         self._of_function(spec, "load")
         return FunctionElsewhere(
             spec=spec, digest=partial(self._of_function, spec, "digest"), feeds=feeds
         )
 
     def _feeds(self, spec: str) -> Iterator[Feeds]:
-        """What a user's function yields in the worker."""
+        """What a user's function yields in the first worker."""
         number = self._of_function(spec, "begin_feeds")
         while (feeds := self._of_function(spec, "next_feeds", number)) is not None:
             yield feeds
 
     def _of_function(self, spec: str, call: str, *arguments: Any) -> Any:
-        """What the worker answers about a user's function.
+        """What the first worker answers about a user's function.
 
         Raises:
             UserCodeError: If the function ends the worker.
         """
         try:
-            return self._process.ask(call, spec, *arguments, limits=self._limits(math.inf))
+            return self._first.ask(call, spec, *arguments, limits=self._limits(math.inf))
         except WorkerDiedError as error:
-            self._is_open = False
             raise UserCodeError(f"it {error}", where=spec, fix=_ALONE) from error
 
     def _died(self, text: str) -> FinecastError:
@@ -274,8 +338,9 @@ def evaluating(
     if not (paths and there and small and execution.jobs and request.device is None):
         yield lambda subject: None
         return
-    process = kept_worker()
-    process.start()
+    processes = [kept_worker(number) for number in range(execution.jobs)]
+    for process in processes:
+        process.start()
     made: list[WorkerExecutor] = []
 
     def executor(subject: Subject) -> WorkerExecutor | None:
@@ -290,7 +355,7 @@ def evaluating(
             criterion=request.goal.criterion,
             folder=os.getcwd(),
         )
-        one = WorkerExecutor(opening, execution, process)
+        one = WorkerExecutor(opening, execution, processes)
         made.append(one)
         return one if one.opens() else None
 
