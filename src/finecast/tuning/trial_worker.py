@@ -57,6 +57,7 @@ class _Served:
         """
         self.close()
         os.chdir(opening.folder)
+        os.environ.update(opening.environment)
         how = opening.how
         model = opened(opening.model, how, output=opening.output)
         model = model if how.from_type is None else model.to_fp32(how.from_type)

@@ -42,7 +42,11 @@ _NO_LIMIT: Final = 1 << 60
 # A model that takes more than this part of the memory is evaluated in one process alone: a
 # second one has the fp32 model and the plan's once more.
 _LARGE: Final = 16
-_OF_TESTS: Final = "PYTEST_"  # pytest tells each test by a variable; no library reads it
+# Libraries read variables as they are imported, and then their threads and instructions stay.
+# These name folders, which are read when they are needed, or are no library's.
+_READ_LATE: Final = frozenset(
+    {"HOME", "LOCALAPPDATA", "PYTEST_CURRENT_TEST", "TMPDIR", "USERPROFILE", "XDG_CACHE_HOME"}
+)
 _ALONE: Final = "call it in python alone, on the fp32 model, to see more"
 
 
@@ -60,6 +64,7 @@ class Opening:
         objective: Decides the configuration that models run in.
         criterion: What of the accuracy is kept.
         folder: The current folder, from which relative paths start.
+        environment: The environment's variables.
     """
 
     model: Path
@@ -71,6 +76,7 @@ class Opening:
     objective: Objective
     criterion: Criterion
     folder: str
+    environment: Mapping[str, str]
 
 
 class WorkerProcess:
@@ -90,7 +96,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process unless it runs, without waiting for it."""
-        now = {k: v for k, v in os.environ.items() if not k.startswith(_OF_TESTS)}
+        now = {k: v for k, v in os.environ.items() if k not in _READ_LATE}
         if self._environment != now:
             self._environment = now
             self._worker.end()
@@ -354,6 +360,7 @@ def evaluating(
             objective=request.goal.objective,
             criterion=request.goal.criterion,
             folder=os.getcwd(),
+            environment=dict(os.environ),
         )
         one = WorkerExecutor(opening, execution, processes)
         made.append(one)
