@@ -158,7 +158,7 @@ def kill_often(folder: Path, kills: int, jobs: int, seed: int, by_function: bool
     whole_s = time.monotonic() - start
     for path in (study, folder / "low.onnx", folder / "low.plan.json", folder / "evaluated"):
         path.unlink(missing_ok=True)
-    print(f"a run alone takes {whole_s:.1f} s")
+    print(f"a run alone takes {whole_s:.1f} s", flush=True)
     while seen.kills < kills:
         mark = uuid.uuid4().hex
         process = run(folder, options, jobs, mark)
@@ -175,6 +175,7 @@ def kill_often(folder: Path, kills: int, jobs: int, seed: int, by_function: bool
         seen.wrong += [f"trial {key} is lost" for key in before - now]
         seen.trials.append(len(now))
         before = now
+        print(f"{seen.kills} killed, {len(now)} trials, {len(seen.wrong)} wrong", flush=True)
     log = folder / "evaluated"
     known = log.read_text().split() if log.exists() else list[str]()
     text = run(folder, options, jobs, "last")

@@ -36,6 +36,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--engine": "engine",
     "--eval": "evaluate",
     "--exclude": "Policy.exclude",
+    "--executor": "executor",
     "--external-data/--one-file": "external_data",
     "--force": "force=True",
     "--from-type": "from_type",

@@ -178,6 +178,20 @@ class Goal:
         return self.max_trials is None and self.timeout_s is None
 
 
+LOCAL: Final = "local"
+"""The executor of this machine."""
+
+
+def _executor(given: str) -> str:
+    if given in (LOCAL, "ray") or given.startswith("ray://"):
+        return given
+    raise UsageError(
+        f"{given!r} is nothing that evaluates",
+        where="--executor",
+        fix="give local, ray, or ray://HOST:PORT",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """Where plans are evaluated, and what one evaluation may take.
@@ -185,6 +199,8 @@ class Execution:
     Attributes:
         jobs: Worker processes that evaluate plans on all data; 0 for none: they are evaluated
             in this process, as are all models, data and functions that are Python objects.
+        executor: ``local`` for worker processes of this machine, or ``ray`` or
+            ``ray://HOST:PORT`` for the nodes of a cluster.
         trial_timeout_s: Seconds after which an evaluation is ended; None for ten minutes, or
             twenty times as long as fp32 takes.
         trial_memory_gib: Memory that an evaluation may take, in GiB; None for no limit.
@@ -195,6 +211,12 @@ class Execution:
         kind=int,
         least=0,
     ).field(1)
+    executor: str = Option(
+        help="local; or ray, ray://HOST:PORT: plans are evaluated on the nodes of a Ray"
+        " cluster, a part of the data on each.",
+        metavar="local|ray[://ADDRESS]",
+        convert=_executor,
+    ).field(LOCAL)
     trial_timeout_s: float | None = Option(
         help="End an evaluation after this time; default 10 min, or 20 times that of fp32.",
         flags=("--trial-timeout",),

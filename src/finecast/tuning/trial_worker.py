@@ -31,20 +31,39 @@ from finecast.tuning.measuring import Measuring
 if TYPE_CHECKING:
     from finecast.data.datasets import Part
     from finecast.data.scoring import Scoring
-    from finecast.native.subject import Origin
+    from finecast.native.subject import Built, Origin
     from finecast.tuning.workers import Opening
 
+_SERVED: Final = "finecast_served"
+"""The name that ``worker_process`` gives the file that it runs."""
 _MOST_ITERATED: Final = 8
 """Passes over calibration data that are kept: the caller abandons some of them half-way."""
 
 
-class _Served:
+class Served:
     """What this process has opened."""
 
     def __init__(self) -> None:
         self.executor: LocalExecutor | None = None
+        self.made: tuple[Origin, Built] | None = None
         self.passes: OrderedDict[int, Iterator[Feeds]] = OrderedDict()
         self.begun = 0
+
+    def answer(
+        self, request: Mapping[str, Any], payload: bytes, tell: Callable[..., None]
+    ) -> tuple[dict[str, str], bytes]:
+        """Do what ``request`` calls for. Never raises."""
+        if __name__ == _SERVED:
+            sys.stdout, sys.stderr = (_Told(s, tell) for s in ("stdout", "stderr"))
+        try:
+            found = getattr(self, request["call"])(*pickle.loads(payload))
+            return {"status": "done"}, pickle.dumps(found)
+        except MemoryError:
+            return {"status": "died", "text": "ran out of memory"}, b""
+        except BaseException as error:  # what a user's code raises, Ctrl-C's exception too
+            if not isinstance(error, FinecastError):
+                error.add_note(traceback.format_exc())
+            return {"status": "raised"}, pickle.dumps(error)
 
     def open(self, opening: Opening, learned: Mapping[str, Any] | None) -> bool:
         """Open model and data; ``learned`` is what another workload learned of the baseline.
@@ -56,7 +75,8 @@ class _Served:
             FinecastError: If that fails here.
         """
         self.close()
-        os.chdir(opening.folder)
+        if opening.folder:
+            os.chdir(opening.folder)
         os.environ.update(opening.environment)
         how = opening.how
         model = opened(opening.model, how, output=opening.output)
@@ -78,7 +98,7 @@ class _Served:
 
     def close(self) -> None:
         """Forget model and data."""
-        self.executor = None
+        self.executor = self.made = None
         self.passes.clear()
 
     def baseline(self) -> tuple[float, Mapping[str, Any]]:
@@ -89,14 +109,18 @@ class _Served:
 
     def evaluate(self, origin: Origin) -> Evaluated:
         """Evaluate the model of an origin."""
-        executor = self._executor
-        return executor.evaluate(executor.measuring.subject.made_from(origin))
+        return self._executor.evaluate(self._made(origin))
 
     def evaluate_part(self, origin: Origin, part: Part) -> tuple[Scoring, float]:
         """Evaluate the model of an origin on a part of the data."""
-        executor = self._executor
-        built = executor.measuring.subject.made_from(origin)
-        return executor.evaluate_part(built, part)
+        return self._executor.evaluate_part(self._made(origin), part)
+
+    def _made(self, origin: Origin) -> Built:
+        """The model of an origin, which stays for its other parts."""
+        if self.made is None or self.made[0] != origin:
+            self.made = None
+            self.made = origin, self._executor.measuring.subject.made_from(origin)
+        return self.made[1]
 
     @staticmethod
     def load(spec: str) -> None:
@@ -144,21 +168,5 @@ class _Told(TextIOBase):
         return len(text)
 
 
-_served: Final = _Served()
-
-
-def answer(
-    request: Mapping[str, Any], payload: bytes, tell: Callable[..., None]
-) -> tuple[dict[str, str], bytes]:
-    """Do what ``request`` calls for. Never raises, but where memory is too short to go on."""
-    if __name__ == "finecast_served":
-        sys.stdout, sys.stderr = (_Told(s, tell) for s in ("stdout", "stderr"))
-    try:
-        found = getattr(_served, request["call"])(*pickle.loads(payload))
-        return {"status": "done"}, pickle.dumps(found)
-    except MemoryError:
-        return {"status": "died", "text": "ran out of memory"}, b""
-    except BaseException as error:  # what a user's code raises, Ctrl-C's exception too
-        if not isinstance(error, FinecastError):
-            error.add_note(traceback.format_exc())
-        return {"status": "raised"}, pickle.dumps(error)
+if __name__ == _SERVED:
+    answer = Served().answer

@@ -11,13 +11,15 @@ import os
 import pickle
 import sys
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, final
 
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
@@ -26,18 +28,26 @@ from finecast.data.scoring import Scoring
 from finecast.data.sources import DataOptions, is_npz
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds
-from finecast.errors import EngineError, FinecastError, OutOfMemoryError, UserCodeError
+from finecast.errors import (
+    EngineError,
+    FinecastError,
+    OutOfMemoryError,
+    UsageError,
+    UserCodeError,
+)
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.subject import Built, Origin, Subject
-from finecast.processes.worker import IN_WORKER, Answer, Worker, WorkerDiedError
+from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, WorkerDiedError
 from finecast.tuning import trial_worker
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
-from finecast.tuning.goal import Execution, Objective, TuneRequest
+from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest
 
 # Without a limit of its own a trial may take this long, and so many times as long as fp32. An
 # emulated format may be many times as slow as fp32; what hangs takes forever.
 _LEAST_TRIAL_S: Final = 600.0
 _TIMES_FP32: Final = 20.0
+# So many parts of the data for each of several workers: none waits long for the slowest.
+_PARTS_A_WORKER: Final = 4
 _NO_LIMIT: Final = 1 << 60
 # A model that takes more than this part of the memory is evaluated in one process alone: a
 # second one has the fp32 model and the plan's once more.
@@ -49,6 +59,8 @@ _READ_LATE: Final = frozenset(
 )
 _ALONE: Final = "call it in python alone, on the fp32 model, to see more"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
@@ -56,6 +68,7 @@ class Opening:
 
     Attributes:
         model: The model's file or folder.
+        external: Other files that are read with it.
         how: How it is read.
         output: Where the result goes, which decides among frontends.
         digest: Identifies the model's content.
@@ -68,6 +81,7 @@ class Opening:
     """
 
     model: Path
+    external: tuple[Path, ...]
     how: ReadOptions
     output: Path | None
     digest: str
@@ -79,29 +93,41 @@ class Opening:
     environment: Mapping[str, str]
 
 
-class WorkerProcess:
-    """One worker process that evaluates, and what it has opened.
+class NodeLostError(WorkerDiedError):
+    """The machine of a worker is gone, and with it what it worked on."""
 
-    It is started anew where the environment of this process has changed since.
-    """
 
-    def __init__(self) -> None:
-        self._worker = Worker(
-            trial_worker.__file__,
-            str(Path(trial_worker.__file__).parents[2]),
-            instead=trial_worker.answer,
-            environment=IN_WORKER,
-        )
-        self._environment: dict[str, str] = {}
+class WorkerProcess(ABC):
+    """A worker process, here or on another machine."""
 
+    @abstractmethod
     def start(self) -> None:
         """Start the process unless it runs, without waiting for it."""
-        now = {k: v for k, v in os.environ.items() if k not in _READ_LATE}
-        if self._environment != now:
-            self._environment = now
-            self._worker.end()
-        self._worker.warm_up()
 
+    @abstractmethod
+    def relay(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
+        """Its answer to a request; ``tell`` gets what is printed there.
+
+        Raises:
+            WorkerDiedError: If the process dies.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the process; the next request starts another one."""
+
+    def leave(self) -> None:
+        """What is done at the end of a search: nothing, where the process is kept."""
+
+    def opening(self, opening: Opening) -> Opening:
+        """``opening`` with paths as the process knows them."""
+        return opening
+
+    def function(self, spec: str) -> str:
+        """``FILE.py:FUNCTION`` as the process knows it."""
+        return spec
+
+    @final
     def ask(
         self, call: str, *arguments: Any, limits: Mapping[str, float] | None = None
     ) -> Any:
@@ -112,17 +138,42 @@ class WorkerProcess:
             Exception: What the function raises.
         """
         request = {"call": call, **(limits or {})}
-        header, result = self._asked(request, pickle.dumps(arguments))
-        found = pickle.loads(result)  # this process's own worker made it
+        header, result = self.relay(request, pickle.dumps(arguments), _print)
+        found = pickle.loads(result)  # a worker of this search made it
         if header["status"] == "raised":
             raise found
         return found
 
-    def _asked(self, request: Mapping[str, Any], payload: bytes) -> Answer:
-        return self._worker.ask(request, payload, _print)
+
+class LocalWorker(WorkerProcess):
+    """A worker process of this machine.
+
+    It is started anew where the environment of this process has changed since.
+    """
+
+    def __init__(self) -> None:
+        self._worker = Worker(
+            trial_worker.__file__,
+            str(Path(trial_worker.__file__).parents[2]),
+            instead=trial_worker.Served().answer,
+            environment=IN_WORKER,
+        )
+        self._environment: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Start it unless it runs, without waiting for it."""
+        now = {k: v for k, v in os.environ.items() if k not in _READ_LATE}
+        if self._environment != now:
+            self._environment = now
+            self._worker.end()
+        self._worker.warm_up()
+
+    def relay(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
+        """Its answer; raises WorkerDiedError."""
+        return self._worker.ask(request, payload, tell)
 
     def end(self) -> None:
-        """End the process."""
+        """End it."""
         self._worker.end()
 
 
@@ -134,10 +185,10 @@ def _print(status: str, text: str) -> None:
 
 
 @cache
-def kept_worker(number: int) -> WorkerProcess:
+def kept_worker(number: int) -> LocalWorker:
     """A worker of this process, for all of its searches: its imports take a second."""
     del number
-    return WorkerProcess()
+    return LocalWorker()
 
 
 class _Opened:
@@ -154,7 +205,8 @@ class _Opened:
             WorkerDiedError: If that ends the process.
         """
         if not self._is_open:
-            self._is_open = self._process.ask("open", self._opening, learned)
+            opening = self._process.opening(self._opening)
+            self._is_open = self._process.ask("open", opening, learned)
         return self._is_open
 
     def ask(self, call: str, *arguments: Any, limits: Mapping[str, float]) -> Any:
@@ -164,6 +216,10 @@ class _Opened:
         except (WorkerDiedError, OutOfMemoryError):
             self._is_open = False
             raise
+
+    def function(self, spec: str) -> str:
+        """``FILE.py:FUNCTION`` as the process knows it."""
+        return self._process.function(spec)
 
     def close(self) -> None:
         """Forget model and data; the process stays for the next search."""
@@ -235,16 +291,17 @@ class WorkerExecutor(Executor):
             UserCodeError, EngineError: If that ends the process: no plan can be judged.
         """
         start = time.perf_counter()
+        limits = self._limits(math.inf)
         try:
-            self._first.open(None)
-            found = self._first.ask("baseline", limits=self._limits(math.inf))
+            found = self._anywhere(lambda worker: worker.ask("baseline", limits=limits))
         except WorkerDiedError as error:
             raise self._died(f"the evaluation of the fp32 model {error}") from error
         self._fp32_s = time.perf_counter() - start
         baseline, learned = found
         self._learned = learned
         workload.learn(learned)
-        self._parts = min(workload.parts, len(self._workers))
+        several = len(self._workers) > 1
+        self._parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
         return baseline
 
     def evaluate(self, built: Built) -> Evaluated:
@@ -252,31 +309,69 @@ class WorkerExecutor(Executor):
         limits = self._limits(max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s))
         try:
             if self._parts == 1:
-                self._first.open(self._learned)
-                return self._first.ask("evaluate", built.origin, limits=limits)
+                return self._anywhere(
+                    lambda worker: worker.ask("evaluate", built.origin, limits=limits)
+                )
             return self._joined(built.origin, limits)
+        except NodeLostError as error:
+            raise EngineError(
+                "no node of the cluster is left",
+                where=f"--executor {self._execution.executor}",
+                fix="run it again with --resume: the study keeps what was finished",
+            ) from error
         except (WorkerDiedError, OutOfMemoryError) as error:
             text = error.what if isinstance(error, OutOfMemoryError) else str(error)
             raise LostTrialError(text) from error
 
-    def _joined(self, origin: Origin, limits: Mapping[str, float]) -> Evaluated:
-        """The parts of an evaluation, each in a worker of its own."""
+    def _anywhere(self, call: Callable[[_Opened], T]) -> T:
+        """What a worker with model and data gives; of one that is gone, another one.
 
-        def part(index: int) -> tuple[Scoring, float]:
-            worker = self._workers[index]
-            worker.open(self._learned)
-            wanted = Part(index=index, count=self._parts)
-            return worker.ask("evaluate_part", origin, wanted, limits=limits)
-
-        with ThreadPoolExecutor(self._parts) as pool:
+        Raises:
+            WorkerDiedError: If it dies, or none is left.
+        """
+        while True:
             try:
-                (scoring, error), *others = pool.map(part, range(self._parts))
+                self._first.open(self._learned)
+                return call(self._first)
+            except NodeLostError:
+                if len(self._workers) == 1:
+                    raise
+                del self._workers[0]
+
+    def _joined(self, origin: Origin, limits: Mapping[str, float]) -> Evaluated:
+        """The parts of an evaluation: each worker takes the next as it is done with one."""
+        waiting = deque(Part(index=i, count=self._parts) for i in range(self._parts))
+        found: dict[int, tuple[Scoring, float]] = {}
+
+        def work(worker: _Opened) -> _Opened | None:
+            with suppress(IndexError):  # no part is left
+                while part := waiting.popleft():
+                    try:
+                        worker.open(self._learned)
+                        found[part.index] = worker.ask(
+                            "evaluate_part", origin, part, limits=limits
+                        )
+                    except NodeLostError:
+                        waiting.append(part)
+                        return None
+            return worker
+
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            try:
+                while len(found) < self._parts and self._workers:
+                    left = pool.map(work, self._workers)
+                    self._workers = [one for one in left if one is not None]
             except BaseException:  # a part failed, or Ctrl-C: the others are of no use
+                waiting.clear()
                 for one in self._workers:
-                    one.end()
+                    with suppress(NodeLostError):
+                        one.end()
                 raise
-        for other, _ in others:
-            scoring.absorb(other)
+        if not self._workers:
+            raise NodeLostError("was on nodes that are gone")
+        scoring, error = found[0]
+        for index in range(1, self._parts):
+            scoring.absorb(found[index][0])
         return Evaluated(metric=scoring.result(), error=error)
 
     def close(self) -> None:
@@ -314,7 +409,8 @@ class WorkerExecutor(Executor):
             UserCodeError: If the function ends the worker.
         """
         try:
-            return self._first.ask(call, spec, *arguments, limits=self._limits(math.inf))
+            known = self._first.function(spec)
+            return self._first.ask(call, known, *arguments, limits=self._limits(math.inf))
         except WorkerDiedError as error:
             raise UserCodeError(f"it {error}", where=spec, fix=_ALONE) from error
 
@@ -341,10 +437,24 @@ def evaluating(
     paths = all(one is None or isinstance(one, str | Path) for one in given)
     there = model.path.exists() and how.example_inputs is None
     small = model.size_bytes <= _memory_bytes() // _LARGE
-    if not (paths and there and small and execution.jobs and request.device is None):
+    by_path = paths and there and request.device is None
+    processes: Sequence[WorkerProcess] = ()
+    if execution.executor != LOCAL:
+        if not by_path:
+            raise UsageError(
+                "models, data and functions of other machines are read by path, and of a"
+                " device that is emulated nothing is evaluated there",
+                where=f"--executor {execution.executor}",
+                fix="give paths, without --target; or leave it out",
+            )
+        from finecast.tuning.cluster import ray_workers  # it imports this module
+
+        processes = ray_workers(execution.executor)
+    elif by_path and small:
+        processes = [kept_worker(number) for number in range(execution.jobs)]
+    if not processes:
         yield lambda subject: None
         return
-    processes = [kept_worker(number) for number in range(execution.jobs)]
     for process in processes:
         process.start()
     made: list[WorkerExecutor] = []
@@ -352,6 +462,7 @@ def evaluating(
     def executor(subject: Subject) -> WorkerExecutor | None:
         opening = Opening(
             model=model.path,
+            external=tuple(model.external),
             how=how,
             output=output,
             digest=model.digest,
@@ -371,6 +482,8 @@ def evaluating(
     finally:
         for one in made:
             one.close()
+        for process in processes:
+            process.leave()
 
 
 def _memory_bytes() -> int:
