@@ -193,7 +193,10 @@ class SumMetric(ABC):
         self._terms.append(self.terms(outputs, labels, reference))
 
     def absorb(self, later: Self) -> None:
-        """Take the batches that another accumulator took, which come after these."""
+        """Take the batches that another accumulator took, which come after these.
+
+        Doubts stay those of these batches.
+        """
         self._terms += later._terms
 
     @property
