@@ -51,6 +51,8 @@ from finecast.rules.policy import Policy
 _MOST_NODES_COMPILED: Final = 4000
 _MOST_BYTES_COMPILED: Final = 1 << 30
 
+_MOST_PORTS: Final = 8
+"""Inputs or outputs that ``inspect`` names."""
 _NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
@@ -315,6 +317,9 @@ def counted(
         size_bytes=source.size_bytes,
         opset=source.opset,
     )
+    ports = {"inputs": prepared.graph.inputs, "outputs": prepared.graph.outputs}
+    named = {key: _ports(values) for key, values in ports.items()}
+    found = replace(found, notes=named | found.notes)
     if source.told:
         found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
     if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
@@ -325,6 +330,17 @@ def counted(
     if options.data is None:
         return found
     return replace(found, warnings=risks(prepared.graph, facts, low), low=low)
+
+
+def _ports(values: Sequence[Value]) -> str:
+    """Inputs or outputs with types and shapes; ``?`` stands for a size without a name."""
+    told = [
+        f"{v.name} {v.dtype}"
+        + ("" if v.shape is None else f" [{', '.join(str(d or '?') for d in v.shape)}]")
+        for v in values
+    ]
+    more = len(told) - _MOST_PORTS
+    return "; ".join(told[:_MOST_PORTS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _drawn_shapes(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finecast.data.workload import Workload
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 UserRules = Sequence[tuple[str, UserRule]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a model to run is made from: its plan, or a file as it is, or an engine's hint."""
+
+    plan: Plan
+    file: Path | None = None
+    hint: Format | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Built:
     """The model that a plan gives, in its frontend's form.
@@ -54,6 +64,12 @@ class Built:
     loaded: Session | None = field(default=None, repr=False)
     stays_loaded: bool = False
 
+    @property
+    def origin(self) -> Origin:
+        """What it is made from."""
+        file = self.model if isinstance(self.model, Path) else None
+        return Origin(plan=self.plan, file=file)
+
     def release(self) -> None:
         """Unload what was loaded to run it."""
         if not self.stays_loaded:
@@ -73,6 +89,11 @@ class Hinted(Built):
     format: Format
     exact: Plan
     stays_loaded: bool = True
+
+    @property
+    def origin(self) -> Origin:
+        """The hint."""
+        return Origin(plan=self.plan, hint=self.format)
 
     @property
     def choices(self) -> tuple[tuple[str, Plan], ...]:
@@ -147,6 +168,11 @@ class Subject(ABC):
     @abstractmethod
     def runner(self) -> str:
         """Identifies what runs plans, with every setting that changes numbers."""
+
+    @property
+    def runs_in(self) -> str:
+        """The engine and its device, ``NAME:DEVICE``; empty if none runs it here."""
+        return ""
 
     @property
     def target(self) -> str:
@@ -230,6 +256,14 @@ class Subject(ABC):
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The inputs on which the output error of a plan is measured: those that are timed."""
         return workload.timing()
+
+    def made_from(self, origin: Origin) -> Built:
+        """The model of an origin, as another process of the same subject made it there.
+
+        Raises:
+            ModelError, EngineError: If it cannot be made.
+        """
+        return self.model.build(origin.plan)
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The model under each precision hint of the engine, if it has any.
