@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -38,7 +39,7 @@ OFFSET: Final = "finecast_offset"
 """The input of a model that rounds at random: int64, the number of the first sample."""
 
 SCALE: Final = "finecast_scale"
-"""What the names of multiplications begin with that adjustments insert."""
+"""What the names of multiplications and additions begin with that adjustments insert."""
 
 
 class NativeModel(ABC):
@@ -140,8 +141,11 @@ class NativeModel(ABC):
         """Have a node read other numbers in place of a constant's."""
         raise NotImplementedError
 
-    def multiplied(self, value: int, what: Adjustment) -> Any:
-        """A value times the factors, by a new op that keeps its type."""
+    def adjusted(self, tensor: Any, kind: str, by: NDArray[np.float32]) -> Any:
+        """A tensor multiplied by numbers, or with a number added, by an op that keeps fp32.
+
+        ``kind`` is "multiply" or "add".
+        """
         raise NotImplementedError
 
     # Inputs of the model, and its bodies.
@@ -223,9 +227,9 @@ def uses_of(graph: Graph, value: int) -> Iterator[Use]:
 def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
     """Adjust operands in ``model``, which has to be read again then.
 
-    Ops that read a value times the same factors share one multiplication.
+    Ops that read the same of a value share what gives it.
     """
-    products: dict[tuple[int, int, tuple[int, ...]], Any] = {}
+    made: dict[tuple[int, Adjustment], Any] = {}
     for edit in edits:
         value, what = edit.value, edit.what
         if value is None:
@@ -233,10 +237,12 @@ def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
         elif model.graph.values[value].constant is not None:
             model.adjust_constant(edit)
         else:
-            key = value, what.axis, what.exponents
-            if key not in products:
-                products[key] = model.multiplied(value, what)
-            model.give(value, [Use(node=edit.node, index=what.port)], products[key])
+            key = value, replace(what, node="", port=0)
+            if key not in made:
+                made[key] = model.tensor(value)
+                for kind, by in what.steps:
+                    made[key] = model.adjusted(made[key], kind, by)
+            model.give(value, [Use(node=edit.node, index=what.port)], made[key])
 
 
 def replay(model: NativeModel, changes: Iterable[Edit], exact: Collection[int] = ()) -> None:

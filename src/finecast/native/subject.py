@@ -10,13 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
-from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -28,6 +27,9 @@ from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy
+
+if TYPE_CHECKING:
+    from finecast.native.model import OpenedModel
 
 UserRules = Sequence[tuple[str, UserRule]]
 
@@ -139,47 +141,6 @@ class Examined(ABC):
         return plan
 
 
-class SourceModel(ABC):
-    """The fp32 model that plans are made for, and that they are built of.
-
-    Attributes:
-        model: The model in its frontend's form.
-        name: The model's name in messages.
-        digest: Identifies its content, in plans and studies.
-    """
-
-    model: Any
-    name: str
-    digest: str
-
-    @property
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """Bytes of the model where it is stored."""
-
-    @abstractmethod
-    def check_policy(self, policy: Policy) -> None:
-        """Raise UsageError if a policy does not fit the model, as by an unknown name."""
-
-    @abstractmethod
-    def build(self, plan: Plan) -> Built:
-        """The model of ``plan``.
-
-        Raises:
-            ModelError: If the plan was made for another model.
-        """
-
-    def reference_name(self, graph: Graph) -> str:
-        """The baseline's name: fp32, or "the model given" if that was low or quantized."""
-        del graph
-        return Format.FP32.label
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Notes for the user on the model under the planner's policy, whatever is found."""
-        del planner
-        return ()
-
-
 @dataclass(slots=True, kw_only=True)
 class Subject(ABC):
     """A model joined with the engine that runs it here, or the emulator of another device.
@@ -195,7 +156,7 @@ class Subject(ABC):
             and kept there, where kernels are timed at all.
     """
 
-    model: SourceModel
+    model: OpenedModel
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()

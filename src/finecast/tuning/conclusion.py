@@ -24,7 +24,8 @@ from finecast.engines.probe import Speed
 from finecast.engines.usage import Inputs, by_the_hint
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.native.gains import Gain
-from finecast.native.subject import Built, Hinted, SourceModel, Subject
+from finecast.native.model import OpenedModel
+from finecast.native.subject import Built, Hinted, Subject
 from finecast.planning.choices import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -168,7 +169,7 @@ class Conclusion:
         return self._measured(measurements, ANCHOR, self.trials.baseline, self.subject.model)
 
     def _measured(
-        self, measurements: Measurements, name: str, metric: float, sized: Built | SourceModel
+        self, measurements: Measurements, name: str, metric: float, sized: Built | OpenedModel
     ) -> Measured:
         return Measured(
             metric=float(metric),

@@ -41,6 +41,7 @@ from finecast.planning.proposing import (
 )
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
+from finecast.tuning import measuring
 from finecast.tuning.adjusting import Adjustments
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
@@ -48,7 +49,7 @@ from finecast.tuning.executor import Executor, LocalExecutor
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal, Objective
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
-from finecast.tuning.measuring import RANKING, Measurements, Measuring
+from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result
 from finecast.tuning.search import Candidate, chain, undecided, worth_timing
 from finecast.tuning.trials import Trials, nan_baseline
@@ -689,7 +690,7 @@ class _Tuning:
             return self._predicted(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
-        effort = replace(RANKING, limit=1 / self._min_speedup, errors=errors)
+        effort = replace(measuring.RANKING, limit=1 / self._min_speedup, errors=errors)
         self.progress("timing", 0, 1)
         found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
