@@ -29,25 +29,22 @@ started --head --port="$port" --include-dashboard=false --temp-dir="$folder/ray"
 head=$!
 second=$head
 trap finish EXIT INT TERM
-tries=0
-until RAY_ADDRESS=127.0.0.1:$port ray status >/dev/null 2>&1; do
-    tries=$((tries + 1))
-    if [ $tries -gt 60 ]; then
-        cat "$folder/log" >&2
-        exit 1
-    fi
-    sleep 1
-done
+
+# Waits until so many nodes are there; a node that could not be started ends the script.
+wait_for() {
+    until [ "$(RAY_ADDRESS=127.0.0.1:$port ray status 2>/dev/null | grep -c ' node_')" -ge "$1" ]; do
+        if ! kill -0 "$head" || ! kill -0 "$second"; then
+            cat "$folder/log" >&2
+            exit 1
+        fi
+        sleep 1
+    done
+}
+
+wait_for 1
 started --address="127.0.0.1:$port"
 second=$!
-until [ "$(RAY_ADDRESS=127.0.0.1:$port ray status 2>/dev/null | grep -c ' node_')" -ge 2 ]; do
-    tries=$((tries + 1))
-    if [ $tries -gt 120 ]; then
-        cat "$folder/log" >&2
-        exit 1
-    fi
-    sleep 1
-done
+wait_for 2
 if [ -n "$kill_after" ]; then
     (sleep "$kill_after" && kill -KILL "$second") &
 fi
