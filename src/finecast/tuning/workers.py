@@ -208,7 +208,9 @@ class _Opened:
         """
         if not self._is_open:
             opening = self._process.opening(self._opening)
-            self._is_open = self._process.ask("open", opening, learned)
+            # A limit of the search before this one holds no longer.
+            limits = {"memory": _NO_LIMIT}
+            self._is_open = self._process.ask("open", opening, learned, limits=limits)
         return self._is_open
 
     def ask(self, call: str, *arguments: Any, limits: Mapping[str, float]) -> Any:
@@ -268,7 +270,9 @@ class WorkerExecutor(Executor):
         try:
             return self._first.open(None)
         except WorkerDiedError as error:
-            raise self._died(f"to load the model {error}") from error
+            raise self._died(
+                f"opening the model, its data and their functions {error}"
+            ) from error
 
     def data(self) -> DataOptions:
         """The data's options for this process, where the user's functions are not loaded.
@@ -287,7 +291,7 @@ class WorkerExecutor(Executor):
         return given
 
     def baseline(self, workload: Workload) -> float:
-        """The metric to keep, by the first worker.
+        """The metric to keep.
 
         Raises:
             UserCodeError, EngineError: If that ends the process: no plan can be judged.
