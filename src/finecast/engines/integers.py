@@ -27,6 +27,8 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT8: {"openvino": Fusion(), "onnxruntime": Fusion(coded_results=True)},
     Format.INT8_WEIGHTS: {"openvino": Fusion()},
     Format.INT4_WEIGHTS: {"openvino": Fusion(if_named=True)},
+    Format.INT8_DYNAMIC: {"openvino": Fusion()},
+    Format.INT4_DYNAMIC: {"openvino": Fusion(if_named=True)},
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 

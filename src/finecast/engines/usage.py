@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from finecast.engines.numerics import HINTS, ONNXRUNTIME_CHANGED, openvino_settings
-from finecast.numbers.formats import Format
+from finecast.engines.numerics import (
+    DYNAMIC_QUANTIZATION,
+    HINTS,
+    ONNXRUNTIME_CHANGED,
+    dynamic_group,
+    openvino_settings,
+)
+from finecast.numbers.formats import DYNAMIC, Format
 from finecast.planning.plan import Plan
 
 
@@ -61,6 +67,11 @@ USAGES: Final[Mapping[str, Usage]] = {
             "bf16": "ONNX Runtime has no bf16 on CPUs",
             "int8_weights": "by default OpenVINO rounds what meets such weights, too: faster"
             " and less exact",
+            **dict.fromkeys(
+                (fmt.label for fmt in DYNAMIC),
+                f"{DYNAMIC_QUANTIZATION} has OpenVINO round what meets such weights, as"
+                " planned; with 0 it does not: slower and more exact",
+            ),
         },
     ),
     "onnxruntime": Usage(
@@ -146,26 +157,32 @@ def _stated(
     hint = HINTS[low or Format.FP32]
     notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
     code = (throughput and usage.throughput) or usage.code
-    parts = {"path": repr(str(output)), "config": _config(hint, throughput=throughput)}
+    config = _config(hint, formats, throughput=throughput)
+    parts = {"path": repr(str(output)), "config": config}
     stated = [statement.format(**parts) for statement in code.split("; ")]
     told = (usage.settings, usage.serving if throughput else "", *notes)
-    return stated, [note for note in told if note]
+    return stated, [*dict.fromkeys(note for note in told if note)]
 
 
 def in_memory_notes(plan: Plan) -> tuple[str, ...]:
-    """What to tell the user of a model in memory that computes low by a hint alone."""
+    """What to tell users of a model in memory that computes low by the engine's settings."""
     low = _lowered_by(plan.counts) if plan.by_hint else None
-    if low is None or plan.engine not in USAGES:
+    rounds = bool(dynamic_group(plan.counts))
+    if (low is None and not rounds) or plan.engine not in USAGES:
         return ()
-    code = USAGES[plan.engine].code.format(path="model", config=_config(HINTS[low]))
+    config = _config(HINTS[low or Format.FP32], plan.counts)
+    code = USAGES[plan.engine].code.format(path="model", config=config)
+    if low is None:
+        made = f"the model is made for {plan.engine}'s dynamic quantization: run it by {code}"
+        return (f"{made}; with a {DYNAMIC_QUANTIZATION} of 0 all values are read exactly",)
     made = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
     return (f'{made}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
 
 
-def _config(hint: str, *, throughput: bool = False) -> str:
+def _config(hint: str, formats: Collection[str], *, throughput: bool = False) -> str:
     """OpenVINO's settings as a dictionary in Python."""
     serving = {"PERFORMANCE_HINT": "THROUGHPUT"} if throughput else {}
-    return str(openvino_settings(hint) | serving).replace("'", '"')
+    return str(openvino_settings(hint, formats) | serving).replace("'", '"')
 
 
 def _lowered_by(formats: Collection[str]) -> Format | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -154,6 +154,11 @@ class Scaled:
         """``x`` encoded and decoded."""
         return self.decode(self.encode(x))
 
+    def moved(self, zero_point: int) -> Scaled:
+        """The encoding of the same numbers by codes that are larger by ``zero_point``."""
+        grid, zero = self.grid.moved(zero_point), self.zero_point + zero_point
+        return replace(self, grid=grid, zero_point=zero)
+
     def along(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The scale of each element of an array of ``shape``.
 
@@ -255,7 +260,73 @@ def _split(shape: tuple[int, ...], axis: int, group: int) -> tuple[int, ...]:
     return (*shape[:axis], shape[axis] // group, group, *shape[axis + 1 :])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dynamic:
+    """How a kernel rounds a value that it reads: codes whose scales it finds at run time.
+
+    Each ``group`` numbers in a row along the last axis share a scale, by which the largest of
+    them becomes the largest code. Nothing in a model states this rounding: the engine makes it
+    where it finds constants in ``format``.
+
+    Law: a number moves by half a step of its group at most.
+    """
+
+    format: Format
+    group: int
+
+    def __post_init__(self) -> None:
+        if self.format.dynamic_group is None or self.group < 1:
+            raise ValueError(f"{self.label} finds no scales for groups of {self.group}")
+
+    @property
+    def label(self) -> str:
+        """The format's name."""
+        return self.format.label
+
+    @property
+    def largest(self) -> int:
+        """The largest code: values have 8 bits whatever the constants have."""
+        return Format.INT8_DYNAMIC.grid(constant=True).highest
+
+    def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The numbers that the codes of ``x`` stand for.
+
+        Raises:
+            ValueError: If the last axis is not made of whole groups.
+        """
+        if x.shape[-1] % self.group:
+            raise ValueError(f"{x.shape[-1]} numbers are no groups of {self.group}")
+        rows = np.asarray(x, np.float32).reshape(-1, self.group)
+        ends = np.maximum(np.abs(rows).max(axis=1, keepdims=True), self.least)
+        scale = (ends / np.float32(self.largest)).astype(np.float32)
+        return np.asarray(np.rint(rows / scale) * scale, np.float32).reshape(x.shape)
+
+    @property
+    def least(self) -> np.float32:
+        """What stands for the largest number of a group of zeros, which has no scale."""
+        return np.float32(self.largest * Format.FP32.smallest_normal)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parameters as JSON content, without the format."""
+        return {"group": self.group}
+
+    @classmethod
+    def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Dynamic:
+        """Read what ``to_dict`` gave.
+
+        Raises:
+            ValueError, TypeError, KeyError: If ``content`` has another form.
+        """
+        group = content["group"]
+        if type(group) is not int:
+            raise TypeError(f"group {group!r}")
+        return cls(format=fmt, group=group)
+
+
 Encoding: TypeAlias = Format | Scaled
+"""How numbers are stored."""
+Reading: TypeAlias = Encoding | Dynamic
+"""How an operand is rounded: as it is stored, or by the kernel that reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,17 +337,22 @@ class Encodings:
     engine's kernel has to give codes, ``result`` is their encoding, for all readers.
     """
 
-    operands: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
+    operands: Mapping[int, Scaled | Dynamic] = field(
+        default_factory=dict[int, "Scaled | Dynamic"]
+    )
     constants: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
     result: Encoding = Format.FP32
 
-    def at(self, index: int) -> Scaled | None:
+    def at(self, index: int) -> Scaled | Dynamic | None:
         """The encoding of input ``index``; None if it is not encoded."""
         return self.operands.get(index) or self.constants.get(index)
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters as JSON content, without the format."""
-        roles = {"operands": self.operands, "constants": self.constants}
+        roles: dict[str, Mapping[int, Scaled | Dynamic]] = {
+            "operands": self.operands,
+            "constants": dict(self.constants),
+        }
         inputs = {
             role: {str(index): e.to_dict() for index, e in sorted(named.items())}
             for role, named in roles.items()
@@ -298,14 +374,15 @@ class Encodings:
                 raise ValueError(f"{fmt.label} has no parameters for {min(stray)}")
             return cls()
 
-        def read(role: str, *, constant: bool) -> dict[int, Scaled]:
-            named: dict[str, dict[str, Any]] = content[role]
-            if named and not (constant or fmt.encodes_values):
-                raise ValueError(f"{fmt.label} encodes constants alone, not {role}")
-            return {
-                int(i): Scaled.from_dict(fmt, fmt.grid(constant=constant), e)
-                for i, e in named.items()
-            }
+        constants: dict[str, dict[str, Any]] = content["constants"]
+        operands: dict[str, dict[str, Any]] = content["operands"]
+        if operands and not (fmt.encodes_values or fmt.dynamic_group):
+            raise ValueError(f"{fmt.label} encodes constants alone, not operands")
+
+        def operand(content: dict[str, Any]) -> Scaled | Dynamic:
+            if fmt.dynamic_group is not None:
+                return Dynamic.from_dict(fmt, content)
+            return Scaled.from_dict(fmt, fmt.grid(constant=False), content)
 
         stated: object = content["result"]
         result: Encoding = Format.FP32
@@ -316,8 +393,11 @@ class Encodings:
         elif stated != result.label:
             raise ValueError(f"{fmt.label} ops give {result.label}, not {stated!r}")
         found = cls(
-            operands=read("operands", constant=False),
-            constants=read("constants", constant=True),
+            operands={int(i): operand(e) for i, e in operands.items()},
+            constants={
+                int(i): Scaled.from_dict(fmt, fmt.grid(constant=True), e)
+                for i, e in constants.items()
+            },
             result=result,
         )
         # A format for constants alone has none where a conversion stored the constants before.

@@ -8,12 +8,17 @@ from dataclasses import replace
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
-from finecast.numbers.encodings import Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format, Grid
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered
-from finecast.rules.scaled_operands import coded_result, origin, scaled_operands
+from finecast.rules.scaled_operands import (
+    coded_result,
+    origin,
+    rounded_operands,
+    scaled_operands,
+)
 
 
 def calibrated(
@@ -36,7 +41,10 @@ def calibrated(
         ValueError: If the op cannot run in ``fmt``, or an operand was not observed or had NaN
             or Inf; names the operand.
     """
-    operands: dict[int, Scaled] = {}
+    group = fmt.dynamic_group or 0
+    operands: dict[int, Scaled | Dynamic] = {
+        index: Dynamic(format=fmt, group=group) for index in rounded_operands(graph, node, fmt)
+    }
     constants: dict[int, Scaled] = {}
     for index, axes in scaled_operands(graph, node, fmt).items():
         source = node.inputs[index]
