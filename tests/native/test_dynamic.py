@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import openvino
 import pytest
 from numpy.typing import NDArray
@@ -146,6 +147,42 @@ def test_a_file_of_exact_products_says_so(tmp_path: Path, engine: OpenVinoEngine
     nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
     api.convert(out, back, nothing, engine="openvino", verify=False)
     assert not openvino.Core().read_model(back).has_rt_info(["runtime_options"])
+
+
+def test_onnx_runtime_is_told_op_by_op(tmp_path: Path) -> None:
+    """Its op for such products says whether it rounds, also in sessions of other programs."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    net = saved(NET, weights(), tmp_path, "onnx")
+    out, back = tmp_path / "low.onnx", tmp_path / "back.onnx"
+    plans = [
+        api.convert(net, None, f"all:{fmt}", engine="onnxruntime").plan
+        for fmt in ("int8_dynamic", "int4_weights")
+    ]
+    chosen = [
+        one if one.node == "first" else other
+        for one, other in zip(*(plan.decisions for plan in plans), strict=True)
+    ]
+    api.apply(replace(plans[0], decisions=tuple(chosen)), net, out, engine="onnxruntime")
+    stated = [n for n in onnx.load(out).graph.node if n.op_type == "MatMulNBits"]
+    levels = {n.name: {a.name: a.i for a in n.attribute} for n in stated}
+    assert {n: (a["bits"], a["accuracy_level"]) for n, a in levels.items()} == {
+        "first": (8, 4),
+        "second": (4, 1),
+    }
+    w, x = weights(), inputs()["x"]
+    groups = w["w1"].reshape(80, -1, 32)
+    scale = (np.abs(groups).max(axis=-1, keepdims=True) / 7).astype(np.float32)
+    w1 = (np.rint(groups / scale) * scale).reshape(w["w1"].shape)
+    hidden = np.maximum(rounded(x) @ by_channel(w["w0"], 0), 0)
+    wanted = (hidden @ w1.T + w["b1"]) @ w["w2"]
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    assert close(np.asarray(session.run(None, inputs())[0]), wanted)
+    nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
+    api.convert(out, back, nothing, engine="onnxruntime", verify=False)
+    kinds = [n.op_type for n in onnx.load(back).graph.node]
+    assert kinds == ["MatMul", "Relu", "Gemm", "MatMul"]
+    exact = (np.maximum(x @ by_channel(w["w0"], 0), 0) @ w1.T + w["b1"]) @ w["w2"]
+    assert close(run(back), exact)
 
 
 def test_kernels_that_compute_otherwise_are_found(

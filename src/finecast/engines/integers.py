@@ -23,12 +23,17 @@ class Fusion:
     if_named: bool = False
 
 
+_WEIGHTS: Final = {
+    "openvino": Fusion(if_named=True),
+    "onnxruntime": Fusion(if_named=True),
+}
 FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT8: {"openvino": Fusion(), "onnxruntime": Fusion(coded_results=True)},
     Format.INT8_WEIGHTS: {"openvino": Fusion()},
-    Format.INT4_WEIGHTS: {"openvino": Fusion(if_named=True)},
-    Format.INT8_DYNAMIC: {"openvino": Fusion()},
-    Format.INT4_DYNAMIC: {"openvino": Fusion(if_named=True)},
+    # ONNX Runtime's products by exact values and weights in 8 bits are slower than fp32.
+    Format.INT4_WEIGHTS: _WEIGHTS,
+    Format.INT8_DYNAMIC: _WEIGHTS,
+    Format.INT4_DYNAMIC: _WEIGHTS,
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 

@@ -22,7 +22,6 @@ from finecast.engines.integers import FUSIONS, engines_for, fuses
 from finecast.engines.probe_models import (
     Probe,
     admitted,
-    build_scaled,
     of_weights,
     probes_of,
 )
@@ -171,7 +170,7 @@ def _rounding_fault(engine: Engine, fmt: Format) -> str:
     exact, rounded = (np.maximum(v @ w, 0) for v in (x, how.round(x)))
     for apart, wanted, other in ((False, rounded, exact), (True, exact, rounded)):
         try:
-            loaded = engine.load(build_scaled(model, fmt, apart=apart))
+            loaded = engine.load_probe(replace(model, apart=apart), fmt)
             got = loaded.run({"x": x})["y"].astype(np.float64)
         except EngineError as error:
             return _cause(error)

@@ -20,13 +20,18 @@ _IR_VERSION = 10
 @final
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """``op``, then Relu, ``depth`` times, on seeded data; large beside the cost of a call."""
+    """``op``, then Relu, ``depth`` times, on seeded data; large beside the cost of a call.
+
+    With ``apart`` values stay exact though the format is dynamic: the codes of constants are
+    those that plans have for such products beside others whose kernels round values.
+    """
 
     name: str
     op: str
     x_shape: tuple[int, ...]
     w_shape: tuple[int, ...]
     depth: int
+    apart: bool = False
 
     @cached_property
     def x(self) -> NDArray[np.float64]:
@@ -125,12 +130,8 @@ def of_weights(probe: Probe, fmt: Format) -> Scaled:
     return Scaled.of_constant(fmt, probe.w.astype(np.float32), channels)
 
 
-def build_scaled(probe: Probe, fmt: Format, *, apart: bool = False) -> bytes:
-    """The probe with products on codes, whose scales fit its data.
-
-    With ``apart`` values stay exact: the codes of constants are those that a plan has for that
-    beside ops whose kernels round values.
-    """
+def build_scaled(probe: Probe, fmt: Format) -> bytes:
+    """The probe with products on codes, whose scales fit its data."""
     from onnx import helper, numpy_helper
 
     from finecast.frontends.onnx.editor import ROUNDING
@@ -155,7 +156,7 @@ def build_scaled(probe: Probe, fmt: Format, *, apart: bool = False) -> bytes:
         nodes.append(made)
 
     weights = probe.w.astype(np.float32)
-    coded = of_weights(probe, fmt).moved(APART if apart else 0)
+    coded = of_weights(probe, fmt).moved(APART if probe.apart else 0)
     constants.append(numpy_helper.from_array(coded.encode(weights), "w"))
     stated = {"axis": coded.axis, "block_size": coded.group}
     grouping = stated if coded.group is not None else {}

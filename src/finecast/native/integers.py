@@ -162,6 +162,8 @@ def not_rounded(
         whole = not (summed(graph, node) or 1) % how.group
         if weights is not None and whole and made in shown and {read} & {*shown, *given}:
             products[name] = node, weights
+    if not products:  # an earlier conversion stored all of these constants
+        return {}
     ends = (v for node, _ in products.values() for v in (node.inputs[0], node.outputs[0]))
     names = dict.fromkeys(shown[v] for v in ends if v is not None and v in shown)
     found = from_memory(applied.with_outputs([*names]), engine.load_tried).run(feeds)
