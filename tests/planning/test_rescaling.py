@@ -82,7 +82,7 @@ def facts(array: NDArray[np.float64]) -> ChannelFacts:
 def test_a_channel_of_large_values_is_smoothed(factor: float) -> None:
     graph = nets.prepared(ROWS, nets.drawn(1, g=(16,), o=(16,), w=(16, 6))).graph
     product = next(n for n in graph.nodes if n.name == "q")
-    (site,) = smoothable(graph, {product.id})
+    (site,) = smoothable(graph, {product.id}, Format.INT8)
     assert site.maker is None  # the norm's result is read by another op, too
     rows = np.random.default_rng(0).standard_normal((200, 16))
     rows[:, 3] *= factor
@@ -117,5 +117,5 @@ def test_a_channel_of_large_values_is_smoothed(factor: float) -> None:
 def test_values_that_were_not_seen_are_left() -> None:
     graph = nets.prepared(ROWS, nets.drawn(1, g=(16,), o=(16,), w=(16, 6))).graph
     product = next(n for n in graph.nodes if n.name == "q")
-    assert smoothed(graph, smoothable(graph, {product.id}), {}, Format.INT8) == []
-    assert smoothable(graph, set()) == []
+    assert smoothed(graph, smoothable(graph, {product.id}, Format.INT8), {}, Format.INT8) == []
+    assert smoothable(graph, set(), Format.INT8) == []

@@ -79,9 +79,13 @@ class Adjuster:
 
     @property
     def _codes(self) -> Format | None:
-        """The policy's format whose operands are codes, if there is one."""
-        found = (f for f in self.planner.policy.formats if f.needs_ranges)
-        return next(found, None)
+        """The policy's format on codes that loses most: by values, or else by groups."""
+        formats = self.planner.policy.formats
+        found = (
+            *(f for f in formats if f.needs_ranges),
+            *(f for f in formats if f.group_sizes),
+        )
+        return next(iter(found), None)
 
     def _rescaled(self, model: PreparedModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
         """``model`` after these kinds of rescaling; cached."""
@@ -105,7 +109,7 @@ class Adjuster:
                 r for r in equalised(graph) if any(one.node in coded for one in r.site.readers)
             ]
         else:
-            sites = smoothable(graph, coded)
+            sites = smoothable(graph, coded, fmt)
             axes = {r.value: r.axis for s in sites for r in s.readers}
             seen = observe_channels(model, axes, before.facts, self.batches)
             found = smoothed(graph, sites, seen, fmt)
@@ -118,7 +122,7 @@ class Adjuster:
 
     def _planned(self, plan: Plan, rescaled: _Rescaled) -> Plan:
         """``plan`` with the adjustments of ``rescaled``, and encodings by its facts."""
-        coded = {name for name, f in plan.formats.items() if f.needs_ranges}
+        coded = {n for n, f in plan.formats.items() if f.needs_ranges or f.group_sizes}
         if not coded or not rescaled.steps:
             return plan
         results = {f for f in plan.formats.values() if codes_results(self.planner.engine, f)}

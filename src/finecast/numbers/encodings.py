@@ -96,7 +96,12 @@ class Scaled:
 
     @classmethod
     def of_constant(
-        cls, fmt: Format, array: NDArray[np.generic], channels: tuple[int, ...] = ()
+        cls,
+        fmt: Format,
+        array: NDArray[np.generic],
+        channels: tuple[int, ...] = (),
+        *,
+        least_error: bool = False,
     ) -> Scaled:
         """The encoding in ``fmt`` that covers all numbers of a constant.
 
@@ -104,6 +109,8 @@ class Scaled:
             fmt: A format with scales.
             array: The constant.
             channels: The axes of its channels, each of which has a scale; empty for one scale.
+            least_error: Where numbers have a scale by group, each group's range is cut to the
+                share of it that gives the least squared error, and numbers beyond are clipped.
 
         Raises:
             ValueError: As ``fitted``, or if the constant is empty.
@@ -115,11 +122,29 @@ class Scaled:
             axis, group = _grouping(array.shape, channels, fmt)
             rows = array.reshape(_split(array.shape, axis, group))
             ends = rows.min(axis=axis + 1), rows.max(axis=axis + 1)
-            return cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis, group=group)
+            found = cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis, group=group)
+            return found.of_least_error(array) if least_error else found
         others = tuple(i for i in range(array.ndim) if i not in channels)
         ends = array.min(axis=others), array.max(axis=others)
         axis = min(channels, default=None)
         return cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis)
+
+    def of_least_error(self, array: NDArray[np.float32]) -> Scaled:
+        """This encoding with each group's scale times the share that suits its numbers best.
+
+        Law: the squared error of no group grows.
+        """
+        assert self.axis is not None
+        shape, axis = self.split(array.shape), self.axis + 1
+        rows, scales = array.reshape(shape), self.spread(array.shape)
+        best, least = scales, np.full(scales.shape, np.inf, np.float32)
+        for share in _SHARES:
+            tried = np.maximum(scales * share, np.float32(Format.FP32.smallest_normal))
+            codes = np.clip(np.rint(rows / tried), self.grid.lowest, self.grid.highest)
+            error = np.square(codes * tried - rows).sum(axis=axis, keepdims=True)
+            better = error < least
+            best, least = np.where(better, tried, best), np.where(better, error, least)
+        return replace(self, scale=tuple(float(s) for s in best.reshape(-1)))
 
     @property
     def label(self) -> str:
@@ -231,6 +256,10 @@ class Scaled:
             format=fmt, grid=grid, scale=numbers, zero_point=zero, axis=axis, group=group
         )
 
+
+# Shares of a group's range that are tried for the least error, the whole of it first. Of
+# normally distributed numbers in groups of 128, 15 codes lose least at a share of 0.8.
+_SHARES: Final = tuple(np.linspace(1.0, 0.6, 9, dtype=np.float32))
 
 # OpenVINO's kernels by 4-bit weights take at least so many groups.
 _FEWEST_GROUPS: Final = 4

@@ -266,13 +266,16 @@ _WORTH: Final = 0.9
 Floats = NDArray[np.float64]
 
 
-def smoothable(graph: Graph, coded: Collection[int]) -> list[Site]:
+def smoothable(graph: Graph, coded: Collection[int], fmt: Format) -> list[Site]:
     """Sites with a reader among the products ``coded``; each product is in one site at most.
 
     Channels are divided in the op that makes them. For matrix products whose operand has no
-    such op, or has other readers, too, a multiplication in front of the product does it.
+    such op, or has other readers, too, a multiplication in front of the product does it, but
+    not for an ``fmt`` in which constants alone are codes.
     """
     made = [s for s in sites(graph) if any(r.node in coded for r in s.readers)]
+    if not fmt.encodes_values:  # a multiplication would take more than the format gains
+        return made
     done = {r.node for s in made for r in s.readers}
     front: list[Site] = []
     for site in sites_in_front(graph):
@@ -359,12 +362,17 @@ class _Product:
         channels are uncorrelated.
         """
         factors = np.exp2(exponents.astype(np.float64))
-        seen, codes = self.seen, fmt.grid(constant=False)
+        seen = self.seen
         largest = self.largest * factors.astype(np.float32)[:, None]
+        size = next((g for g in fmt.group_sizes if len(largest) % g == 0), len(largest))
         if not self.apart:
-            largest = largest.max(axis=0, keepdims=True)
-        span = (seen.highest / factors).max() - (seen.lowest / factors).min()
-        step = span / (codes.highest - codes.lowest)
+            groups = largest.reshape(-1, size, largest.shape[1]).max(axis=1)
+            largest = groups.repeat(size, axis=0)
+        step = 0.0
+        if fmt.encodes_values:
+            codes = fmt.grid(constant=False)
+            span = (seen.highest / factors).max() - (seen.lowest / factors).min()
+            step = span / (codes.highest - codes.lowest)
         steps = largest.astype(np.float64) / fmt.grid(constant=True).highest
         power = (seen.power / factors**2)[:, None]
         of_values = step**2 * np.sum(self.squares * factors**2)

@@ -32,8 +32,9 @@ def calibrated(
 ) -> Encodings:
     """The encodings of the operands of ``node`` in ``fmt``, a format with parameters.
 
-    Laws: the encoding of a constant covers all of its numbers; that of a value covers the
-    part of its observed range that ``calibration`` chooses. Operands that the model came with
+    Laws: the encoding of a constant covers all of its numbers, or those that the calibration
+    ``mse`` leaves in a group's range; that of a value covers the part of its observed range
+    that ``calibration`` chooses. Operands that the model came with
     encodings for keep those. Values that are only moved from one another have the same
     encoding. With ``results`` the result is encoded as well, where ``coded_result`` has one.
 
@@ -55,7 +56,12 @@ def calibrated(
                 operands[index] = _encoded(graph, value, facts, fmt, calibration)
             else:
                 came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
-                found = Scaled.of_constant(fmt, value.constant.read(), axes)
+                found = Scaled.of_constant(
+                    fmt,
+                    value.constant.read(),
+                    axes,
+                    least_error=calibration is Calibration.MSE,
+                )
                 constants[index] = found if came is None or not _fits(came, axes) else came
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
