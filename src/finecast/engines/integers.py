@@ -15,8 +15,8 @@ class Fusion:
     """What an engine needs so that it fuses quantized ops into kernels on integers.
 
     ``coded_results``: results have to be codes, too (``rules.scaled_operands.coded_result``);
-    otherwise its kernels can give floats. ``if_named``: the format loses so many digits that
-    it is not tried unless it is named.
+    otherwise its kernels can give floats. ``if_named``: it is not tried unless it is named,
+    as it loses many digits, or gains in few models.
     """
 
     coded_results: bool = False

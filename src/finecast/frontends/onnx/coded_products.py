@@ -1,6 +1,6 @@
 """Products by constant codes as ONNX Runtime's op for them, ``MatMulNBits``.
 
-ONNX states such a product by a DequantizeLinear and a MatMul. ONNX Runtime (1.32) fuses both
+ONNX states such a product by a DequantizeLinear and a MatMul. ONNX Runtime (1.31) fuses both
 for some layouts of the weights only; else it widens the weights in each run, which is many
 times slower than fp32. And one setting of a session says for all of these products whether
 they round the values that they read. ``MatMulNBits`` says so by its own attribute
