@@ -44,8 +44,8 @@ class Casting(CastOptions):
             metavar="FORMAT[,FORMAT]",
             help="bf16, fp16; int8, with --data; weights in codes by exact or rounded values:"
             " int8_weights, int4_weights, int8_dynamic, int4_dynamic; for a device that has it"
-            " int8, fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first that"
-            " an op may have.",
+            " int8, fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first"
+            " that an op may have.",
         ),
     ] = None
 

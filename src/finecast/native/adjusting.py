@@ -109,7 +109,7 @@ class Adjuster:
                 r for r in equalised(graph) if any(one.node in coded for one in r.site.readers)
             ]
         else:
-            sites = smoothable(graph, coded, fmt)
+            sites = smoothable(graph, coded)
             axes = {r.value: r.axis for s in sites for r in s.readers}
             seen = observe_channels(model, axes, before.facts, self.batches)
             found = smoothed(graph, sites, seen, fmt)

@@ -265,6 +265,12 @@ _SHARES: Final = tuple(np.linspace(1.0, 0.6, 9, dtype=np.float32))
 _FEWEST_GROUPS: Final = 4
 
 
+def group_size(fmt: Format, count: int) -> int | None:
+    """How many of ``count`` numbers in a row share a scale; None if no size of groups fits."""
+    fits = (s for s in fmt.group_sizes if count % s == 0 and count >= _FEWEST_GROUPS * s)
+    return next(fits, None)
+
+
 def _grouping(
     shape: tuple[int, ...], channels: tuple[int, ...], fmt: Format
 ) -> tuple[int, int]:
@@ -276,9 +282,9 @@ def _grouping(
     if len(shape) != 2 or len(channels) != 1:
         raise ValueError("groups are those of a matrix")
     axis = 1 - channels[0]
-    for size in fmt.group_sizes:
-        if shape[axis] % size == 0 and shape[axis] >= _FEWEST_GROUPS * size:
-            return axis, size
+    size = group_size(fmt, shape[axis])
+    if size is not None:
+        return axis, size
     sizes = ", ".join(map(str, fmt.group_sizes))
     raise ValueError(
         f"{shape[axis]} numbers are not {_FEWEST_GROUPS} or more groups of one of {sizes}"

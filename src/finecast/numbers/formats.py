@@ -38,10 +38,16 @@ class Grid:
         """The grid whose codes are larger by ``zero_point``, and stand for the same numbers.
 
         A grid moved by 0 is itself.
+
+        Raises:
+            ValueError: If the type that stores codes does not have all of them.
         """
         if not zero_point:
             return self
         lowest, highest = self.lowest + zero_point, self.highest + zero_point
+        held = ml_dtypes.iinfo(self.dtype)
+        if lowest < held.min or highest > held.max:
+            raise ValueError(f"{self.dtype.name} does not have codes {lowest} to {highest}")
         return replace(self, lowest=lowest, highest=highest, symmetric=False)
 
     def fit(

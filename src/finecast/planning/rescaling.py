@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.graph import Graph
+from finecast.numbers.encodings import group_size
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, constant_at
 from finecast.planning.plan import Decision, Plan
@@ -266,16 +267,13 @@ _WORTH: Final = 0.9
 Floats = NDArray[np.float64]
 
 
-def smoothable(graph: Graph, coded: Collection[int], fmt: Format) -> list[Site]:
+def smoothable(graph: Graph, coded: Collection[int]) -> list[Site]:
     """Sites with a reader among the products ``coded``; each product is in one site at most.
 
     Channels are divided in the op that makes them. For matrix products whose operand has no
-    such op, or has other readers, too, a multiplication in front of the product does it, but
-    not for an ``fmt`` in which constants alone are codes.
+    such op, or has other readers, too, a multiplication in front of the product does it.
     """
     made = [s for s in sites(graph) if any(r.node in coded for r in s.readers)]
-    if not fmt.encodes_values:  # a multiplication would take more than the format gains
-        return made
     done = {r.node for s in made for r in s.readers}
     front: list[Site] = []
     for site in sites_in_front(graph):
@@ -364,7 +362,7 @@ class _Product:
         factors = np.exp2(exponents.astype(np.float64))
         seen = self.seen
         largest = self.largest * factors.astype(np.float32)[:, None]
-        size = next((g for g in fmt.group_sizes if len(largest) % g == 0), len(largest))
+        size = group_size(fmt, len(largest)) or len(largest)
         if not self.apart:
             groups = largest.reshape(-1, size, largest.shape[1]).max(axis=1)
             largest = groups.repeat(size, axis=0)
