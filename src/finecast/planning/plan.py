@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.graph.structure import Structure, read_structure, write_structure
-from finecast.numbers.encodings import Encodings
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
@@ -337,9 +337,8 @@ class Plan:
             TypeError,
             ValueError,
         ) as error:
-            malformed = isinstance(error, json.JSONDecodeError)
-            why = "it is no JSON" if malformed else f"{type(error).__name__}: {error}"
-            raise UsageError(f"not a finecast plan: {why}", where=where, fix=fix) from error
+            what = f"not a finecast plan: {_wrong(error)}"
+            raise UsageError(what, where=where, fix=fix) from error
         twice = [
             n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
         ]
@@ -379,6 +378,17 @@ class Plan:
         return cls.from_json(text, where=str(path))
 
 
+def _wrong(error: Exception) -> str:
+    """What is wrong with a file that was read as a plan."""
+    match error:
+        case json.JSONDecodeError():
+            return f"it is no JSON: {error.msg} in line {error.lineno}"
+        case KeyError(args=(str(key),)):
+            return f"it has no {key!r}"
+        case _:
+            return f"its content is of another form ({error})"
+
+
 def _check_version(content: dict[str, Any], where: str) -> None:
     version = content["version"]
     if not isinstance(version, int) or version < 1:
@@ -411,7 +421,7 @@ def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
             value = graph.values[source] if source is not None and own else None
             if value is None or (value.constant is not None) is not constant:
                 return index
-            if value.constant is not None:
+            if value.constant is not None and isinstance(encoding, Scaled):
                 try:
                     encoding.spread(value.constant.read().shape)
                 except ValueError:
