@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from finecast import api
 from finecast.engines import probe
 from finecast.engines.openvino import OpenVinoEngine
+from finecast.engines.usage import how_to_run
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -106,6 +107,10 @@ def test_kernels_round_what_they_read(net: Path, engine: OpenVinoEngine) -> None
     assert coded(done.plan, DYNAMIC) == ["first", "second"]
     assert close(run(out), expected())
     assert close(by(out), expected())
+    shape = {"x": (inputs()["x"].shape, "float32")}
+    ran: dict[str, Any] = {}
+    exec("\n".join(how_to_run(out, "openvino", done.plan.counts, inputs=shape)), ran)
+    assert close(np.asarray(ran["model"](inputs())[0]), expected())
     without = by(out, DYNAMIC_QUANTIZATION_GROUP_SIZE=0)
     assert close(without, expected(first=False, second=False))
     operands = {e for d in done.plan.encodings.values() for e in d.operands.values()}

@@ -310,7 +310,7 @@ class Dynamic:
     group: int
 
     def __post_init__(self) -> None:
-        if self.format.dynamic_group is None or self.group < 1:
+        if self.group != self.format.dynamic_group:
             raise ValueError(f"{self.label} finds no scales for groups of {self.group}")
 
     @property
