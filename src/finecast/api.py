@@ -44,19 +44,20 @@ from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports.content import Sources, content_of
 from finecast.reports.frontier import write_frontier
-from finecast.reports.plan_report import PlanReport, report_path
+from finecast.reports.plan_report import PlanReport, read_part, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
+from finecast.tuning import workers
 from finecast.tuning.blaming import Blame, samples_of
 from finecast.tuning.blaming import blame as blamed
 from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
-from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.goal import Execution, Goal, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
-from finecast.tuning.recorded import recorded
+from finecast.tuning.recorded import is_plan, recorded
 from finecast.tuning.result import Result
 from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
@@ -203,7 +204,7 @@ def apply(
     return _savable(Result.of(done), given)
 
 
-@checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions)
+@checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions, Execution)
 def tune(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -257,6 +258,7 @@ def tune(
         engine=engine,
         device=_device(target),
         plan_out=plan,
+        execution=group_of(Execution, options),
     )
     with reporting(progress, "tuning") as report:
         how = group_of(ReadOptions, options)
@@ -313,7 +315,7 @@ def tuned(
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         found = (request.study, request.frontier, request.report)
         outcome = replace(
-            _searched(given(), output, request, study),
+            _searched(given(), how, output, request, study),
             source=given().path,
             files=tuple(path for path in found if path is not None),
         )
@@ -339,23 +341,30 @@ def _savable(result: Result, given: Callable[[], OpenedModel]) -> Result:
 
 
 def _searched(
-    model: OpenedModel, output: Destination, options: TuneRequest, study: Study | None
+    model: OpenedModel,
+    how: ReadOptions,
+    output: Destination,
+    options: TuneRequest,
+    study: Study | None,
 ) -> Result:
     """The outcome of a search, its model written if it is better."""
-    subject = model.subject(options.engine, options.device)
-    subject.keeps_prices = options.price_book
-    workload = model.workload(options.data.loaded(), subject.reference)
-    criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
-    outcome = search(
-        subject,
-        workload,
-        replace(options.goal, criterion=criterion),
-        options.policy,
-        user_rules=tuple(options.user_rules.items()),
-        study=study,
-        start=_plan(options.start),
-        progress=options.progress,
-    )
+    with workers.evaluating(model, how, output.path, options) as worker:
+        subject = model.subject(options.engine, options.device)
+        subject.keeps_prices, subject.study = options.price_book, study
+        executor = worker(subject)
+        data = options.data.loaded() if executor is None else executor.data()
+        workload = model.workload(data, subject.reference)
+        criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
+        outcome = search(
+            subject,
+            workload,
+            replace(options.goal, criterion=criterion),
+            options.policy,
+            user_rules=tuple(options.user_rules.items()),
+            executor=executor,
+            start=_plan(options.start),
+            progress=options.progress,
+        )
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.built is not None:
         size, verified = model.write(outcome.built, output, subject, workload)
@@ -791,6 +800,8 @@ def report(
     *,
     model: Model | None = None,
     study: str | Path | None = None,
+    diff: Plan | Model | None = None,
+    blame: Blame | str | Path | None = None,
     force: bool = False,
 ) -> PlanReport:
     """What is known of a plan, and why each op has its format, for people to look at.
@@ -804,6 +815,8 @@ def report(
         model: The model that the plan was made for: without a study it tells which ops are
             around one another.
         study: The study in which the plan was found; by default the one beside the plan.
+        diff: An earlier plan or another version of the model: what differs from it.
+        blame: The ops to blame in a low model, or the file of ``finecast blame --json``.
         force: Whether an existing output may be replaced.
 
     Raises:
@@ -814,6 +827,8 @@ def report(
     files = CommandFiles(force=force)
     files.read("the source", None if isinstance(source, Plan) else source)
     files.read("the study", study)
+    files.read("the other side", diff if isinstance(diff, str | Path) else None)
+    files.read("the blame", blame if isinstance(blame, str | Path) else None)
     files.write("the report", path)
     found = recorded(source, None if study is None else Path(study))
     plan = found if isinstance(found, Plan) else None
@@ -824,10 +839,31 @@ def report(
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
     elif given is not None:
         _check_same_model(given, found)
+    found = found.beside(
+        diff=None if diff is None else _difference_from(diff, source).to_dict(),
+        blame=blame.to_dict()
+        if isinstance(blame, Blame)
+        else blame and read_part(Path(blame)),
+    )
     with files.locked():
         if path is not None:
             found.save(path, force=force)
     return found
+
+
+def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Difference:
+    """What differs from ``before`` in the plan of a report.
+
+    Raises:
+        UsageError: If the report is of a study or of data, which have no plan to compare.
+    """
+    if isinstance(source, str | Path) and not is_plan(Path(source)):
+        raise UsageError(
+            "a study or a report's data has no plan that can be compared",
+            where=str(source),
+            fix="give the plan",
+        )
+    return diff(before, source)
 
 
 def _check_same_model(given: OpenedModel, found: PlanReport) -> None:

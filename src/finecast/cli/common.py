@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -38,16 +38,11 @@ Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify")]
 Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
 Engine = Annotated[RunOptions, Only("engine")]
-Samples = Annotated[DataOptions, Only("data", "labels", "calib", "sample_axes", "batch")]
-SizedSamples = Annotated[
-    DataOptions, Only("data", "labels", "calib", "sample_axes", "batch", "dims")
-]
+_SAMPLES: Final = ("data", "labels", "calib", "sample_axes", "batch", "decode_steps", "state")
+Samples = Annotated[DataOptions, Only(*_SAMPLES)]
+SizedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims")]
 Evaluation = Annotated[
-    DataOptions,
-    Only(
-        *("data", "labels", "calib", "sample_axes", "batch"),
-        *("metric", "evaluate", "lower_is_better", "of"),
-    ),
+    DataOptions, Only(*_SAMPLES, "metric", "evaluate", "lower_is_better", "of")
 ]
 Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
 PlanOut = Annotated[

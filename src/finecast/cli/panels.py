@@ -18,7 +18,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
-        *("kind", "max_drop", "confidence"),
+        *("decode_steps", "state", "kind", "max_drop", "confidence"),
     ),
     "What is lowered": (
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),
@@ -26,12 +26,21 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Search": (
         *("objective", "min_speedup", "max_trials", "timeout_s", "start"),
-        *("check", "max_error"),
+        *("jobs", "executor", "trial_timeout_s", "trial_memory_gib", "check", "max_error"),
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *("plan_out", "study", "report", "explorer", "frontier", "compile_with"),
+        *(
+            "plan_out",
+            "study",
+            "report",
+            "diff",
+            "blame",
+            "explorer",
+            "frontier",
+            "compile_with",
+        ),
     ),
     "The compiler of a device": (
         *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),

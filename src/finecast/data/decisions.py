@@ -14,10 +14,12 @@ from finecast.data.labels import (
     class_labels,
     decided_labels,
     few,
+    is_counted,
     numbers,
 )
 from finecast.data.samples import (
     Floats,
+    Indices,
     MeanMetric,
     Outputs,
     RankedSamples,
@@ -118,7 +120,7 @@ class F1:
     """
 
     def __init__(self) -> None:
-        self._sample: list[Array] = []
+        self._sample: list[Indices] = []
         self._decided: list[Array] = []
         self._labelled: list[Array] = []
         self._count = 0
@@ -147,6 +149,14 @@ class F1:
         self._decided.append(decided[counted])
         self._labelled.append(given[counted])
         self._count += samples
+
+    def absorb(self, later: F1) -> None:
+        """Take the batches of another one, whose samples have the numbers after these."""
+        self._sample += [number + self._count for number in later._sample]
+        self._decided += later._decided
+        self._labelled += later._labelled
+        self._count += later._count
+        self._nan = self._nan or later._nan
 
     def result(self) -> float:
         """2 right / (decided + labelled), averaged over classes."""
@@ -185,6 +195,8 @@ class F1:
 class Agreement(_Share):
     """Share of decisions (largest score of the first output) equal to the fp32 model's.
 
+    Of a decoder it is the share of tokens that both would choose, where both read the same
+    text. Decisions whose label is -100 do not count, where there are labels for decisions.
     Where the output has another shape than fp32's, as boxes that are selected may have, none
     of its decisions is that of fp32.
     """
@@ -212,7 +224,7 @@ class Agreement(_Share):
         if len(self._seen) < 2:
             self._seen.update(np.unique(decided)[:2].tolist())
         nan = has_nan(scores) or has_nan(expected)
-        return self._terms_of(same, np.ones_like(same), nan)
+        return self._terms_of(same, is_counted(labels, same.shape), nan)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all of fp32's are the same.
@@ -258,6 +270,11 @@ class Spearman:
             )
         self._values.append(values.astype(np.float64))
         self._labels.append(given.reshape(-1))
+
+    def absorb(self, later: Spearman) -> None:
+        """Take the batches of another one."""
+        self._values += later._values
+        self._labels += later._labels
 
     def result(self) -> float:
         """Spearman's rho; NaN where all values or all labels are equal."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
 from finecast.data.comparison import Cosine, MaxAbs, SignalToNoise
 from finecast.data.decisions import F1, Agreement, Spearman, TopK
-from finecast.data.distances import MeanError, Perplexity
+from finecast.data.distances import Divergence, MeanError, Perplexity
 from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array
 from finecast.naming import look_up
@@ -29,6 +29,10 @@ class Accumulator(Protocol):
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch: the first of the outputs, labels, the fp32 model's outputs."""
+        ...
+
+    def absorb(self, later: Self) -> None:
+        """Take the batches that another one took, which come after these."""
         ...
 
     def result(self) -> float:
@@ -67,6 +71,10 @@ class Metric:
     higher_is_better: bool = True
     ideal: float | None = None
     worst: float | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its name."""
+        return get_metric, (self.name,)
 
 
 METRICS: dict[str, Metric] = {
@@ -130,6 +138,13 @@ METRICS: dict[str, Metric] = {
             higher_is_better=False,
         ),
         Metric(
+            name="kld",
+            start=Divergence,
+            needs_reference=True,
+            higher_is_better=False,
+            ideal=0.0,
+        ),
+        Metric(
             name="snr_db",
             start=SignalToNoise,
             needs_reference=True,
@@ -147,7 +162,7 @@ METRICS: dict[str, Metric] = {
     )
 }
 """Every metric by name."""
-_OTHER_NAMES: Final = {"accuracy": "top1"}
+_OTHER_NAMES: Final = {"accuracy": "top1", "same_top1": "agreement"}
 
 
 def get_metric(name: str) -> Metric:

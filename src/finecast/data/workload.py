@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
-from finecast.data.datasets import Dataset
+from finecast.data.datasets import WHOLE, Batch, Dataset, Part
+from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.evaluation import (
     OtherCallError,
     Recording,
@@ -41,6 +42,7 @@ from finecast.usercode import guarded
 
 EvalFunction = Callable[["Run"], "float | Array"]
 CalibrationFunction = Callable[[], Iterable[Feeds]]
+CallsFunction = Callable[[Feeds], Sequence[Feeds]]
 
 # Feeds of a user's functions that are timed: a small, a middle and a large one,
 _TIMED_FEEDS: Final = 3
@@ -171,8 +173,10 @@ class Workload(ABC):
         of: Outputs that the user names, of which the metric and the error are; empty for all.
         warnings: Why the metric says little on this data, once the baseline was evaluated.
         samples: Samples that the metric is of, once the baseline was evaluated; 0 if unknown.
+        learns: Names of the attributes that the evaluation of the baseline sets.
     """
 
+    learns: ClassVar[tuple[str, ...]] = ()
     of: tuple[str, ...] = ()
     warnings: Sequence[str] = ()
     samples: int = 0
@@ -181,6 +185,11 @@ class Workload(ABC):
     @abstractmethod
     def higher_is_better(self) -> bool:
         """Which way the metric improves."""
+
+    @property
+    def parts(self) -> int:
+        """The most parts that can be evaluated apart from one another."""
+        return 1
 
     @property
     def digest(self) -> str:
@@ -211,14 +220,32 @@ class Workload(ABC):
         """Feeds to time; call after the baseline was evaluated."""
         return [*self.calibration()]
 
+    def learned(self) -> Mapping[str, Any]:
+        """What the evaluation of the baseline set here, by attribute."""
+        return {name: getattr(self, name) for name in self.learns}
+
+    def learn(self, learned: Mapping[str, Any]) -> None:
+        """Take over what a workload of the same data learned in another process."""
+        for name, value in learned.items():
+            setattr(self, name, value)
+
+
+def whole_batch(feeds: Feeds) -> tuple[Feeds]:
+    """A batch as one call."""
+    return (feeds,)
+
 
 @dataclass(slots=True, kw_only=True)
 class DataWorkload(Workload):
     """A data set and a built-in metric.
 
-    ``exact`` is the cached session of the reference model once a metric compared with it,
-    ``scored`` the outputs that the metric is of, once the baseline was evaluated.
+    With ``decoding`` the model is given the texts token by token, and the metric is of the
+    steps. ``calls`` has the calls of a batch that calibrate and are timed. ``exact`` is the
+    cached session of the reference model once a metric compared with it, ``scored`` the
+    outputs that the metric is of, once the baseline was evaluated.
     """
+
+    learns: ClassVar[tuple[str, ...]] = ("warnings", "samples", "scored")
 
     data: Dataset | Stream
     metric: Metric
@@ -226,10 +253,13 @@ class DataWorkload(Workload):
     data_digest: str
     calibrate: CalibrationFunction
     of: tuple[str, ...] = ()
+    decoding: Decoding | None = None
+    calls: CallsFunction = whole_batch
     warnings: Sequence[str] = ()
     samples: int = 0
     scored: Sequence[str] = field(default=(), compare=False)
     exact: CachedSession | None = field(default=None, compare=False)
+    _of: Session | None = field(default=None, compare=False, repr=False)
 
     @property
     def worst(self) -> float | None:
@@ -255,12 +285,27 @@ class DataWorkload(Workload):
         Raises:
             UsageError: If the metric says nothing on this data.
         """
-        exact, scoring = None, None
+        scoring = self.scoring(session, reference)
+        if reference is None:
+            self.warnings = scoring.doubts()
+        return scoring.result()
+
+    @property
+    def parts(self) -> int:
+        """Batches, if they can be evaluated apart from one another; else 1."""
+        if not isinstance(self.data, Dataset):
+            return 1
+        return math.ceil(self.data.size / (self.data.fixed_batch or self.batch))
+
+    def scoring(
+        self, session: Session, reference: Session | None, part: Part = WHOLE
+    ) -> Scoring:
+        """The metric of the batches of a part, to be joined with those of the others."""
+        exact, scoring, samples = None, None, 0
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
-            session = exact if reference is None else session
-        samples = 0
-        for batch in self.data.batches(self.batch):
+        session = exact if exact and reference is None else self._decoded(session)
+        for batch in self._batches(part):
             samples += batch.count
             found = session.run(batch.feeds)
             if scoring is None:
@@ -270,19 +315,28 @@ class DataWorkload(Workload):
             outputs, beside = batch.trim(found), None
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
-            scoring.update(outputs, batch.labels, beside)
-        scoring = scoring or Scoring(self.metric, ())
+            labels = self.decoding.labels(batch.labels) if self.decoding else batch.labels
+            scoring.update(outputs, labels, beside)
         if reference is None:
-            self.warnings, self.samples = scoring.doubts(), samples
-        return scoring.result()
+            self.samples = samples
+        return scoring or Scoring(self.metric, self.scored)
+
+    def _batches(self, part: Part) -> Iterable[Batch]:
+        if isinstance(self.data, Dataset):
+            return self.data.batches(self.batch, part=part)
+        return self.data.batches(self.batch)
 
     def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""
         if isinstance(session, CachedSession):
             return session
-        if self.exact is None or self.exact.session is not session:
-            self.exact = CachedSession(session)
+        if self.exact is None or self._of is not session:
+            self.exact, self._of = CachedSession(self._decoded(session)), session
         return self.exact
+
+    def _decoded(self, session: Session) -> Session:
+        """``session``, which decodes the texts that it is given if that is asked for."""
+        return DecodingSession(session, self.decoding) if self.decoding else session
 
     def evaluated(self) -> Iterable[Feeds]:
         """All samples, without those that are repeated to fill up a batch."""
@@ -293,13 +347,15 @@ class DataWorkload(Workload):
         return self.calibrate()
 
     def timing(self) -> Sequence[Feeds]:
-        """The first full batch."""
-        return [batch.feeds for batch in islice(self.data.batches(self.batch), 1)]
+        """The calls of the first full batch."""
+        return self.calls(next(self.data.batches(self.batch)).feeds)
 
 
 @dataclass(slots=True, kw_only=True)
 class FunctionWorkload(Workload):
     """A user's evaluation function; feeds of its first call serve if no others are given."""
+
+    learns: ClassVar[tuple[str, ...]] = ("remembered",)
 
     function: EvalFunction
     name: str

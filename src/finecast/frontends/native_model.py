@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding, Encodings
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
+from finecast.planning.adjustments import Adjustment, AdjustOperand
 from finecast.planning.biases import Bias
 from finecast.planning.edits import (
     ConvertConstant,
@@ -35,6 +37,9 @@ from finecast.planning.points import Switch
 
 OFFSET: Final = "finecast_offset"
 """The input of a model that rounds at random: int64, the number of the first sample."""
+
+SCALE: Final = "finecast_scale"
+"""What the names of multiplications and additions begin with that adjustments insert."""
 
 
 class NativeModel(ABC):
@@ -126,6 +131,23 @@ class NativeModel(ABC):
         """The constant with the id ``value``, stored in one of ``states`` and read as fp32."""
         raise NotImplementedError
 
+    # What adjustments of operands need; the model is read again after them.
+
+    def adjust_attribute(self, node: int, what: Adjustment) -> None:
+        """Give a node other numbers in an attribute."""
+        raise NotImplementedError
+
+    def adjust_constant(self, edit: AdjustOperand) -> None:
+        """Have a node read other numbers in place of a constant's."""
+        raise NotImplementedError
+
+    def adjusted(self, tensor: Any, kind: str, by: NDArray[np.float32]) -> Any:
+        """A tensor multiplied by numbers, or with a number added, by an op that keeps fp32.
+
+        ``kind`` is "multiply" or "add".
+        """
+        raise NotImplementedError
+
     # Inputs of the model, and its bodies.
 
     @abstractmethod
@@ -200,6 +222,27 @@ def uses_of(graph: Graph, value: int) -> Iterator[Use]:
                 yield Use(node=node, index=index)
     if found.is_output:
         yield Use(node=None)
+
+
+def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
+    """Adjust operands in ``model``, which has to be read again then.
+
+    Ops that read the same of a value share what gives it.
+    """
+    made: dict[tuple[int, Adjustment], Any] = {}
+    for edit in edits:
+        value, what = edit.value, edit.what
+        if value is None:
+            model.adjust_attribute(edit.node, what)
+        elif model.graph.values[value].constant is not None:
+            model.adjust_constant(edit)
+        else:
+            key = value, replace(what, node="", port=0)
+            if key not in made:
+                made[key] = model.tensor(value)
+                for kind, by in what.steps:
+                    made[key] = model.adjusted(made[key], kind, by)
+            model.give(value, [Use(node=edit.node, index=what.port)], made[key])
 
 
 def replay(model: NativeModel, changes: Iterable[Edit], exact: Collection[int] = ()) -> None:

@@ -11,11 +11,11 @@ from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
 from finecast.data.scoring import Score
 from finecast.data.workload import Workload, nonfinite_data
-from finecast.engines.base import Session
-from finecast.errors import ModelError, WrongNumbersError
+from finecast.errors import ModelError
 from finecast.planning.plan import Plan
-from finecast.progress import Progress
+from finecast.progress import Notice, Progress
 from finecast.tuning.certifying import Certifier
+from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget
 from finecast.tuning.search import (
     SAME_TIME,
@@ -55,6 +55,7 @@ class Trials:
         certificates: Those of plans by digest, once ``certify`` was called.
         reused: Digests of plans whose trial was taken from an earlier run.
         evaluations: Number of evaluations on all data in this run.
+        lost: Of each evaluation that ended its process, what was lost.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Trials:
     certificates: dict[str, Certificate] = field(default_factory=dict[str, Certificate])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
+    lost: list[str] = field(default_factory=list[str])
     _measure: Measure = field(init=False)
     _resume: bool = field(init=False)
     _judged_by: str = field(init=False)
@@ -147,8 +149,8 @@ class Trials:
         """The squared output error at which the metric is expected to reach the target.
 
         The metric is taken to be linear in the error, between the smallest error that failed
-        and the largest below it that passed, or no error at all. None where nothing failed, or
-        the metric does not tell the two apart.
+        and the largest below it that passed, or no error at all; an SNR in dB as the error
+        that it states. None where nothing failed, or the metric does not tell the two apart.
         """
         tried = {
             math.sqrt(error): self.tried[digest]
@@ -156,15 +158,18 @@ class Trials:
             if digest in self.tried and math.isfinite(error)
         }
         missed = min((e for e, t in tried.items() if not t.passed), default=None)
-        if missed is None or not math.isfinite(self.baseline):
+        linear = _relative if self.baseline == math.inf else float
+        best = linear(self.baseline)
+        if missed is None or not math.isfinite(best):
             return None
-        kept = max((e for e, t in tried.items() if t.passed and e < missed), default=None)
-        start, best = (0.0, self.baseline) if kept is None else (kept, tried[kept].metric)
-        lost = best - tried[missed].metric
+        kept = max((e for e, t in tried.items() if t.passed and e < missed), default=0.0)
+        if kept:
+            best = linear(tried[kept].metric)
+        lost = best - linear(tried[missed].metric)
         if not lost or not math.isfinite(lost):
             return None
-        share = (best - self.target) / lost
-        return (start + min(max(share, 0.0), 1.0) * (missed - start)) ** 2
+        share = (best - linear(self.target)) / lost
+        return (kept + min(max(share, 0.0), 1.0) * (missed - kept)) ** 2
 
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
         """The index of the fastest candidate whose error is expected to pass."""
@@ -261,7 +266,11 @@ class Trials:
 
     def _evaluate(self, candidate: Candidate) -> Trial:
         self.progress(f"evaluation of {candidate.name}", len(self.tried), len(self.tried) + 1)
-        metric = self._measure(candidate.plan)
+        study = self.study
+        try:
+            metric = self._measure(candidate.plan)
+        except LostTrialError as error:
+            metric, study = self.lose(candidate.name, error), None
         self.evaluations += 1
         trial = Trial(
             key=self._key(candidate),
@@ -271,9 +280,19 @@ class Trials:
             latency_s=candidate.latency_s if candidate.timed else None,
             plan_json=candidate.plan.to_json(),
         )
-        if self.study is not None:
-            self.study.add(trial)
+        if study is not None:
+            study.add(trial)
         return trial
+
+    def lose(self, name: str, error: LostTrialError) -> float:
+        """Tell that the evaluation of a model ended its process; gives NaN, which misses.
+
+        No study keeps it: an engine that was mended may compute the same model.
+        """
+        text = f"{name} was left out: its evaluation {error.what}"
+        self.lost.append(text)
+        self.progress(Notice(text), len(self.tried), len(self.tried))
+        return math.nan
 
     def _judge(self, candidate: Candidate, trial: Trial) -> bool:
         passed = self.passing(trial.metric)
@@ -311,23 +330,6 @@ def nan_baseline(model: str, workload: Workload, first_nan: Callable[[], str]) -
     )
 
 
-def baseline_of(
-    workload: Workload, criterion: Criterion, reference: Session, truth: Session | None
-) -> float:
-    """The metric to keep: of ``truth``, the fp64 model, where there is one, else of fp32.
-
-    Raises:
-        WrongNumbersError: If the conversion from fp64 to fp32 alone misses the criterion.
-    """
-    baseline = workload.evaluate(truth or reference, None)
-    if truth is None:
-        return baseline
-    taken = workload.evaluate(reference, truth)
-    if not criterion.passes(taken, baseline):
-        raise WrongNumbersError(
-            f"taken to fp32 the model misses the criterion by itself: {taken:.6g}, and"
-            f" {baseline:.6g} in fp64",
-            where="--from-type fp64",
-            fix="it needs fp64: leave it as it is, or allow more by --tolerance",
-        )
-    return baseline
+def _relative(snr_db: float) -> float:
+    """The relative error that an SNR states, negative: a larger one is better, like an SNR."""
+    return -math.inf if math.isnan(snr_db) else -(10 ** (-snr_db / 20))

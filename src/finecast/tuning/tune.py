@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
-from finecast.data.criterion import Criterion
 from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError
@@ -42,21 +41,30 @@ from finecast.planning.proposing import (
 )
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
+from finecast.tuning import measuring
 from finecast.tuning.adjusting import Adjustments
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
+from finecast.tuning.executor import Executor, LocalExecutor
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal, Objective
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
-from finecast.tuning.measuring import RANKING, Measurements, Measuring
+from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result
 from finecast.tuning.search import Candidate, chain, undecided, worth_timing
-from finecast.tuning.study import Study
-from finecast.tuning.trials import Trials, baseline_of, nan_baseline
+from finecast.tuning.trials import Trials, nan_baseline
+
+if TYPE_CHECKING:
+    from finecast.tuning.study import Study
 
 # A plan may miss the criterion if its predicted output error is above this share of the error
 # that the criterion is expected to allow.
 _NEARLY: Final = 0.8
+# Plans that are aimed at the error that is allowed, one after the other: the share of that
+# error that each is predicted to have. On a modelled device a trial is one evaluation, without
+# a compilation and a race, and predictions that may be too high are tried as well.
+_AIMS: Final = (0.98, 0.98)
+_BOLDER: Final = (1.1, 1.2, 1.1, 0.98)
 # Most further steps of the frontier that become candidates where the first ones do not settle
 # the search. Bisection evaluates three or four of them.
 _MORE_STEPS: Final = 7
@@ -87,11 +95,14 @@ def tune(
     policy: Policy,
     *,
     user_rules: UserRules = (),
-    study: Study | None = None,
+    executor: Executor | None = None,
     start: Plan | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Find the fastest plan that keeps ``goal`` on all of the workload's data.
+
+    Plans are evaluated by ``executor``; without one, in this process. Trials are kept in the
+    subject's study.
 
     A plan to ``start`` from, of this model or of another version of it, is tried first. If it
     keeps the goal, only faster ones are tried.
@@ -105,7 +116,7 @@ def tune(
     budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
-    subject.study = study
+    executor = executor or LocalExecutor(criterion=goal.criterion, measuring=measuring)
     untried: tuple[str, ...] = ()
     if policy.open_formats:
         untried = tuple(filter(None, (subject.untried,)))
@@ -114,7 +125,7 @@ def tune(
     subject.check_formats(policy)
     subject.model.check_policy(policy)  # refuses a misspelt name before any long work
     progress("baseline", 0, 1)
-    baseline = _baseline(subject, workload, goal.criterion)
+    baseline = _baseline(subject, workload, executor)
     goal.criterion.check(baseline, workload.worst)
     certifier = certifier_of(goal.criterion, baseline)
     if certifier is not None:
@@ -135,6 +146,7 @@ def tune(
         subject=subject,
         examine=examine,
         workload=workload,
+        executor=executor,
         left_out=(*left_out, *untried),
         progress=progress,
         measuring=measuring,
@@ -147,7 +159,7 @@ def tune(
             baseline=baseline,
             certifier=certifier,
             runner=goal.objective.keyed(subject.runner),
-            study=study,
+            study=cast("Study | None", subject.study),  # all of it, not sensitivities alone
             progress=progress,
             budget=budget,
         ),
@@ -191,8 +203,8 @@ def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
     return [n for n in nodes if n.name in words or n.native.rpartition("::")[2] in kinds]
 
 
-def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
-    value = baseline_of(workload, criterion, subject.reference, subject.truth)
+def _baseline(subject: Subject, workload: Workload, executor: Executor) -> float:
+    value = executor.baseline(workload)
     if math.isnan(value):
         first = partial(subject.first_nan, workload)
         raise nan_baseline(subject.model.name, workload, first)
@@ -204,6 +216,7 @@ class _Tuning:
     """The state of one search.
 
     Attributes:
+        executor: Evaluates models on all data.
         examine: Lets the rules judge the subject's ops under a policy.
         start: Formats by node name of the plan to start from; empty for none.
         started: That plan on this model.
@@ -222,6 +235,7 @@ class _Tuning:
 
     subject: Subject
     workload: Workload
+    executor: Executor
     examine: Callable[[Policy], Examined]
     left_out: tuple[str, ...]
     examined: Examined
@@ -303,6 +317,7 @@ class _Tuning:
             chained = chain(candidates, fp32, self._min_speedup)
         chained = self._clearly_faster(chained, tried)
         found = self._search(chained)
+        found = self._closer(candidates, found, fp32)
         finer = self._refine(chained, found)
         if finer:
             candidates += finer
@@ -417,6 +432,7 @@ class _Tuning:
         return Conclusion(
             subject=self.subject,
             workload=self.workload,
+            executor=self.executor,
             planner=self.examined.planner,
             analysis=self.analysis,
             trials=self.trials,
@@ -504,6 +520,34 @@ class _Tuning:
         fresh = [p for p in proposals if p.plan.digest not in self.built]
         return self._rank(fresh)[0] if fresh else []
 
+    def _closer(
+        self, candidates: list[Candidate], found: Candidate | None, fp32: float
+    ) -> Candidate | None:
+        """The fastest plan after a few more, each aimed at the error that is allowed.
+
+        Each trial tells better what is allowed and how far predictions are off. Plans that
+        are not predicted to be faster than ``found`` are not tried. New candidates are added
+        to ``candidates``.
+        """
+        planner, analysis = self.examined.planner, self.analysis
+        if analysis is None:
+            return found
+        for share in (*_AIMS, *(_BOLDER if self.subject.target else ())):
+            allowed = self.trials.allowed_error()
+            if allowed is None or not self.trials.may_go_on():
+                break
+            limit = math.inf
+            if found is not None:
+                limit = predicted_cost(planner, analysis, found.plan) / SAME_TIME
+            known = {c.plan.digest for c in self.candidates}
+            aimed = near(planner, analysis, allowed, (share,))
+            fresh = [p for p in aimed if p.time_s < limit and p.plan.digest not in known]
+            if fresh:
+                ranked = self._rank(fresh)[0]
+                candidates += ranked
+                found = self._faster(ranked, found, fp32)
+        return found
+
     def _refine(
         self, chained: Sequence[Candidate], found: Candidate | None
     ) -> list[Candidate]:
@@ -524,7 +568,7 @@ class _Tuning:
     def _one_by_one(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> tuple[int, Candidate | None]:
-        """Try changes of single units while the user's budget lasts.
+        """Try changes of single units while the user's budget lasts; once on modelled devices.
 
         From a plan that passes, one more unit is lowered. Where none passes, one unit of the
         plan nearest to the criterion is raised, and single units are lowered alone: a unit
@@ -536,7 +580,8 @@ class _Tuning:
         """
         made, at = 0, found
         tried = {c.plan.digest for c in candidates}
-        while self._goal.goes_on and self.trials.may_go_on():
+        once = bool(self.subject.target) and not self._goal.first_is_enough
+        while (self._goal.goes_on or (once and not made)) and self.trials.may_go_on():
             at = at or self.trials.nearest(candidates)
             fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
             if not fresh:
@@ -645,7 +690,7 @@ class _Tuning:
             return self._predicted(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
-        effort = replace(RANKING, limit=1 / self._min_speedup, errors=errors)
+        effort = replace(measuring.RANKING, limit=1 / self._min_speedup, errors=errors)
         self.progress("timing", 0, 1)
         found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
@@ -715,8 +760,6 @@ class _Tuning:
 
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""
-        subject = self.subject
-        session = self.measuring.session(self.built[plan.digest])
-        metric = self.workload.evaluate(session, subject.truth or subject.reference)
-        self.errors[plan.digest] = self.measuring.exact().error(session)
-        return metric
+        found = self.executor.evaluate(self.built[plan.digest])
+        self.errors[plan.digest] = found.error
+        return found.metric
