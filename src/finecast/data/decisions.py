@@ -19,6 +19,7 @@ from finecast.data.labels import (
 )
 from finecast.data.samples import (
     Floats,
+    Indices,
     MeanMetric,
     Outputs,
     RankedSamples,
@@ -119,7 +120,7 @@ class F1:
     """
 
     def __init__(self) -> None:
-        self._sample: list[Array] = []
+        self._sample: list[Indices] = []
         self._decided: list[Array] = []
         self._labelled: list[Array] = []
         self._count = 0
@@ -148,6 +149,14 @@ class F1:
         self._decided.append(decided[counted])
         self._labelled.append(given[counted])
         self._count += samples
+
+    def absorb(self, later: F1) -> None:
+        """Take the batches of another one, whose samples have the numbers after these."""
+        self._sample += [number + self._count for number in later._sample]
+        self._decided += later._decided
+        self._labelled += later._labelled
+        self._count += later._count
+        self._nan = self._nan or later._nan
 
     def result(self) -> float:
         """2 right / (decided + labelled), averaged over classes."""
@@ -261,6 +270,11 @@ class Spearman:
             )
         self._values.append(values.astype(np.float64))
         self._labels.append(given.reshape(-1))
+
+    def absorb(self, later: Spearman) -> None:
+        """Take the batches of another one."""
+        self._values += later._values
+        self._labels += later._labels
 
     def result(self) -> float:
         """Spearman's rho; NaN where all values or all labels are equal."""

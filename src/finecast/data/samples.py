@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,6 +191,13 @@ class SumMetric(ABC):
             UsageError: If the metric is not one of such outputs or labels.
         """
         self._terms.append(self.terms(outputs, labels, reference))
+
+    def absorb(self, later: Self) -> None:
+        """Take the batches that another accumulator took, which come after these.
+
+        Doubts stay those of these batches.
+        """
+        self._terms += later._terms
 
     @property
     def sums(self) -> Floats:

@@ -33,7 +33,8 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
             for unit in limiting
             if unit["ops"]
         ],
-        "next_faster": next_faster(content["result"], content["plan"]["digest"]),
+        "next_faster": next_faster(content["result"], content["plan"]["digest"])
+        or _none_faster(content["result"]),
     }
 
 
@@ -225,6 +226,14 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
         False: f"it misses {accuracy_asked(found)} with {metric}",
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."
+
+
+def _none_faster(found: Mapping[str, Any] | None) -> str:
+    """That the chosen plan is the fastest one; empty if nothing was chosen."""
+    if found is None or found["verdict"] != "improved" or not found["candidates"]:
+        return ""
+    plans = number_of(len(found["candidates"]), "plan")
+    return f"There is no next faster plan: this one is the best of {plans} considered."
 
 
 def _predicted(one: Mapping[str, Any], own: Mapping[str, Any] | None) -> float | None:

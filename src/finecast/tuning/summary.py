@@ -143,11 +143,13 @@ def _made_of(result: Result) -> str:
     ops = ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items())
     trials = number_of(result.reused, "trial")
     reused = f", {trials} of the study reused" if result.reused else ""
+    machine = environment()
     return (
         f"{ops or 'no op in fp32'}; {number_of(result.casts, 'cast')} inside;"
         f" {number_of(result.evaluations, 'evaluation')} on all data{reused},"
         f" {number_of(result.probes, 'probe')},"
-        f" {result.seconds:.1f} s on {cpu_label(environment())}"
+        f" {result.seconds:.1f} s on {number_of(machine.cores, 'core')} of"
+        f" {cpu_label(machine)}"
     )
 
 
@@ -167,7 +169,7 @@ def _kept(result: Result) -> list[str]:
     if not result.improved or not kept:
         return []
     reasons = "; ".join(
-        f"{len(one.nodes)} {_BECAUSE.get(one.decided_by, f'by {one.decided_by}')}"
+        f"{len(one.nodes)} {_BECAUSE.get(by := one.decided_by, f'may not be lower by {by}')}"
         for one in found[:_MOST_REASONS]
     )
     more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
