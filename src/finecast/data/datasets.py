@@ -239,7 +239,7 @@ def _check_names(
 ) -> None:
     for name in [*names, *([labels] if labels is not None else [])]:
         if name not in arrays:
-            have = f"the file's arrays are {', '.join(arrays) or 'none'}"
+            have = f"the arrays are {', '.join(arrays) or 'none'}"
             if name == labels:
                 close = "".join(f"did you mean {n}? " for n in close_names(name, arrays)[:1])
                 raise UsageError(
@@ -248,7 +248,8 @@ def _check_names(
             raise UsageError(
                 f"input {name!r} is missing",
                 where=where,
-                fix=f"{have}; name them as inputs: numpy.savez(FILE, **{{{name!r}: ARRAY}})",
+                fix=f"{have}; name them as inputs: {{{name!r}: ARRAY}}, in a file by"
+                f" numpy.savez(FILE, **{{{name!r}: ARRAY}})",
             )
     for name in arrays:
         if name not in names and name != target:

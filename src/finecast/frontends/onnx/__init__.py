@@ -15,6 +15,7 @@ from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.joining import ModelPair
+from finecast.frontends.onnx.coded_products import is_coded
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
 from finecast.frontends.onnx.editor import drop_dead, name_nodes
@@ -315,7 +316,8 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         prepared, done, rounded = _replay(prepared, plan)
         note_decisions(prepared.graph, prepared.binding, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
-        if done and not plan.keep_ops:
+        coded = any(is_coded(node) for node in model.graph.all_nodes())
+        if (done or coded) and not plan.keep_ops:
             model, stated = restate(model, plan.engine)
         stated = (*stated, *restated(prepared.graph, rounded))
     if done:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.native_model import adjust
-from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark
+from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark, state_rounding
 from finecast.frontends.openvino.marks import marked, state_hint, unmark_ops
 from finecast.frontends.openvino.model import (
     OvFile,
@@ -162,6 +162,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
         state_hint(copy, "")  # the model's own types decide, whatever was noted before
+        state_rounding(copy, plan.low_formats)
         stated = restated(graph, rounded)
         if not plan.keep_ops:
             stated += restate(copy)
