@@ -239,7 +239,9 @@ def tune(
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
             ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
-            (a page of what was found and why), ``price_book``. And ``user_rules``,
+            (a page of what was found and why), ``price_book``. Of where plans are evaluated
+            (``Execution``): ``jobs``, ``executor``, ``trial_timeout_s``,
+            ``trial_memory_gib``. And ``user_rules``,
             ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:

@@ -113,8 +113,10 @@ class Ops(nn.Module):
                 y = torch.baddbmm(y, y, self.end.weight.expand(len(x), 8, 8))
             case "attention":
                 y = functional.scaled_dot_product_attention(x, x, y)
-            case "powers":
-                y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+            case "powers":  # as transformers writes a norm
+                wide = y.float()
+                wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+                y = wide.type_as(y)
             case _:
                 y = functional.hardtanh(y, -1e5)  # its upper bound is not stated: 1
         found: Tensor = self.end(y)

@@ -309,7 +309,7 @@ class DataWorkload(Workload):
             samples += batch.count
             found = session.run(batch.feeds)
             if scoring is None:
-                if reference is None or not self.scored:
+                if (reference is None and not part.index) or not self.scored:
                     self.scored = scored_outputs(self.metric, self.of, batch.feeds, found)
                 scoring = Scoring(self.metric, self.scored)
             outputs, beside = batch.trim(found), None

@@ -23,7 +23,7 @@ from finecast.engines.emulator.session import (
 )
 from finecast.engines.exact import CachedSession, Exact
 from finecast.engines.probe import Speed
-from finecast.frontends.prepared import PreparedAsIs, PreparedModel
+from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.native.device import DeviceModel
@@ -218,7 +218,6 @@ class Program:
         A ``switched`` session takes other settings later without being built anew.
         """
         del switched
-        assert isinstance(self.prepared, PreparedAsIs)
         copy = self.prepared.roundable
         return EmulatorSession(copy=copy, emulation=emulation, setting=setting)
 

@@ -61,7 +61,8 @@ class _Law:
     exponent if the attribute ``epsilon`` is scaled by it times ``epsilon``. With ``numbers``
     the numbers that the op has as operands have the results' exponent, too. All other
     operands have their own numbers. With ``shifts`` the results may have any exponent, by
-    that times ln 2 added to the operand at port 0.
+    that times ln 2 added to the operand at port 0. Of the operands at ``types`` only the type
+    is read, so they may have any exponent.
     """
 
     alike: tuple[int, ...] = ()
@@ -71,6 +72,7 @@ class _Law:
     epsilon: int = 0
     numbers: bool = False
     shifts: bool = False
+    types: tuple[int, ...] = ()
 
 
 # Operands and results are all multiplied by one number, or none is.
@@ -100,6 +102,7 @@ _LAWS: Final[Mapping[str, _Law]] = {
     "reciprocal": _Law(factors={0: -1}, weight=1),
     "attention": _Law(alike=(2,)),
     "exp": _Law(shifts=True),
+    "cast": _Law(alike=(0,), types=(1,)),  # to the type of another value, as type_as
     "addmm": _Law(factors={1: 1, 2: 1}, weight=1, absorbs=(2, 1), alike=(0,)),
     "einsum": _PRODUCT,
     **dict.fromkeys(
@@ -522,7 +525,7 @@ class _Changes:
         for port, value in reads.items():
             if port in law.alike:
                 self._multiply(node, port, value, wanted - self._own(value))
-            elif port not in law.factors and not (law.epsilon and port == 0):
+            elif port not in {*law.factors, *law.types} and not (law.epsilon and port == 0):
                 self._multiply(node, port, value, -self._own(value))
         if law.epsilon:
             self._multiply_attribute(node, "epsilon", law.epsilon * self._own(reads[0]))

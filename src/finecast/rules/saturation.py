@@ -36,7 +36,11 @@ _MOST_READ: Final = 1 << 14
 
 
 def absorbing(graph: Graph, facts: Facts, value: Value, low: Format) -> Node | None:
-    """An op that absorbs overflows of ``value``; None if one of its readers does not."""
+    """An op that absorbs overflows of ``value``; None if one of its readers does not.
+
+    The op that makes the value is taken to add in fp32: of sums in fp16 an Inf less an Inf
+    would be no number.
+    """
     return _Search(graph=graph, facts=facts, low=low).of(value, low.max)
 
 
