@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from finecast.measure import processor
 from finecast.measure.racing import Effort
-from finecast.tuning import measuring
+from finecast.tuning import lock, measuring
 
 if TYPE_CHECKING:
     from finecast.engines.torch.rates import Rate
@@ -44,6 +44,7 @@ def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are raced for the fewest rounds: no time decides a test."""
     for name in ("RANKING", "FINAL", "DUEL", "BASELINE"):
         monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
+    monkeypatch.setattr(lock, "TIMED", Effort(min_time_s=0.0, rounds=2, warmup=1))
 
 
 @pytest.fixture(autouse=True)

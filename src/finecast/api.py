@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
+from finecast.data.golden import chosen
 from finecast.data.sources import Data, DataOptions, workload_of
+from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.devices.targets import list_targets
 from finecast.engines import ENGINES
@@ -33,12 +35,14 @@ from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
     check_output_name,
     check_written,
+    lock_beside,
     opened,
     plan_beside,
     written_with,
 )
 from finecast.native.profiling import ProfileReport, Rounds
 from finecast.native.profiling import profile as profiled
+from finecast.native.subject import Subject
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
@@ -53,13 +57,16 @@ from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
-from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.goal import Goal, Objective, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
+from finecast.tuning.lock import Deployed, Runner, lock_files
 from finecast.tuning.recorded import recorded
 from finecast.tuning.result import Result
 from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
+from finecast.tuning.verification import Verification, VerifyOptions
+from finecast.tuning.verification import verify as verified
 
 if TYPE_CHECKING:
     import onnx
@@ -97,6 +104,7 @@ __all__ = [
     "report",
     "tune",
     "tuned",
+    "verify",
     "workload_of",
 ]
 
@@ -308,6 +316,8 @@ def tuned(
         model, how, output, request.data, plan=request.start, study=request.study
     )
     files.write("the plan", request.plan_out)
+    for path in lock_files(output.path) if output.path is not None and request.lock else ():
+        files.write("the lock", path)
     files.write("the frontier", request.frontier)
     files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
@@ -356,6 +366,9 @@ def _searched(
         size, verified = model.write(outcome.built, output, subject, workload)
         measured = replace(outcome.tuned, size_bytes=size)
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
+        if options.lock and not subject.target:
+            outcome = replace(outcome, metric=options.data.label or "metric")
+            outcome = _locked(outcome, subject, workload)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
     if study is not None or options.report is not None:
@@ -367,6 +380,26 @@ def _searched(
     run = outcome.run_notes if outcome.output is None else ()
     warnings = (*outcome.warnings, *workload.warnings, *said, *run)
     return replace(outcome, metric=options.data.label or "metric", warnings=warnings)
+
+
+def _locked(outcome: Result, subject: Subject, workload: Workload) -> Result:
+    """``outcome``, whose written model has a lock; a warning where it can have none."""
+    assert outcome.output is not None
+    engine = subject.verifiers[0]
+    throughput = outcome.objective is Objective.THROUGHPUT
+    deployed = Deployed(
+        path=outcome.output,
+        runner=Runner.of(f"{engine.name}:{engine.device}", throughput=throughput),
+        reference=subject.reference,
+        calls=chosen(workload.timing(), workload.evaluated()),
+    )
+    lock = lock_beside(outcome.output)
+    try:
+        deployed.lock(outcome.plan.digest, outcome.accuracy, outcome.speedup).write(lock)
+    except EngineError as error:
+        told = f"no lock was written: {error.what}"
+        return replace(outcome, warnings=(*outcome.warnings, told))
+    return replace(outcome, lock=lock)
 
 
 def _declared(
@@ -734,6 +767,25 @@ def profile(
     read = group_of(ReadOptions, options)
     with reporting(progress, "profiling") as report:
         return profiled(several, engine, stated, how, read=read, report=report)
+
+
+@checked(VerifyOptions)
+def verify(model: str | Path, **options: Any) -> Verification:
+    """Whether a tuned model does on this machine what it did where it was tuned.
+
+    Its lock, which ``tune`` writes beside it, has what decides numbers (the engine and its
+    version, instruction sets, settings, kernels), some samples with their outputs, and the
+    time of a call. Neither data nor the fp32 model are needed.
+
+    Args:
+        model: The path of the model.
+        options: ``lock`` (its path, if it is not beside the model), ``settings`` (of the
+            engine, as the model is deployed) and ``strict``.
+
+    Raises:
+        FinecastError: If there is no lock, or the model cannot be run here.
+    """
+    return verified(Path(model), group_of(VerifyOptions, options))
 
 
 @checked(ReadOptions, without=_OF_READING)

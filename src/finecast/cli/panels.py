@@ -14,6 +14,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Options": (
         *("path", "output", "plan", "data", "metric", "evaluate", "calib", "tolerance"),
         *("keep", "auto_cast_type", "engine", "target", "force", "resume", "ops", "every"),
+        *("settings", "strict"),
         *("values", "as_json", "help"),
     ),
     "Data and metric": (
@@ -31,7 +32,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *("plan_out", "study", "report", "explorer", "frontier", "compile_with"),
+        *("plan_out", "study", "lock", "report", "explorer", "frontier", "compile_with"),
     ),
     "The compiler of a device": (
         *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),

@@ -43,6 +43,7 @@ from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside
 from finecast.progress import shown
 from finecast.tuning.goal import STUDY_SUFFIX, Goal, TuneRequest
+from finecast.tuning.lock import lock_files
 from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from finecast.tuning.result import Result
 
 Records = Annotated[
-    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report")
+    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report", "lock")
 ]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
@@ -100,6 +101,8 @@ def run(
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
+    for path in lock_files(output) if request.lock else ():
+        files.write("the lock", path)
     files.write("--frontier", request.frontier)
     files.write("--report", request.report)
     model = open_model(files, source, written, how, engine=running.engine)

@@ -160,6 +160,14 @@ def _faster(outcome: Result, metric: str) -> list[str]:
     return [f"the next faster plan, {one.name}{gain}: {error}"]
 
 
+def _written(outcome: Result, output: Path, plan: Path) -> str:
+    if not outcome.improved:
+        return "nothing written: use the fp32 model"
+    if outcome.lock is None:
+        return f"wrote {output} and {plan}"
+    return f"wrote {output}, {plan} and {outcome.lock}"
+
+
 def write_report(
     outcome: Result, metric: str, output: Path, plan: Path, *, as_json: bool
 ) -> None:
@@ -200,8 +208,7 @@ def write_report(
         )
     if "tf32" in outcome.plan.counts:
         lines.append(TF32_TIMES)
-    where = f"wrote {output} and {plan}" if improved else "nothing written: use the fp32 model"
-    lines.append(Verbatim(where))
+    lines.append(Verbatim(_written(outcome, output, plan)))
     lines += map(Verbatim, outcome.run_notes)
     trials = number_of(outcome.reused, "trial")
     reused = f", {trials} of the study reused" if outcome.reused else ""
@@ -217,4 +224,6 @@ def write_report(
         lines.append(
             Verbatim(f"why each op has its type: finecast explain MODEL --plan {plan}")
         )
+    if outcome.lock is not None:
+        lines.append(Verbatim(f"on the machine that will run it: finecast verify {output}"))
     write_table(table, note, *lines)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation, Setting
-from finecast.errors import EngineError
+from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 
@@ -103,13 +103,15 @@ class Capability:
 class KernelFormats:
     """The nodes in one kernel, and labels of the formats of its arithmetic and result.
 
-    ``constants`` are as in ``KernelTime``.
+    ``constants`` are as in ``KernelTime``. ``implementation`` is the engine's name of the code
+    that runs, such as ``brgemm_avx512_bf16``; empty if the engine does not tell.
     """
 
     ops: tuple[str, ...]
     computed: str
     stored: str
     constants: frozenset[str] = frozenset()
+    implementation: str = ""
 
 
 class Session(ABC):
@@ -145,6 +147,11 @@ class Session(ABC):
         if the engine does not tell its kernels.
         """
         return ()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings that decide numbers and speed, as the engine itself reports them."""
+        return {}
 
     @property
     def keeps_state(self) -> bool:
@@ -332,6 +339,20 @@ class Engine(ABC):
         None if the number of threads cannot be chosen.
         """
         return None
+
+    def configured(self, settings: Mapping[str, str]) -> Engine:
+        """The engine with these settings, by its own names, in place of those it has here.
+
+        Raises:
+            UsageError: If the engine takes none.
+        """
+        if not settings:
+            return self
+        raise UsageError(
+            f"{self.name} takes no settings of a session",
+            where=", ".join(settings),
+            fix="set them where the process starts, and leave them out here",
+        )
 
     def load_probe(self, probe: Probe, fmt: Format) -> Session:
         """A session of a probe in ``fmt``: its input is ``x``, its output ``y``, both fp32.

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from finecast.numbers.formats import Format
 
 HINT: Final = "INFERENCE_PRECISION_HINT"
@@ -63,6 +65,29 @@ TENSORFLOW: Final = (
     "auto_mixed_precision_onednn_bfloat16",
 )
 """Grappler's settings that lower a model; all are off but the one that is asked for."""
+
+OF_SPEED: Final = frozenset(
+    {
+        *("PERFORMANCE_HINT", "NUM_STREAMS", "INFERENCE_NUM_THREADS"),
+        *("threads", "intra_op_num_threads", "inter_op_num_threads", "execution_mode"),
+    }
+)
+"""Settings that sessions report and that change speed, and of numbers the order of sums."""
+
+DENORMALS: Final = "denormal numbers"
+
+
+def process_settings() -> dict[str, str]:
+    """What decides numbers in this process, whatever the engine: variables that are set.
+
+    And whether results below the least normal number are kept: a library that was compiled
+    for speed may have told the processor to replace them by 0, for all code of the thread.
+    """
+    least = np.finfo(np.float32).smallest_normal
+    kept = bool((np.full(4, least, np.float32) * np.float32(0.5)).all())
+    found = {name: value for name in _VARIABLES if (value := os.environ.get(name))}
+    return {**found, DENORMALS: "kept" if kept else "0"}
+
 
 # Environment variables by which the libraries round operands or change kernels.
 _VARIABLES: Final = (
