@@ -13,7 +13,8 @@ from hypothesis import settings
 
 from finecast.measure import processor
 from finecast.measure.racing import Effort
-from finecast.tuning import lock, measuring
+from finecast.native import lock
+from finecast.tuning import measuring
 
 if TYPE_CHECKING:
     from finecast.engines.torch.rates import Rate

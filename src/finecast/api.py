@@ -30,6 +30,9 @@ from finecast.graph import Graph
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
 from finecast.native.census import Census
+from finecast.native.drift import Verification, VerifyOptions
+from finecast.native.drift import verify as verified
+from finecast.native.lock import Deployed, Runner, lock_files
 from finecast.native.low_model import EmulatedLow, LowModel
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
@@ -60,13 +63,10 @@ from finecast.tuning.explanation import Explanation
 from finecast.tuning.goal import Goal, Objective, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
-from finecast.tuning.lock import Deployed, Runner, lock_files
 from finecast.tuning.recorded import recorded
 from finecast.tuning.result import Result
 from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
-from finecast.tuning.verification import Verification, VerifyOptions
-from finecast.tuning.verification import verify as verified
 
 if TYPE_CHECKING:
     import onnx

@@ -39,11 +39,11 @@ from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
 from finecast.native.artefact import Destination
+from finecast.native.lock import lock_files
 from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside
 from finecast.progress import shown
 from finecast.tuning.goal import STUDY_SUFFIX, Goal, TuneRequest
-from finecast.tuning.lock import lock_files
 from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:

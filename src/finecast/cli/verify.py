@@ -10,8 +10,8 @@ import typer
 from finecast.cli.common import Json
 from finecast.cli.output import write_report
 from finecast.errors import ExitCode
+from finecast.native.drift import VerifyOptions
 from finecast.progress import shown
-from finecast.tuning.verification import VerifyOptions
 
 
 def run(

@@ -19,9 +19,7 @@ from finecast.engines.numerics import OF_SPEED
 from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
 from finecast.naming import Option, convert_options, path_of
-from finecast.native.opening import lock_beside, opened
-from finecast.reports.base import Report, TextTable
-from finecast.tuning.lock import (
+from finecast.native.lock import (
     Lock,
     LockedKernel,
     Observed,
@@ -29,6 +27,8 @@ from finecast.tuning.lock import (
     load_to_verify,
     observed,
 )
+from finecast.native.opening import lock_beside, opened
+from finecast.reports.base import Report, TextTable
 
 SLOWER: Final = 1.25
 """A call may take so many times as long as it did: medians of one model on a quiet machine

@@ -17,9 +17,9 @@ import pytest
 import finecast
 from finecast.engines import get_engine
 from finecast.errors import UsageError
+from finecast.native.drift import VerifyOptions
+from finecast.native.lock import Deployed, Lock, Runner
 from finecast.native.opening import lock_beside
-from finecast.tuning.lock import Deployed, Lock, Runner
-from finecast.tuning.verification import VerifyOptions
 from tests.native.networks import FRONTENDS, Weights
 
 ROWS = {".onnx": ("openvino", "onnxruntime"), ".xml": ("openvino",), ".pt2": ("torch-eager",)}

@@ -17,8 +17,8 @@ from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
 from finecast.engines.numerics import DENORMALS
 from finecast.errors import UsageError
 from finecast.measure.environment import Environment, instruction_sets
-from finecast.tuning.lock import Lock, LockedKernel, Machine, Observed, Runner, samples_of
-from finecast.tuning.verification import SLOWER, State, Verification, compared
+from finecast.native.drift import SLOWER, State, Verification, compared
+from finecast.native.lock import Lock, LockedKernel, Machine, Observed, Runner, samples_of
 
 Change = Callable[[Observed], Observed]
 
