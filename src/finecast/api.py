@@ -82,7 +82,7 @@ ModelInMemory: TypeAlias = (
 Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
-_OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
+_OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "baseline")
 _OF_JUDGING: Final = (*_OF_METRICS, "verify", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
@@ -539,7 +539,7 @@ def _plan(given: Plan | str | Path | None) -> Plan | None:
     return given if given is None or isinstance(given, Plan) else Plan.load(Path(given))
 
 
-@checked(DataOptions, ReadOptions, without=("dims", "baseline", "from_type"))
+@checked(DataOptions, ReadOptions, without=("dims", "groups", "baseline", "from_type"))
 def emulate(
     model: Model,
     target: Emulation | str,
@@ -580,7 +580,7 @@ def emulate(
 
 @checked(
     *(BlameOptions, Criterion, DataOptions, ReadOptions),
-    without=("dims", "baseline", "confidence"),
+    without=("dims", "groups", "baseline", "confidence"),
 )
 def blame(
     model: Model,
@@ -675,7 +675,7 @@ def _casting(target: Emulation | str, policy: Policy) -> Emulation:
 
 @checked(
     *(Destination, Criterion, DataOptions, ReadOptions),
-    without=("dims", "baseline", "confidence"),
+    without=("dims", "groups", "baseline", "confidence"),
 )
 def ladder(
     model: Model,
@@ -770,7 +770,9 @@ def profile(
 
 
 @checked(VerifyOptions)
-def verify(model: str | Path, **options: Any) -> Verification:
+def verify(
+    model: str | Path, *, deployed: object | None = None, **options: Any
+) -> Verification:
     """Whether a tuned model does on this machine what it did where it was tuned.
 
     Its lock, which ``tune`` writes beside it, has what decides numbers (the engine and its
@@ -779,13 +781,16 @@ def verify(model: str | Path, **options: Any) -> Verification:
 
     Args:
         model: The path of the model.
+        deployed: What runs the model in production, to be verified itself: a compiled model of
+            OpenVINO, an inference session of ONNX Runtime, or a function that takes arrays by
+            the inputs' names and returns the outputs.
         options: ``lock`` (its path, if it is not beside the model), ``settings`` (of the
             engine, as the model is deployed) and ``strict``.
 
     Raises:
         FinecastError: If there is no lock, or the model cannot be run here.
     """
-    return verified(Path(model), group_of(VerifyOptions, options))
+    return verified(Path(model), group_of(VerifyOptions, options), deployed)
 
 
 @checked(ReadOptions, without=_OF_READING)

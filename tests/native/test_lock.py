@@ -16,8 +16,9 @@ import pytest
 
 import finecast
 from finecast.engines import get_engine
-from finecast.errors import UsageError
-from finecast.native.drift import VerifyOptions
+from finecast.engines.numerics import openvino_settings
+from finecast.errors import UsageError, UserCodeError
+from finecast.native.drift import State, VerifyOptions
 from finecast.native.lock import Deployed, Lock, Runner
 from finecast.native.opening import lock_beside
 from tests.native.networks import FRONTENDS, Weights
@@ -105,6 +106,43 @@ def test_settings_of_the_deployment_are_compared(engine: str, tmp_path: Path) ->
         told = next(c.texts for c in found.checks if c.name == "settings")
         assert name in told[0]
         assert found.holds == (name in threads and "speed" not in found.drifted)
+
+
+def test_what_is_deployed_is_verified_itself(tmp_path: Path) -> None:
+    import onnxruntime
+    import openvino
+
+    path = locked(FRONTENDS[0], "openvino", tmp_path)
+    core = openvino.Core()
+    careless = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = finecast.verify(path, deployed=careless)
+    assert {"settings"} <= set(found.drifted) <= {"settings", "speed"}
+    assert "EXECUTION_MODE_HINT" in str(found)
+    exact = openvino_settings("f32") | {"PERFORMANCE_HINT": "LATENCY"}
+    right = core.compile_model(path, "CPU", exact)
+    assert set(finecast.verify(path, deployed=right).drifted) <= {"speed"}
+
+    session = onnxruntime.InferenceSession(path)
+    by_function = finecast.verify(path, deployed=lambda feeds: session.run(None, feeds))
+    assert (
+        {"kernels", "settings"} <= set(by_function.drifted) <= {"kernels", "settings", "speed"}
+    )
+    assert all(c.state is not State.DRIFTED for c in by_function.checks if c.name != "speed")
+    wrong = finecast.verify(
+        path, deployed=lambda feeds: {"y": 2 * session.run(None, feeds)[0]}
+    )
+    assert not wrong.holds
+    assert "numbers" in wrong.drifted
+    with pytest.raises(UsageError, match="runs no model"):
+        finecast.verify(path, deployed=3)
+    with pytest.raises(UserCodeError, match="what is deployed failed"):
+        finecast.verify(path, deployed=lambda feeds: 1 / 0)
+
+    other = locked(FRONTENDS[0], "onnxruntime", tmp_path)
+    own = finecast.verify(other, deployed=session)
+    assert (
+        "settings" in own.drifted
+    )  # an entry of 4-bit weights that is not ONNX Runtime's own
 
 
 def test_settings_that_an_engine_does_not_have_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -42,13 +42,12 @@ Samples = Annotated[DataOptions, Only("data", "labels", "calib", "sample_axes", 
 SizedSamples = Annotated[
     DataOptions, Only("data", "labels", "calib", "sample_axes", "batch", "dims")
 ]
-Evaluation = Annotated[
-    DataOptions,
-    Only(
-        *("data", "labels", "calib", "sample_axes", "batch"),
-        *("metric", "evaluate", "lower_is_better", "of"),
-    ),
-]
+EVALUATION: Final = (
+    *("data", "labels", "calib", "sample_axes", "batch"),
+    *("metric", "evaluate", "lower_is_better", "of"),
+)
+"""Options of data on which a model is evaluated."""
+Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
 Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
 PlanOut = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write the plan here too.")

@@ -19,7 +19,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
-        *("kind", "max_drop", "confidence"),
+        *("kind", "max_drop", "confidence", "groups"),
     ),
     "What is lowered": (
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from finecast.cli.common import (
+    EVALUATION,
     Engine,
-    Evaluation,
     Json,
     Model,
     Read,
@@ -35,6 +35,7 @@ from finecast.cli.policy_options import (
 )
 from finecast.cli.tune_report import write_report
 from finecast.data.criterion import Criterion
+from finecast.data.sources import DataOptions
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 Records = Annotated[
     TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report", "lock")
 ]
+Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
 
@@ -60,7 +62,7 @@ def run(
     source: Model,
     how: Read,
     written: Written,
-    data: Evaluation,
+    data: Certified,
     criterion: Criterion,
     goal: Search,
     casting: Casting,

@@ -14,6 +14,7 @@ from finecast.devices.emulation import Emulation, Setting
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
 from finecast.numbers.formats import Format
+from finecast.usercode import guarded
 
 if TYPE_CHECKING:
     from finecast.engines.probe_models import Probe
@@ -164,6 +165,43 @@ class Session(ABC):
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run once on the state that the step before left; raises as ``run`` does."""
         return self.run(feeds)
+
+    def running(self, deployed: object) -> Session:
+        """A session of this model that runs ``deployed`` in place of what this one loaded.
+
+        By default that is a function, which takes arrays by the inputs' names and returns the
+        outputs, by name or in order.
+
+        Raises:
+            UsageError: If it is nothing of the kind.
+        """
+        if not callable(deployed):
+            raise UsageError(
+                f"a {type(deployed).__name__} runs no model",
+                where="deployed",
+                fix="give a function of the feeds, or what the engine compiled",
+            )
+        return CalledSession(deployed, self)
+
+
+@final
+class CalledSession(Session):
+    """A function of the user's that runs the model of another session."""
+
+    def __init__(self, function: Callable[[dict[str, Array]], Any], model: Session) -> None:
+        self.inputs, self.outputs = model.inputs, model.outputs
+        self._function = function
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Call the function; raises UserCodeError if it fails or returns something else."""
+        return joined([self._called(one) for one in calls_of(feeds)])
+
+    def _called(self, feeds: Feeds) -> dict[str, Array]:
+        names = [spec.name for spec in self.outputs]
+        with guarded("what is deployed failed", where="deployed", fix="call it by itself"):
+            found = self._function(dict(feeds))
+            arrays = [found[n] for n in names] if isinstance(found, Mapping) else [*found]
+            return {n: np.asarray(array) for n, array in zip(names, arrays, strict=True)}
 
 
 def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:

@@ -77,6 +77,17 @@ OF_SPEED: Final = frozenset(
 DENORMALS: Final = "denormal numbers"
 
 
+VARIABLES: Final = (
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "TF_SET_ONEDNN_FPMATH_MODE",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_ENABLE_AUTO_MIXED_PRECISION",
+    "NVIDIA_TF32_OVERRIDE",
+)
+"""Environment variables by which the libraries round operands or change kernels."""
+
+
 def process_settings() -> dict[str, str]:
     """What decides numbers in this process, whatever the engine: variables that are set.
 
@@ -85,19 +96,8 @@ def process_settings() -> dict[str, str]:
     """
     least = np.finfo(np.float32).smallest_normal
     kept = bool((np.full(4, least, np.float32) * np.float32(0.5)).all())
-    found = {name: value for name in _VARIABLES if (value := os.environ.get(name))}
+    found = {name: value for name in VARIABLES if (value := os.environ.get(name))}
     return {**found, DENORMALS: "kept" if kept else "0"}
-
-
-# Environment variables by which the libraries round operands or change kernels.
-_VARIABLES: Final = (
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "TF_SET_ONEDNN_FPMATH_MODE",
-    "TF_ENABLE_ONEDNN_OPTS",
-    "TF_ENABLE_AUTO_MIXED_PRECISION",
-    "NVIDIA_TF32_OVERRIDE",
-)
 
 
 def recorded() -> dict[str, dict[str, str]]:
@@ -106,6 +106,6 @@ def recorded() -> dict[str, dict[str, str]]:
         "openvino": openvino_settings(HINTS[Format.FP32]),
         "onnxruntime": ONNXRUNTIME,
         "tensorflow": dict.fromkeys(TENSORFLOW, "OFF"),
-        "variables": {n: v for n in _VARIABLES if (v := os.environ.get(n))},
+        "variables": {n: v for n in VARIABLES if (v := os.environ.get(n))},
     }
     return {engine: {k: str(v) for k, v in found.items()} for engine, found in stated.items()}

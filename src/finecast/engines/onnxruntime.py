@@ -138,6 +138,20 @@ class OnnxRuntimeSession(Session):
                 f"ONNX Runtime cannot profile the model: {explain(error)}", where=self._where
             ) from error
 
+    def running(self, deployed: object) -> Session:
+        """The same model as the user opened it; or a function, as ``Session.running``."""
+        import onnxruntime
+
+        if not isinstance(deployed, onnxruntime.InferenceSession):
+            return Session.running(self, deployed)
+        return OnnxRuntimeSession(
+            deployed,
+            self._source,
+            where=self._where,
+            profile=None,
+            dry_run=self._dry_run,
+        )
+
     @property
     def settings(self) -> Mapping[str, str]:
         """The options of the session."""

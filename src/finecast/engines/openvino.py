@@ -226,6 +226,23 @@ class OpenVinoSession(Session):
         model = self._model
         return settings_of(model.compiled) if isinstance(model, _Here) else {}
 
+    def running(self, deployed: object) -> Session:
+        """The same model as the user compiled it; or a function, as ``Session.running``."""
+        import openvino
+
+        if not (
+            isinstance(deployed, openvino.CompiledModel) and isinstance(self._model, _Here)
+        ):
+            return Session.running(self, deployed)
+        compiled = _Here(deployed, self._model.dry_run)
+        return OpenVinoSession(
+            (compiled, self._sizes),
+            self._source,
+            where=self._where,
+            names=self._names,
+            others="",
+        )
+
     def _attributed(
         self, facts: Sequence[KernelFacts], names: Mapping[str, tuple[str, ...]]
     ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, str]]:
@@ -273,7 +290,7 @@ class _Here:
         self.outputs: Sequence[PortFacts] = ports_of(compiled.outputs)
         self._request = compiled.create_infer_request()
         self._types = [port.get_element_type() for port in compiled.inputs]
-        self._dry_run = dry_run
+        self.dry_run = dry_run
         self.keeps_state = bool(self._request.query_state())
         self.reset = self._request.reset_state
 
@@ -281,7 +298,7 @@ class _Here:
         return runtime_kernels(self.compiled)
 
     def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        self._dry_run.run(arrays, lambda: _feeds_of(self.inputs, arrays))
+        self.dry_run.run(arrays, lambda: _feeds_of(self.inputs, arrays))
         shared = [shareable(array) for array in arrays]  # the request reads them as it runs
         for index, (data, kind) in enumerate(zip(shared, self._types, strict=True)):
             self._request.set_input_tensor(index, tensor_of(data, kind))

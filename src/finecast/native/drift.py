@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.engines.numerics import OF_SPEED
+from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
 from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
 from finecast.naming import Option, convert_options, path_of
@@ -37,6 +37,8 @@ _TIMINGS: Final = 3
 """A call that is too slow is timed again, up to so many times in all; the fastest counts."""
 _MOST_NODES: Final = 3
 """Nodes that are named for a change of kernels."""
+_PROCESS: Final = frozenset({*VARIABLES, DENORMALS})
+"""Settings of the process, which every session has."""
 _MOST_CHANGES: Final = 8
 """Changes that are listed for one check."""
 
@@ -184,8 +186,16 @@ class VerifyOptions:
         convert_options(self)
 
 
-def verify(model: Path, options: VerifyOptions) -> Verification:
+def verify(
+    model: Path, options: VerifyOptions, deployed: object | None = None
+) -> Verification:
     """Compare what a model does here with its lock.
+
+    Args:
+        model: The model's path.
+        options: Where the lock is, and how strict this is.
+        deployed: What runs the model in production, to be verified in place of a session of
+            finecast's, as ``Session.running`` takes it.
 
     Raises:
         UsageError: If there is no lock, or a setting is unknown.
@@ -197,6 +207,8 @@ def verify(model: Path, options: VerifyOptions) -> Verification:
     given = opened(model)
     locked = lock.observed.runner
     session = load_to_verify(locked.engine().configured(options.settings), model)
+    if deployed is not None:
+        session = session.running(deployed)
     runner = Runner.of(locked.name, throughput=locked.throughput)
     deviations = {} if lock.samples is None else lock.samples.deviations(session)
     call = None if lock.samples is None else feeds_for(session, lock.samples.calls[0])
@@ -284,6 +296,9 @@ def _machine(was: Observed, now: Observed) -> Check:
 def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
     drifted: list[str] = []
     told: list[str] = []
+    if was.keys() - _PROCESS and not now.keys() - _PROCESS:
+        told.append("what is deployed does not tell its settings")
+        was = {name: value for name, value in was.items() if name in _PROCESS}
     for name in dict.fromkeys((*was, *now)):
         before, after = was.get(name), now.get(name)
         if before != after:
@@ -299,6 +314,9 @@ def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> Check:
     if not was:
         text = "the engine does not tell its kernels"
         return Check(name="kernels", state=State.HOLDS, texts=(text,))
+    if not now:
+        text = "what is deployed does not tell its kernels"
+        return Check(name="kernels", state=State.TOLD, texts=(text,))
     before, after = _homes(was), _homes(now)
     changes: dict[tuple[str, str], list[str]] = {}
     for node in dict.fromkeys((*before, *after)):

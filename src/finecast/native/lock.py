@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.golden import GoldenSamples
 from finecast.engines import ENGINES, get_engine
-from finecast.engines.base import Engine, Feeds, Session
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.numerics import process_settings
 from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
@@ -312,7 +313,9 @@ def _kernels(session: Session, call: Feeds) -> tuple[LockedKernel, ...]:
         for k in session.kernel_formats()
     ]
     if not found:
-        seen = session.profile(call, repeats=1)
+        seen: Sequence[KernelTime] = ()
+        with suppress(UsageError):  # a session that was opened without its profile
+            seen = session.profile(call, repeats=1)
         found = [LockedKernel(code=f"{k.kind} {k.format}", nodes=k.ops) for k in seen if k.ops]
     return tuple(sorted(found, key=lambda kernel: (kernel.nodes, kernel.code)))
 
