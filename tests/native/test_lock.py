@@ -128,9 +128,7 @@ def test_what_is_deployed_is_verified_itself(tmp_path: Path) -> None:
         {"kernels", "settings"} <= set(by_function.drifted) <= {"kernels", "settings", "speed"}
     )
     assert all(c.state is not State.DRIFTED for c in by_function.checks if c.name != "speed")
-    wrong = finecast.verify(
-        path, deployed=lambda feeds: {"y": 2 * session.run(None, feeds)[0]}
-    )
+    wrong = finecast.verify(path, deployed=lambda feeds: [feeds["x"][:, :8]])
     assert not wrong.holds
     assert "numbers" in wrong.drifted
     with pytest.raises(UsageError, match="runs no model"):

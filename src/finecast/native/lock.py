@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.golden import GoldenSamples
-from finecast.engines import ENGINES, get_engine
+from finecast.engines import get_engine, library_of
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.numerics import process_settings
 from finecast.engines.ports import feeds_for
@@ -67,7 +67,7 @@ class Runner:
     @classmethod
     def of(cls, name: str, *, throughput: bool = False) -> Runner:
         """The engine as it is installed here."""
-        needs = ENGINES[name.partition(":")[0]].requires
+        needs = library_of(name.partition(":")[0])
         found = version_of(needs) or version_of(f"{needs}-cpu") or ""
         return cls(name=name, version=found, throughput=throughput)
 
