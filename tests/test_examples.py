@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from tests import decoder
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits"
 MODEL = DIGITS / "digits.onnx"
@@ -88,3 +92,57 @@ def test_images_are_those_of_scikit_learn() -> None:
 def test_calibration_images_are_not_evaluated_on() -> None:
     evaluated = {image.tobytes() for image in read("digits_eval.npz")["image"]}
     assert not any(image.tobytes() in evaluated for image in read("digits_calib.npz")["image"])
+
+
+def decoded(model: str, feeds: dict[str, Any]) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(
+        decoder.folder() / model, providers=["CPUExecutionProvider"]
+    )
+    names = [one.name for one in session.get_outputs()]
+    given = {
+        one.name: np.zeros(
+            (len(feeds["input_ids"]), one.shape[1], 0, one.shape[3]), np.float32
+        )
+        for one in session.get_inputs()[1:]
+    }
+    return dict(zip(names, session.run(None, given | feeds), strict=True))
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, Any]:
+    with np.load(decoder.folder() / "texts.npz") as data:
+        return {name: data[name][:3] for name in data.files}
+
+
+def test_the_exported_decoder_is_the_trained_one(texts: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    made = decoder.example()
+    options = made.parse([*decoder.TINY.split(), "--steps", "2"])
+    data = made.corpus(None)[: int(len(made.corpus(None)) * 0.9)].astype(np.int64)
+    torch.manual_seed(options.seed)
+    net = made.Decoder(options)
+    made.train(net, torch.from_numpy(data), options)  # deterministic on one machine
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(texts["input_ids"])).numpy()
+    got = decoded("decoder.onnx", {"input_ids": texts["input_ids"]})["logits"]
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    assert np.array_equal(texts["input_ids"][:, 1:], texts["label"][:, :-1])
+
+
+def test_a_decoder_goes_on_from_its_cache(texts: dict[str, Any]) -> None:
+    ids = texts["input_ids"]
+    whole = decoded("decoder.onnx", {"input_ids": ids})
+    first = decoded("decoder.onnx", {"input_ids": ids[:, :-1]})
+    cache = {n.replace("present", "past"): a for n, a in first.items() if n != "logits"}
+    last = decoded("decoder.onnx", {"input_ids": ids[:, -1:], **cache})
+    np.testing.assert_allclose(last["logits"], whole["logits"][:, -1:], atol=1e-5)
+    np.testing.assert_allclose(last["present_1_key"], whole["present_1_key"], atol=1e-5)
+
+
+def test_planted_outliers_change_no_bit_of_the_function(texts: dict[str, Any]) -> None:
+    feeds = {"input_ids": texts["input_ids"]}
+    plain, planted = (decoded(name, feeds) for name in ("decoder.onnx", "planted.onnx"))
+    assert all(np.array_equal(planted[name], array) for name, array in plain.items())
+    weights = onnx.load(decoder.folder() / "planted.onnx").graph.initializer
+    (scales,) = (numpy_helper.to_array(w) for w in weights if w.name == "layer0_norm1")
+    assert np.sort(scales)[-3:].min() > 50 * np.median(scales)

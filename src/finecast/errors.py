@@ -56,6 +56,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--resume": "resume=True",
     "--sample-axis": "DataOptions.sample_axes",
     "--start": "start",
+    "--state": "state",
     "--study": "study",
     "--target": "target",
     "--timeout": "timeout_s",

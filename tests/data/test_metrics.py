@@ -9,6 +9,7 @@ import pytest
 import sklearn.metrics as sklearn_metrics
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import rel_entr, softmax
 
 from finecast.data.metrics import METRICS, get_metric
 from finecast.data.scoring import Scoring, scored_outputs
@@ -119,6 +120,43 @@ def test_agreement() -> None:
     assert score("agreement", np.array([1, 2]), None, np.array([1, 3])) == 0.5
     with pytest.raises(UsageError, match="no scores per class"):
         score("agreement", SCORES[:, :1], None, SCORES[:, :1])
+
+
+def test_divergence_is_that_of_scipy_by_text() -> None:
+    rng = np.random.default_rng(4)
+    reference, got = rng.standard_normal((2, 3, 5, 7)).astype(np.float32)
+    p, q = softmax(reference, axis=-1), softmax(got, axis=-1)
+    each = rel_entr(p.astype(np.float64), q).sum(axis=-1)
+    assert score("kld", got, None, reference) == pytest.approx(each.mean(), rel=1e-5)
+    accumulator = get_metric("kld").start()
+    accumulator.update({"y": got}, None, {"y": reference})
+    texts = accumulator.samples()
+    assert texts is not None
+    assert texts.count == 3
+    assert texts.part(np.array([1])).value() == pytest.approx(each[1].mean(), rel=1e-5)
+
+
+def test_divergence_of_masked_classes() -> None:
+    masked = np.array([[-math.inf, 0.0, 1.0], [2.0, -math.inf, 1.0]])
+    assert score("kld", masked, None, masked) == 0.0
+    # A class that the fp32 model never takes costs only the chances that go to it.
+    assert 0 < score("kld", np.where(np.isinf(masked), 0.0, masked), None, masked) < 1
+    assert score("kld", masked, None, np.where(np.isinf(masked), 0.0, masked)) == math.inf
+    with pytest.raises(UsageError, match="probabilities"):
+        score("kld", softmax(SCORES, axis=-1), None, SCORES)
+    with pytest.raises(UsageError, match="several classes"):
+        score("kld", SCORES[:, :1], None, SCORES[:, :1])
+
+
+@pytest.mark.parametrize("name", ["kld", "same_top1"])
+def test_padding_does_not_count_beside_fp32(name: str) -> None:
+    kept = np.array([0, 3, 4])
+    labels = np.full(12, -100)
+    labels[kept] = LABELS[kept]
+    other = np.where(labels[:, None] == -100, -SCORES, NOISY)
+    alone = score(name, NOISY[kept], None, SCORES[kept])
+    assert score(name, other, labels, SCORES) == pytest.approx(alone)
+    assert score(name, other, None, SCORES) != pytest.approx(alone)
 
 
 def test_spearman_sees_only_ranks() -> None:

@@ -38,14 +38,10 @@ Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify")]
 Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
 Engine = Annotated[RunOptions, Only("engine")]
-Samples = Annotated[DataOptions, Only("data", "labels", "calib", "sample_axes", "batch")]
-SizedSamples = Annotated[
-    DataOptions, Only("data", "labels", "calib", "sample_axes", "batch", "dims")
-]
-EVALUATION: Final = (
-    *("data", "labels", "calib", "sample_axes", "batch"),
-    *("metric", "evaluate", "lower_is_better", "of"),
-)
+_SAMPLES: Final = ("data", "labels", "calib", "sample_axes", "batch", "decode_steps", "state")
+Samples = Annotated[DataOptions, Only(*_SAMPLES)]
+SizedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims")]
+EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of")
 """Options of data on which a model is evaluated."""
 Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
 Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]

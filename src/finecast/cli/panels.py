@@ -19,7 +19,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
-        *("kind", "max_drop", "confidence", "groups"),
+        *("decode_steps", "state", "kind", "max_drop", "confidence", "groups"),
     ),
     "What is lowered": (
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),
@@ -32,7 +32,8 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *("plan_out", "study", "lock", "report", "explorer", "frontier", "compile_with"),
+        *("plan_out", "study", "lock", "report", "diff", "blame", "explorer", "frontier"),
+        *("compile_with",),
     ),
     "The compiler of a device": (
         *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),

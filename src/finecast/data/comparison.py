@@ -26,7 +26,7 @@ class Cosine(MeanMetric):
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> Floats:
         """The cosine of each sample, and 1."""
-        got, expected = _pair(outputs, reference, "cosine")
+        got, expected = pair(outputs, reference, "cosine")
         if not got.size:
             return np.zeros((0, 2))
         rows = len(got) if got.ndim else 1
@@ -55,7 +55,7 @@ class SignalToNoise(SumMetric):
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> Floats:
         """The power of signal and noise, and the number of elements, of each sample."""
-        got, expected = _pair(outputs, reference, "snr_db")
+        got, expected = pair(outputs, reference, "snr_db")
         signal = np.where(np.isfinite(expected), np.square(expected), 0.0)
         noise = np.square(_difference(got, expected))
         parts = (signal, noise, np.ones_like(signal))
@@ -86,7 +86,7 @@ class MaxAbs:
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch."""
-        got, expected = _pair(outputs, reference, "max_abs")
+        got, expected = pair(outputs, reference, "max_abs")
         if not got.size:
             return
         largest = float(np.abs(_difference(got, expected)).max())
@@ -132,7 +132,7 @@ def counterpart(reference: Outputs, name: str) -> Array:
     return reference[name]
 
 
-def _pair(
+def pair(
     outputs: Outputs, reference: Outputs | None, metric: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The first output and the reference's of that name, as fp64."""

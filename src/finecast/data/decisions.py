@@ -14,6 +14,7 @@ from finecast.data.labels import (
     class_labels,
     decided_labels,
     few,
+    is_counted,
     numbers,
 )
 from finecast.data.samples import (
@@ -185,6 +186,8 @@ class F1:
 class Agreement(_Share):
     """Share of decisions (largest score of the first output) equal to the fp32 model's.
 
+    Of a decoder it is the share of tokens that both would choose, where both read the same
+    text. Decisions whose label is -100 do not count, where there are labels for decisions.
     Where the output has another shape than fp32's, as boxes that are selected may have, none
     of its decisions is that of fp32.
     """
@@ -212,7 +215,7 @@ class Agreement(_Share):
         if len(self._seen) < 2:
             self._seen.update(np.unique(decided)[:2].tolist())
         nan = has_nan(scores) or has_nan(expected)
-        return self._terms_of(same, np.ones_like(same), nan)
+        return self._terms_of(same, is_counted(labels, same.shape), nan)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all of fp32's are the same.

@@ -1,4 +1,4 @@
-"""Metrics of distance to labels: squared and absolute error, perplexity."""
+"""Metrics of distance: from labels (errors, perplexity), from the fp32 model's chances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.labels import IGNORED, check_numbers, class_labels, numbers
+from finecast.data.comparison import pair
+from finecast.data.labels import IGNORED, check_numbers, class_labels, few, is_counted, numbers
 from finecast.data.samples import Floats, MeanMetric, Outputs, SumMetric, by_sample
 from finecast.engines.base import Array
 from finecast.errors import UsageError
@@ -75,16 +76,10 @@ class Perplexity(SumMetric):
 
         name, scores = next(iter(outputs.items()))
         given = class_labels(labels, scores, output=name, metric="perplexity")
-        wide = scores.astype(np.float64)
-        if wide.size and (wide >= 0).all() and np.allclose(wide.sum(axis=-1), 1, atol=1e-4):
-            raise UsageError(
-                f"perplexity needs logits, output {name!r} is probabilities",
-                where="--metric",
-                fix="leave out the model's last Softmax, or use --eval",
-            )
         counted = given != IGNORED
         chosen = np.where(counted, given, 0)[..., None]
-        found = np.take_along_axis(log_softmax(wide, axis=-1), chosen, axis=-1)[..., 0]
+        logs = log_softmax(_logits(scores, name, "perplexity"), axis=-1)
+        found = np.take_along_axis(logs, chosen, axis=-1)[..., 0]
         self._classes = scores.shape[-1]
         lost = np.where(counted, -found, 0.0)
         return np.stack([by_sample(lost), by_sample(counted)], axis=-1)
@@ -103,3 +98,70 @@ class Perplexity(SumMetric):
                 f" {self._classes} classes: are the labels shifted, and the model's?"
             ),
         )
+
+
+@final
+class Divergence(MeanMetric):
+    """Mean Kullback-Leibler divergence of the model's choices from the fp32 model's, in nats.
+
+    The first output has logits along its last axis. At each position of a text the divergence
+    is the sum of p (ln p - ln q) over the classes, with the fp32 model's chances p and the
+    model's q. A text is one sample, so that certificates draw whole texts. Positions whose
+    label is -100 do not count, where there are labels for positions.
+
+    Source: S. Kullback, R. Leibler, "On information and sufficiency" (1951), section 2.
+    """
+
+    def terms(
+        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
+    ) -> Floats:
+        """The divergence and the number of positions of each sample.
+
+        Raises:
+            UsageError: If the output is probabilities, or not of the fp32 model's shape.
+        """
+        from scipy.special import log_softmax
+
+        name = next(iter(outputs))
+        got, expected = (_logits(x, name, "kld") for x in pair(outputs, reference, "kld"))
+        if got.ndim < 2 or got.shape[-1] < 2:
+            raise UsageError(
+                f"kld needs logits of several classes, output {name!r} has shape"
+                f" {list(got.shape)}",
+                where="--metric",
+                fix="use --metric cosine or snr_db, or --eval",
+            )
+        found = np.empty(got.shape[:-1])
+        for row in range(len(got)):  # two arrays of chances at a time
+            q, p = (log_softmax(x[row], axis=-1) for x in (got, expected))
+            chances = np.exp(p)
+            with np.errstate(invalid="ignore"):
+                lost = np.where((chances == 0) & ~np.isnan(q), 0.0, chances * (p - q))
+            found[row] = lost.sum(axis=-1)
+        counted = is_counted(labels, found.shape)
+        found = np.where(counted | np.isnan(found), found, 0.0)
+        return np.stack([by_sample(found), by_sample(counted)], axis=-1)
+
+    def doubts(self) -> tuple[str, ...]:
+        """Warnings if there are few positions.
+
+        Raises:
+            UsageError: If there is one.
+        """
+        return few(int(self.sums[1]), "kld")
+
+
+def _logits(scores: Array, output: str, metric: str) -> Floats:
+    """Logits as fp64.
+
+    Raises:
+        UsageError: If they are chances already.
+    """
+    wide = scores.astype(np.float64)
+    if wide.size and (wide >= 0).all() and np.allclose(wide.sum(axis=-1), 1, atol=1e-4):
+        raise UsageError(
+            f"{metric} needs logits, output {output!r} is probabilities",
+            where="--metric",
+            fix="leave out the model's last Softmax, or use --eval",
+        )
+    return wide

@@ -101,6 +101,17 @@ def _within(labels: Array, classes: int, output: str) -> Array:
     return labels.astype(np.int64)
 
 
+def is_counted(labels: Array | None, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which decisions of this shape count: all, but those whose label is ``IGNORED``.
+
+    Metrics that compare with the fp32 model need no labels. Where labels of that shape are
+    given, they tell which positions of a text are padding.
+    """
+    if labels is None or labels.shape != shape or labels.dtype.kind not in "iuf":
+        return np.ones(shape, dtype=bool)
+    return np.asarray(labels != IGNORED)
+
+
 def required(labels: Array | None, metric: str) -> Array:
     """The labels.
 

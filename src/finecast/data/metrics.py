@@ -16,7 +16,7 @@ import numpy as np
 
 from finecast.data.comparison import Cosine, MaxAbs, SignalToNoise
 from finecast.data.decisions import F1, Agreement, Spearman, TopK
-from finecast.data.distances import MeanError, Perplexity
+from finecast.data.distances import Divergence, MeanError, Perplexity
 from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array
 from finecast.naming import look_up
@@ -130,6 +130,13 @@ METRICS: dict[str, Metric] = {
             higher_is_better=False,
         ),
         Metric(
+            name="kld",
+            start=Divergence,
+            needs_reference=True,
+            higher_is_better=False,
+            ideal=0.0,
+        ),
+        Metric(
             name="snr_db",
             start=SignalToNoise,
             needs_reference=True,
@@ -147,7 +154,7 @@ METRICS: dict[str, Metric] = {
     )
 }
 """Every metric by name."""
-_OTHER_NAMES: Final = {"accuracy": "top1"}
+_OTHER_NAMES: Final = {"accuracy": "top1", "same_top1": "agreement"}
 
 
 def get_metric(name: str) -> Metric:

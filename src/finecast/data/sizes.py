@@ -33,9 +33,10 @@ _POSITIONS: Final = 32
 """New and all positions of a decoder: cached ones are then of another number than new ones."""
 _MOST_TRIED: Final = 16
 """Guesses of what covers all positions, for a decoder whose names say nothing."""
-_WHOLE: Final = re.compile("mask|total|bias", re.IGNORECASE)
+WHOLE: Final = re.compile("mask|total|bias", re.IGNORECASE)
 """Names of inputs and sizes that cover cached and new positions."""
-_CACHED: Final = re.compile("past|cache", re.IGNORECASE)
+CACHED: Final = re.compile("past|cache", re.IGNORECASE)
+"""Names of inputs and sizes of cached positions."""
 _CACHE_RANK: Final = 3
 """Keys and values have at least axes for the sample, the position and the channel."""
 _STEPS: Final = (1, 2, 4)
@@ -157,7 +158,7 @@ def cached_lengths(
 
 def _covering(names: Sequence[str]) -> Iterator[frozenset[str]]:
     """Which of ``names`` may cover all positions: what they say, then fewer before more."""
-    stated = frozenset(name for name in names if _WHOLE.search(name))
+    stated = frozenset(name for name in names if WHOLE.search(name))
     yield stated
     for count in range(len(names) + 1):
         for chosen in combinations(names, count):
@@ -173,7 +174,7 @@ def _cache_lengths(graph: Graph) -> set[str]:
         if rank < _CACHE_RANK or value.format is None:
             continue
         axes = {axis for node in _readers(graph, value) for axis in _appended(node, rank)}
-        if not axes and _CACHED.search(value.name):
+        if not axes and CACHED.search(value.name):
             axes = set(range(1, rank))
         found |= {name for axis in axes if (name := _free(value, axis))}
     return found

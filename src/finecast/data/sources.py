@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from finecast.data.datasets import Dataset, data_set, load_npz
+from finecast.data.decoding import Decoding
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
@@ -24,10 +25,12 @@ from finecast.data.sizes import guessed_dims
 from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.data.workload import (
     CalibrationFunction,
+    CallsFunction,
     DataWorkload,
     EvalFunction,
     FunctionWorkload,
     Workload,
+    whole_batch,
 )
 from finecast.engines.base import Array, Feeds, Session, Steps
 from finecast.errors import UsageError
@@ -86,6 +89,29 @@ def _sizes(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]
     return sizes
 
 
+def _patterns(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str]:
+    """Outputs by the inputs that they become, also of ``INPUT=OUTPUT`` texts.
+
+    Raises:
+        UsageError: If a text is malformed, or one name has a ``*`` that the other lacks.
+    """
+    pairs = (
+        given.items()
+        if isinstance(given, Mapping)
+        else [
+            (name, output) for item in given or () for name, _, output in [item.partition("=")]
+        ]
+    )
+    for name, output in pairs:
+        if not (name and output and name.count("*") == output.count("*")):
+            raise UsageError(
+                f"'{name}={output}' does not say which output becomes which input",
+                where="--state",
+                fix="write INPUT=OUTPUT, as 'past.*=present.*'",
+            )
+    return dict(pairs)
+
+
 def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
@@ -111,6 +137,10 @@ class DataOptions:
             for all that copy no input.
         groups: The name of an array of ``data`` that tells each sample's cluster (a text, a
             patient): samples of one are not independent, and a certificate draws them whole.
+        decode_steps: Tokens at the end of each text that are given one a call, with the state
+            of the calls before; None to give each sample whole.
+        state: Outputs that become inputs in the next call, by the inputs' names, in which
+            ``*`` stands for any text; empty to find them.
         baseline: What ``evaluate`` gives for the fp32 module, where that is known already.
         evaluate_name: The name of ``evaluate`` in messages, where it was given as text.
     """
@@ -150,8 +180,8 @@ class DataOptions:
         convert=_sizes,
     ).field({})
     metric: str | None = Option(
-        help="top1 (or accuracy), top5, f1, agreement, cosine, spearman, snr_db, max_abs,"
-        " mse, mae, perplexity; default agreement.",
+        help="top1 (or accuracy), top5, f1, agreement (or same_top1), cosine, spearman,"
+        " snr_db, max_abs, mse, mae, perplexity, kld; default agreement.",
         metavar="NAME",
         python=(str, "the name of a metric (a function of your own is evaluate)"),
     ).field(None)
@@ -176,6 +206,21 @@ class DataOptions:
         " or patient: --confidence draws them whole.",
         metavar="NAME",
     ).field(None)
+    decode_steps: int | None = Option(
+        help="Decode the last N tokens of each text one by one, with the model's own cache of"
+        " the calls before; the metric is of these tokens.",
+        metavar="N",
+        kind=int,
+        least=1,
+    ).field(None)
+    state: Mapping[str, str] = Option(
+        help="The output that becomes an input in the next call, as 'past.*=present.*';"
+        " default: found by these two names.",
+        metavar="INPUT=OUTPUT",
+        many=True,
+        python=(Mapping, "a dict of outputs by input"),
+        convert=_patterns,
+    ).field({})
     baseline: float | None = Option(
         help="The metric of the fp32 model, if it is known already.", kind=float
     ).field(None)
@@ -239,6 +284,8 @@ class DataOptions:
         if self.given:
             return self.loaded()
         alone = {
+            "--decode-steps": self.decode_steps is not None,
+            "--state": bool(self.state),
             "--sample-axis": bool(self.sample_axes),
             "--batch": self.batch is not None and not sizes_feeds,
         }
@@ -272,6 +319,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     """
     options = options.loaded()
     of = known_outputs(options.of, session)
+    decoding = _decoding(options, session)
     calibration = _calibration(options, session)
     evaluate = options.evaluate
     if evaluate is not None:
@@ -303,15 +351,39 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
             where=str(options.data) if isinstance(options.data, str | Path) else "data",
             fix="add an array 'label', name it with --labels, or use --metric agreement",
         )
+    calls = whole_batch
+    if decoding is not None:
+        calls = partial(decoding.phases, session)
+        own = tuple(spec.name for spec in decoding.outputs(session))  # not the cache
+        of = of or (own if metric.each_output else own[:1])
     return DataWorkload(
         data=data,
         metric=metric,
         batch=options.samples,
         data_digest=_digest(options),
-        calibrate=calibration or partial(_first_batches, data, options.samples),
+        calibrate=calibration or partial(_first_batches, data, options.samples, calls),
         of=of,
         groups=_groups(options),
+        decoding=decoding,
+        calls=calls,
     )
+
+
+def _decoding(options: DataOptions, session: Session) -> Decoding | None:
+    """How texts are decoded; None if samples are given whole.
+
+    Raises:
+        UsageError: If state is named that is not carried, or none is found.
+    """
+    if options.decode_steps is not None:
+        return Decoding.of(session, options.decode_steps, options.state)
+    if options.state:
+        raise UsageError(
+            "state is carried where texts are decoded",
+            where="--state",
+            fix="give --decode-steps",
+        )
+    return None
 
 
 def known_outputs(of: Sequence[str], session: Session) -> tuple[str, ...]:
@@ -341,6 +413,12 @@ def _check_evaluation(options: DataOptions) -> None:
             where="--labels, --eval",
             fix="drop one of them",
         )
+    if options.decode_steps is not None:
+        raise UsageError(
+            "an evaluation function calls the model by itself",
+            where="--decode-steps, --eval",
+            fix="carry the state in the function, or use --data with a built-in metric",
+        )
 
 
 def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
@@ -354,7 +432,17 @@ def _calibration(options: DataOptions, session: Session) -> CalibrationFunction 
         if next(calibrate(), None) is None:
             raise UsageError("the calibration function yields nothing", where="--calib")
         return calibrate
-    return partial(_first_batches, _samples(calib, options, session), options.samples)
+    return _batches_of(calib, options, session)
+
+
+def _batches_of(
+    data: Data, options: DataOptions, session: Session, *, labels: str | None = None
+) -> CalibrationFunction:
+    """A function that yields the calls of the first batches of ``data``."""
+    found = _samples(data, options, session, labels=labels)
+    decoding = _decoding(options, session)
+    calls = whole_batch if decoding is None else partial(decoding.phases, session)
+    return partial(_first_batches, found, options.samples, calls)
 
 
 def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
@@ -386,7 +474,8 @@ def _samples(
     data: Data, options: DataOptions, session: Session, *, labels: str | None = None
 ) -> Dataset | Stream:
     """The samples in ``data``, checked against the model's inputs."""
-    axes, inputs = options.sample_axes, session.inputs
+    axes, decoding = options.sample_axes, _decoding(options, session)
+    inputs = session.inputs if decoding is None else decoding.inputs
     if isinstance(data, str | Path):
         return load_npz(data, inputs, labels=labels, sample_axes=axes, beside=options.groups)
     if isinstance(data, Mapping):
@@ -445,11 +534,15 @@ def _digest(options: DataOptions) -> str:
         content = found.hexdigest()
     else:
         content = uuid.uuid4().hex
-    return f"{content} {options.labels} {sorted(options.sample_axes.items())}"
+    decoded = options.decode_steps, sorted(options.state.items())
+    return f"{content} {options.labels} {sorted(options.sample_axes.items())} {decoded}"
 
 
-def _first_batches(data: Dataset | Stream, batch: int) -> Iterator[Feeds]:
-    return (b.feeds for b in data.batches(batch, limit=CALIBRATION_SAMPLES))
+def _first_batches(
+    data: Dataset | Stream, batch: int, calls: CallsFunction
+) -> Iterator[Feeds]:
+    for one in data.batches(batch, limit=CALIBRATION_SAMPLES):
+        yield from calls(one.feeds)
 
 
 def calibration_batches(
@@ -464,8 +557,7 @@ def calibration_batches(
     if calibration is None:
         if options.data is None:
             raise UsageError("no data", fix="give --data FILE.npz or --calib")
-        data = _samples(options.data, options, session, labels=options.labels)
-        calibration = partial(_first_batches, data, options.samples)
+        calibration = _batches_of(options.data, options, session, labels=options.labels)
     return list(islice(calibration(), limit))
 
 

@@ -14,6 +14,7 @@ from typing import Final, final
 import numpy as np
 
 from finecast.data.datasets import Dataset
+from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.evaluation import (
     OtherCallError,
     Recording,
@@ -42,6 +43,7 @@ from finecast.usercode import guarded
 
 EvalFunction = Callable[["Run"], "float | Array"]
 CalibrationFunction = Callable[[], Iterable[Feeds]]
+CallsFunction = Callable[[Feeds], Sequence[Feeds]]
 
 # Feeds of a user's functions that are timed: a small, a middle and a large one,
 _TIMED_FEEDS: Final = 3
@@ -215,12 +217,19 @@ class Workload(ABC):
         return [*self.calibration()]
 
 
+def whole_batch(feeds: Feeds) -> tuple[Feeds]:
+    """A batch as one call."""
+    return (feeds,)
+
+
 @dataclass(slots=True, kw_only=True)
 class DataWorkload(Workload):
     """A data set and a built-in metric.
 
-    ``exact`` is the cached session of the reference model once a metric compared with it,
-    ``scored`` the outputs that the metric is of, once the baseline was evaluated.
+    With ``decoding`` the model is given the texts token by token, and the metric is of the
+    steps. ``calls`` has the calls of a batch that calibrate and are timed. ``exact`` is the
+    cached session of the reference model once a metric compared with it, ``scored`` the
+    outputs that the metric is of, once the baseline was evaluated.
     """
 
     data: Dataset | Stream
@@ -229,11 +238,14 @@ class DataWorkload(Workload):
     data_digest: str
     calibrate: CalibrationFunction
     of: tuple[str, ...] = ()
+    decoding: Decoding | None = None
+    calls: CallsFunction = whole_batch
     warnings: Sequence[str] = ()
     samples: int = 0
     groups: Indices | None = field(default=None, compare=False)
     scored: Sequence[str] = field(default=(), compare=False)
     exact: CachedSession | None = field(default=None, compare=False)
+    _of: Session | None = field(default=None, compare=False, repr=False)
 
     @property
     def worst(self) -> float | None:
@@ -259,11 +271,10 @@ class DataWorkload(Workload):
         Raises:
             UsageError: If the metric says nothing on this data.
         """
-        exact, scoring = None, None
+        exact, scoring, samples = None, None, 0
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
-            session = exact if reference is None else session
-        samples = 0
+        session = exact if exact and reference is None else self._decoded(session)
         for batch in self.data.batches(self.batch):
             samples += batch.count
             found = session.run(batch.feeds)
@@ -274,7 +285,8 @@ class DataWorkload(Workload):
             outputs, beside = batch.trim(found), None
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
-            scoring.update(outputs, batch.labels, beside)
+            labels = self.decoding.labels(batch.labels) if self.decoding else batch.labels
+            scoring.update(outputs, labels, beside)
         scoring = scoring or Scoring(self.metric, ())
         if reference is None:
             self.warnings, self.samples = scoring.doubts(), samples
@@ -284,9 +296,13 @@ class DataWorkload(Workload):
         """``session``, run once on each batch."""
         if isinstance(session, CachedSession):
             return session
-        if self.exact is None or self.exact.session is not session:
-            self.exact = CachedSession(session)
+        if self.exact is None or self._of is not session:
+            self.exact, self._of = CachedSession(self._decoded(session)), session
         return self.exact
+
+    def _decoded(self, session: Session) -> Session:
+        """``session``, which decodes the texts that it is given if that is asked for."""
+        return DecodingSession(session, self.decoding) if self.decoding else session
 
     def evaluated(self) -> Iterable[Feeds]:
         """All samples, without those that are repeated to fill up a batch."""
@@ -297,8 +313,8 @@ class DataWorkload(Workload):
         return self.calibrate()
 
     def timing(self) -> Sequence[Feeds]:
-        """The first full batch."""
-        return [batch.feeds for batch in islice(self.data.batches(self.batch), 1)]
+        """The calls of the first full batch."""
+        return self.calls(next(self.data.batches(self.batch)).feeds)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -314,7 +314,7 @@ def _with_feeds(data: DataOptions) -> Callable[[str, Path, Session], LoadedModel
         options = data.if_given(sizes_feeds=True)
         if options is None:
             feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=data.dims)
-        elif isinstance(data.data, Path) and data.calib is None:
+        elif isinstance(data.data, Path) and data.calib is None and not data.decode_steps:
             axes = options.sample_axes
             found = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
             first = next(found.batches(options.samples))

@@ -1,0 +1,42 @@
+"""A tiny decoder of ``examples/decoder`` with weights drawn at random, made once a session."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "decoder" / "make_decoder.py"
+TINY = "--width 32 --heads 2 --layers 2 --hidden 64 --length 24 --batch 2"
+
+
+@cache
+def example() -> Any:
+    """The module of the example, which is in no package."""
+    spec = importlib.util.spec_from_file_location("make_decoder", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["make_decoder"] = module  # dataclasses look up their module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def folder() -> Path:
+    """The folder with decoder.onnx, planted.onnx and texts.npz, after two steps of training.
+
+    Its temporary directory is removed when the process ends.
+    """
+    place = tempfile.TemporaryDirectory()
+    _KEPT.append(place)
+    path = Path(place.name)
+    code = example().main([*TINY.split(), "--steps", "2", "--out", str(path)])
+    assert code == 0
+    return path
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
