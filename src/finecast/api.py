@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.golden import chosen
-from finecast.data.sources import Data, DataOptions, workload_of
-from finecast.data.workload import Workload
+from finecast.data.sources import Data, DataOptions, calibration_batches, workload_of
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.devices.targets import list_targets
 from finecast.engines import ENGINES
+from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
@@ -45,7 +45,6 @@ from finecast.native.opening import (
 )
 from finecast.native.profiling import ProfileReport, Rounds
 from finecast.native.profiling import profile as profiled
-from finecast.native.subject import Subject
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
@@ -83,7 +82,7 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "baseline")
-_OF_JUDGING: Final = (*_OF_METRICS, "verify", "partial")
+_OF_JUDGING: Final = (*_OF_METRICS, "verify", "lock", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
 
@@ -169,15 +168,53 @@ def convert(
     asked = Policy.of(policy)
     run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
     given, files = _declared(model, group_of(ReadOptions, options), written, run.data)
+    for path in _lock_files(written, run):
+        files.write("the lock", path)
     with reporting(progress, "converting") as report, files.locked() as removed:
         done = given().convert(written, asked, replace(run, progress=report))
-    said = without_opinion(run.user_rules, done.plan.reasons)
-    done = replace(done, warnings=(*removed, *done.warnings, *said))
-    return _savable(Result.of(done), given)
+        said = without_opinion(run.user_rules, done.plan.reasons)
+        done = replace(done, warnings=(*removed, *done.warnings, *said))
+        result = Result.of(done)
+        if run.lock:
+            result = _locked_by_data(result, given(), run)
+    return _savable(result, given)
+
+
+def _lock_files(written: Destination, run: RunOptions) -> Sequence[Path]:
+    """The files of the lock that is asked for; none if none is.
+
+    Raises:
+        UsageError: If there can be none.
+    """
+    if not run.lock:
+        return ()
+    if run.device is not None or not run.verify:
+        raise UsageError(
+            "a lock is of a model that ran in an engine here",
+            where="--lock",
+            fix="leave out --target and --no-verify",
+        )
+    if written.path is None or run.data is None:
+        raise UsageError(
+            "a lock has samples of data, and stands beside a file",
+            where="--lock",
+            fix="give --data and -o",
+        )
+    return lock_files(written.path)
+
+
+def _locked_by_data(result: Result, given: OpenedModel, run: RunOptions) -> Result:
+    """``result``, whose written model has a lock with the first samples of the data."""
+    assert run.data is not None
+    reference = given.reference()
+    calls = calibration_batches(reference, run.data)
+    engine = result.verified.engine or ""
+    return _locked(result, Runner.of(engine), reference, chosen(calls[:1], calls))
 
 
 @checked(
-    Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "user_rules")
+    *(Destination, RunOptions, DataOptions, ReadOptions),
+    without=(*_OF_METRICS, "user_rules", "lock"),
 )
 def apply(
     plan: Plan | str | Path,
@@ -373,7 +410,11 @@ def _searched(
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
         if options.lock and not subject.target:
             outcome = replace(outcome, metric=options.data.label or "metric")
-            outcome = _locked(outcome, subject, workload)
+            engine = subject.verifiers[0]
+            throughput = outcome.objective is Objective.THROUGHPUT
+            runner = Runner.of(f"{engine.name}:{engine.device}", throughput=throughput)
+            calls = chosen(workload.timing(), workload.evaluated())
+            outcome = _locked(outcome, runner, subject.reference, calls)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
         outcome = replace(outcome, plan_out=options.plan_out)
@@ -388,20 +429,19 @@ def _searched(
     return replace(outcome, metric=options.data.label or "metric", warnings=warnings)
 
 
-def _locked(outcome: Result, subject: Subject, workload: Workload) -> Result:
+def _locked(
+    outcome: Result, runner: Runner, reference: Session, calls: Sequence[Feeds]
+) -> Result:
     """``outcome``, whose written model has a lock; a warning where it can have none."""
     assert outcome.output is not None
-    engine = subject.verifiers[0]
-    throughput = outcome.objective is Objective.THROUGHPUT
-    deployed = Deployed(
-        path=outcome.output,
-        runner=Runner.of(f"{engine.name}:{engine.device}", throughput=throughput),
-        reference=subject.reference,
-        calls=chosen(workload.timing(), workload.evaluated()),
-    )
+    deployed = Deployed(path=outcome.output, runner=runner, reference=reference, calls=calls)
     lock = lock_beside(outcome.output)
     try:
-        deployed.lock(outcome.plan.digest, outcome.accuracy, outcome.speedup).write(lock)
+        if outcome.improved:
+            made = deployed.lock(outcome.plan.digest, outcome.accuracy, outcome.speedup)
+        else:  # converted: neither a metric nor a race
+            made = deployed.lock(outcome.plan.digest, {}, None)
+        made.write(lock)
     except EngineError as error:
         told = f"no lock was written: {error.what}"
         return replace(outcome, warnings=(*outcome.warnings, told))

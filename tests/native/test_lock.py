@@ -78,6 +78,22 @@ def test_a_changed_weight_is_caught(row: Any, engine: str, tmp_path: Path) -> No
     assert {"model", "numbers"} <= set(found.drifted)
 
 
+def test_convert_writes_a_lock_with_samples_of_the_data(tmp_path: Path) -> None:
+    path, low = tmp_path / "net.onnx", tmp_path / "low.onnx"
+    FRONTENDS[0].write(path, weights())
+    data = {"x": np.random.default_rng(1).normal(size=(40, 16)).astype(np.float32)}
+    options: dict[str, Any] = {"policy": "all:bf16", "lock": True, "progress": False}
+    done = finecast.convert(path, low, data=data, **options)
+    assert done.lock == tmp_path / "low.lock.json"
+    lock = Lock.load(lock_beside(low))
+    assert lock.speedup is None
+    assert lock.samples is not None
+    assert 20 <= lock.samples.count <= 40
+    assert set(finecast.verify(low).drifted) <= {"speed"}
+    with pytest.raises(UsageError, match="a lock has samples of data"):
+        finecast.convert(path, tmp_path / "other.onnx", **options)
+
+
 SETTINGS = {
     "openvino": {
         "INFERENCE_PRECISION_HINT": "bf16",

@@ -35,7 +35,7 @@ Written = Annotated[Destination, Only("path", "force", "external_data", required
 Cleaned = Annotated[Destination, Only(required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
-Run = Annotated[RunOptions, Only("engine", "verify")]
+Run = Annotated[RunOptions, Only("engine", "verify", "lock")]
 Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
 Engine = Annotated[RunOptions, Only("engine")]
 _SAMPLES: Final = ("data", "labels", "calib", "sample_axes", "batch", "decode_steps", "state")
