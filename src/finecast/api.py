@@ -21,7 +21,7 @@ from finecast.data.golden import chosen
 from finecast.data.sources import Data, DataOptions, calibration_batches, workload_of
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.devices.targets import list_targets
-from finecast.engines import ENGINES
+from finecast.engines import ENGINES, get_engine
 from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
@@ -208,8 +208,8 @@ def _locked_by_data(result: Result, given: OpenedModel, run: RunOptions) -> Resu
     assert run.data is not None
     reference = given.reference()
     calls = calibration_batches(reference, run.data)
-    engine = result.verified.engine or ""
-    return _locked(result, Runner.of(engine), reference, chosen(calls[:1], calls))
+    runner = Runner.of(get_engine(result.verified.engine or "").judges)
+    return _locked(result, runner, reference, chosen(calls[:1], calls))
 
 
 @checked(
@@ -412,7 +412,7 @@ def _searched(
             outcome = replace(outcome, metric=options.data.label or "metric")
             engine = subject.verifiers[0]
             throughput = outcome.objective is Objective.THROUGHPUT
-            runner = Runner.of(f"{engine.name}:{engine.device}", throughput=throughput)
+            runner = Runner.of(engine.judges, throughput=throughput)
             calls = chosen(workload.timing(), workload.evaluated())
             outcome = _locked(outcome, runner, subject.reference, calls)
     if options.plan_out is not None and outcome.improved:

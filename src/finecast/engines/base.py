@@ -299,6 +299,11 @@ class Engine(ABC):
         """The name in reports and plans: with the device where that decides the numbers."""
         return self.name
 
+    @property
+    def judges(self) -> str:
+        """The name, for ``get_engine``, of what gives the numbers that plans are judged by."""
+        return f"{self.name}:{self.device}"
+
     def capabilities(self) -> Mapping[Format, Capability]:
         """By format, measured with small kernels: CPU flags alone do not tell."""
         from finecast.engines.probe import probe
