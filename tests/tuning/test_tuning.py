@@ -168,7 +168,8 @@ class Bench:
         )
         model = OnnxModel(file=frontend.load(self.model))
         kind = CompilingSubject if compiles else EngineSubject
-        subject = kind(model=model, engine=chosen, reference=chosen.load(self.model))
+        reference = chosen.load(self.model)
+        subject = kind(model=model, engine=chosen, reference=reference, study=study)
         goal = Goal(
             criterion=criterion,
             objective=objective,
@@ -178,7 +179,7 @@ class Bench:
         if start_s is not None:
             goal = replace(goal, start_s=start_s)
         asked = Policy.parse(policy)
-        return tuning.tune(subject, workload, goal, asked, study=study, start=start)
+        return tuning.tune(subject, workload, goal, asked, start=start)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:
