@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo docs package test test-tensorflow lint bench mutants zoo zoo-sample clean
+.PHONY: help demo docs package test test-tensorflow lint bench judge mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,7 @@ help:
 	@echo "make test   every check: lint, types, import layers, tests"
 	@echo "make test-tensorflow  the tests of TensorFlow models, in an environment of their own"
 	@echo "make lint   the same without the tests"
+	@echo "make judge  plans beside the best ones, on nets of which all are tried"
 	@echo "make docs   the documentation as a site, in build/site"
 	@echo "make package  the wheel and the source archive, tried in an empty environment"
 	@echo "make bench  the benchmarks; figures in benchmarks/RESULTS.md"
@@ -110,6 +111,10 @@ bench: $(VENV)/.installed-dev
 	@set -e; for script in benchmarks/bench_*.py; do \
 	  $(BIN)/python -m benchmarks.$$(basename $$script .py) | tee -a build/bench.jsonl; done
 	@echo "for RESULTS.md: $(BIN)/python -m benchmarks.report build/bench.jsonl"
+
+# Nets of which every plan is tried: how far each tool's plan lies from the best.
+judge: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.judge $(JUDGE_ARGS)
 
 # GROUPS="solver rules" for some of them; SAMPLE=3 for fewer mutants of each module.
 SAMPLE ?= 6

@@ -1,9 +1,10 @@
 """``finecast blame`` on faults that are planted in five nets, beside two ways of others.
 
 Bars: the culprit is among the first three ops named in 95% of 50 faults, and none is named in
-models without a fault. Beside it: bisection for the first N ops that have to stay in fp32, as
-Polygraphy's ``debug precision`` does it, and a walk from the outputs back through ops whose
-results are wrong, as coremltools' ``MLModelComparator`` does it.
+models without a fault: in fp16, in int8, and the fp32 model itself. Beside it: bisection for
+the first N ops that have to stay in fp32, as Polygraphy's ``debug precision`` does it, and a
+walk from the outputs back through ops whose results are wrong, as coremltools'
+``MLModelComparator`` does it.
 
     python -m benchmarks.bench_blame            # all nets; those of shared/models where there
     python -m benchmarks.bench_blame cnn lstm   # some of them
@@ -26,6 +27,7 @@ from benchmarks.blame_nets import (
     faults,
     lstm,
     minilm,
+    own_outliers,
     resnet,
     to_fp16,
     to_int8,
@@ -150,13 +152,14 @@ def main(names: list[str]) -> None:
             continue
         net = make()
         line: dict[str, Any]
-        for low in (to_fp16(net.model), to_int8(net.model, net.feeds)):
+        right = to_fp16(net.model), to_int8(net.model, net.feeds, net.outliers), net.model
+        for low in right:
             found = api.blame(net.model, low, data=net.feeds, progress=False)
             clean += [one.node for one in found.culprits]
             print(
                 json.dumps({"net": net.name, "fault": None, "error": found.value}), flush=True
             )
-        for fault in faults(net, seed=number):
+        for fault in (*own_outliers(net), *faults(net, seed=number)):
             line = {"net": net.name, "fault": fault.kind}
             for way, answer, seconds in answers(net, fault):
                 right = answer.is_right(fault)

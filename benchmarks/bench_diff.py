@@ -26,7 +26,7 @@ import torch
 from finecast.frontends.onnx import load, prepare
 from finecast.graph import Graph
 from finecast.graph.matching import Matching, match
-from finecast.graph.structure import MODEL_INPUT, Structure, structure_of
+from finecast.graph.structure import MODEL_INPUT, Structure, fed, structure_of
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -74,11 +74,12 @@ def main() -> None:
 
 _SHOWN: Final = 0.25
 _ABOUT: Final = """\
-*found*: of the ops in fp32 of the first file, those that are in the second, alone or as a
-group of ops written as others; *of those that compute*: leaving out ops that only move
-numbers. *back*: of the second file's ops, those that are in the first. *right*: of the pairs
-whose modules both files name, those of one module or of two that stand in the same one, as a
-convolution and the norm that is folded into it.
+*ops*: those in fp32 that compute from the numbers of an input. Tables and sizes, which
+engines compute when they load a model, are left out. *found*: of these ops of the first file
+those that are in the second, alone or as a group of ops written as others; *of those that
+compute*: leaving out ops that only move numbers. *back*: of the second file's ops, those that
+are in the first. *right*: of the pairs whose modules both files name, those of one module or
+of two that stand in the same one, as a convolution and the norm that is folded into it.
 """
 
 
@@ -154,10 +155,12 @@ class Found:
 
     def counts(self, *, computing: bool) -> tuple[int, int]:
         """The ops found, and all ops."""
+        live = fed(structure_of(self.before))
         counted = {
             n.id
             for n in self.before.nodes
-            if n.format is Format.FP32
+            if n.id in live
+            and n.format is Format.FP32
             and by_name(n.op).has_numbers
             and not (computing and by_name(n.op).places)
         }

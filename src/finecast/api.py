@@ -44,7 +44,7 @@ from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports.content import Sources, content_of
 from finecast.reports.frontier import write_frontier
-from finecast.reports.plan_report import PlanReport, report_path
+from finecast.reports.plan_report import PlanReport, read_part, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
 from finecast.tuning.blaming import Blame, samples_of
@@ -56,7 +56,7 @@ from finecast.tuning.explanation import Explanation
 from finecast.tuning.goal import Goal, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
-from finecast.tuning.recorded import recorded
+from finecast.tuning.recorded import is_plan, recorded
 from finecast.tuning.result import Result
 from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
@@ -311,7 +311,12 @@ def tuned(
     files.write("the frontier", request.frontier)
     files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        outcome = replace(_searched(given(), output, request, study), source=given().path.name)
+        found = (request.study, request.frontier, request.report)
+        outcome = replace(
+            _searched(given(), output, request, study),
+            source=given().path,
+            files=tuple(path for path in found if path is not None),
+        )
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
@@ -358,6 +363,7 @@ def _searched(
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
+        outcome = replace(outcome, plan_out=options.plan_out)
     if study is not None or options.report is not None:
         phases("kernels", 0, 1)
         outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
@@ -785,6 +791,8 @@ def report(
     *,
     model: Model | None = None,
     study: str | Path | None = None,
+    diff: Plan | Model | None = None,
+    blame: Blame | str | Path | None = None,
     force: bool = False,
 ) -> PlanReport:
     """What is known of a plan, and why each op has its format, for people to look at.
@@ -798,6 +806,8 @@ def report(
         model: The model that the plan was made for: without a study it tells which ops are
             around one another.
         study: The study in which the plan was found; by default the one beside the plan.
+        diff: An earlier plan or another version of the model: what differs from it.
+        blame: The ops to blame in a low model, or the file of ``finecast blame --json``.
         force: Whether an existing output may be replaced.
 
     Raises:
@@ -808,6 +818,8 @@ def report(
     files = CommandFiles(force=force)
     files.read("the source", None if isinstance(source, Plan) else source)
     files.read("the study", study)
+    files.read("the other side", diff if isinstance(diff, str | Path) else None)
+    files.read("the blame", blame if isinstance(blame, str | Path) else None)
     files.write("the report", path)
     found = recorded(source, None if study is None else Path(study))
     plan = found if isinstance(found, Plan) else None
@@ -818,10 +830,31 @@ def report(
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
     elif given is not None:
         _check_same_model(given, found)
+    found = found.beside(
+        diff=None if diff is None else _difference_from(diff, source).to_dict(),
+        blame=blame.to_dict()
+        if isinstance(blame, Blame)
+        else blame and read_part(Path(blame)),
+    )
     with files.locked():
         if path is not None:
             found.save(path, force=force)
     return found
+
+
+def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Difference:
+    """What differs from ``before`` in the plan of a report.
+
+    Raises:
+        UsageError: If the report is of a study or of data, which have no plan to compare.
+    """
+    if isinstance(source, str | Path) and not is_plan(Path(source)):
+        raise UsageError(
+            "a study or a report's data has no plan that can be compared",
+            where=str(source),
+            fix="give the plan",
+        )
+    return diff(before, source)
 
 
 def _check_same_model(given: OpenedModel, found: PlanReport) -> None:

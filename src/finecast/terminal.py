@@ -23,6 +23,12 @@ _UNSAFE: Final = re.compile(
 )
 
 
+class Verbatim(str):
+    """A line that is copied, to a shell or an editor: it is neither wrapped nor indented."""
+
+    __slots__ = ()
+
+
 def finite(value: Any) -> Any:
     """``value`` as strict JSON has it: NaN and infinities become null."""
     if isinstance(value, float):

@@ -127,6 +127,30 @@ def test_mistakes_are_one_line(
     assert what in line
 
 
+def test_changes_and_culprits_are_shown(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low, found = tmp_path / "low.onnx", tmp_path / "blame.json"
+    made = finecast.convert(run / "m.onnx", low, "all:bf16", verify=False, progress=False)
+    old = tmp_path / "old.plan.json"
+    old.write_text(made.plan.to_json())
+    data = DIGITS / "digits_eval.npz"
+    one = ["blame", str(run / "m.onnx"), str(low), "--data", str(data), "--json"]
+    assert main([*one, "--max-error", "0.002"]) == ExitCode.NOT_IMPROVED
+    found.write_text(printed(capsys))
+    plan, page = run / "low.plan.json", tmp_path / "r.html"
+    assert words(plan, "--diff", old, "--blame", found, "-o", page) == 0
+    said = printed(capsys)
+    assert f"From {old}: 25 ops in both" in said
+    assert f"{low}: " in said or "low.onnx: " in said
+    assert words(run / "low.study.db", "--diff", old) == ExitCode.USAGE
+    assert "has no plan that can be compared" in capsys.readouterr().err
+    assert words(plan, "--blame", old) == ExitCode.USAGE
+    assert "blame has no 'low'" in capsys.readouterr().err
+    assert words(plan, "--blame", page) == ExitCode.USAGE
+    assert "it is no JSON" in capsys.readouterr().err
+
+
 def test_another_model_is_refused(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.onnx"
     finecast.convert(DIGITS / "digits.onnx", other, policy="all:bf16", verify=False)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -47,7 +46,7 @@ def run_apart(cases: Sequence[Case], formats: Sequence[Format]) -> list[Outcome]
         for fmt in formats:
             for case in cases:
                 for skipped in range(len(ENGINES[fmt.label]) + 1):
-                    job = pool.submit(_one, case.name, fmt.label, skipped)
+                    job = pool.submit(_one, case, fmt, skipped)
                     try:
                         found.append(job.result())
                         break
@@ -71,15 +70,10 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
-def _one(name: str, fmt: str, skipped: int) -> Outcome:
+def _one(case: Case, fmt: Format, skipped: int) -> Outcome:
     """One case, in the worker; the first ``skipped`` engines crashed on it."""
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
-        return outcome(_named()[name], Format.parse(fmt), Path(folder), skipped=skipped)
-
-
-@lru_cache(maxsize=1)
-def _named() -> dict[str, Case]:
-    return {c.name: c for c in all_cases()}
+        return outcome(case, fmt, Path(folder), skipped=skipped)
 
 
 def sample(cases: Sequence[Case], count: int) -> list[Case]:

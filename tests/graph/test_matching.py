@@ -121,6 +121,18 @@ def test_a_gelu_written_out_is_a_regrouping() -> None:
     assert (group.before, group.after) == ((1,), (1, 2, 3, 4, 5))
 
 
+def test_moves_whose_sizes_are_computed_are_found_between_what_is_sure() -> None:
+    # One exporter states the sizes of a window; the other computes them of the value.
+    moves = "pad", "reshape", "transpose", "reshape"
+    before = chain("norm", *moves, "conv", "relu", weights="a")
+    sizes = [OpStructure(name=f"s{n}", op="shape", inputs=(n,)) for n in range(5)]
+    after = (
+        *(replace(op, shape="?") if op.op in moves else op for op in renamed(before)),
+        *sizes,
+    )
+    assert match(before, after).pairs == {n: n for n in range(len(before))}
+
+
 def test_another_net_is_not_matched() -> None:
     before = chain("conv", "relu", "conv", "relu", weights="ab")
     after = tuple(

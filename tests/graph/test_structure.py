@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from finecast.graph import ConstantStats, Graph
 from finecast.graph.structure import (
+    MODEL_INPUT,
     STRUCTURE_VERSION,
     OpStructure,
+    fed,
     read_structure,
     structure_of,
     write_structure,
@@ -28,7 +30,19 @@ net (float[2,4] x) => (float[2,3] y) {
   [last] y = Relu(b)
 }"""
 
+
 WORDS = st.text(st.characters(exclude_characters=" |", exclude_categories=["Cs", "Z", "C"]))
+
+
+def test_ops_on_constants_and_sizes_are_not_fed() -> None:
+    ops = {"x2": ("mul", (MODEL_INPUT,)), "size": ("shape", (0,)), "half": ("div", (1,))}
+    ops |= {"table": ("range", ()), "scaled": ("mul", (3, 2)), "end": ("add", (0, 4))}
+    structure = tuple(
+        OpStructure(name=name, op=op, inputs=inputs) for name, (op, inputs) in ops.items()
+    )
+    assert {structure[n].name for n in fed(structure)} == {"x2", "end"}
+    names_alone = tuple(replace(op, inputs=()) for op in structure)
+    assert fed(names_alone) == {*range(len(ops))}
 
 
 @given(

@@ -110,8 +110,9 @@ class ToyExamined(Examined):
             f: Sensitivity(
                 values=np.full(len(points.points), f.unit_roundoff**2),
                 weights=np.full(len(points.weights), f.unit_roundoff**2),
+                shared=np.zeros(len(points.shared)),
             )
             for f in formats
         }
-        rounded = {f: roundings(units, points, e, f, {}) for f, e in errors.items()}
+        rounded = {f: roundings(units, points, e, {}) for f, e in errors.items()}
         return Analysis.of(graph, units, MeasuredCost(times_s=named), rounded)

@@ -82,7 +82,7 @@ def test_an_op_alone(gain: float, text: str, decider: str) -> None:
 def test_an_op_among_low_ones_is_low_because_of_their_casts() -> None:
     plan = fastest([90.0, -5.0, 90.0], [0.0, 0.0, 0.0])
     assert set(plan.formats.values()) == {BF16}
-    assert said(plan, "n1") == ("bf16 takes 5 us more, but saves 12 us of casts", "casts")
+    assert said(plan, "n1") == ("bf16 takes 5 us more, but spares casts of 12 us", "casts")
 
 
 def test_an_op_that_would_gain_is_kept_by_its_error() -> None:
@@ -117,7 +117,7 @@ def test_a_low_op_says_why_it_has_not_the_format_that_gains_more() -> None:
     assert decider == "time"
     assert text == (
         "bf16 saves 40 us, its casts cost 12 us; int8 instead of bf16 saves 20 us and"
-        " 6 us of casts, but raises the predicted error from 0.001 to 0.1"
+        " spares casts of 6 us, but raises the predicted error from 0.001 to 0.1"
     )
 
 

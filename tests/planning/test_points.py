@@ -130,3 +130,23 @@ def test_constants_are_points_of_their_reader() -> None:
         (0, 1, (0,)),
         (1, 1, (0,)),
     ]
+
+
+SUBTRACTED = from_text("""\
+input %0 x fp32[4, 4]
+node tanh tanh onnx::Tanh fp32 (%0) -> (%1 a fp32[4, 4])
+node exp exp onnx::Exp fp32 (%1) -> (%2 b fp32[4, 4])
+node sub sub onnx::Sub fp32 (%1, %2) -> (%3 y fp32[4, 4])
+output %3
+""")
+
+
+def test_an_op_rounds_its_result_for_all_readers_together() -> None:
+    units = make_units(SUBTRACTED, permissions(SUBTRACTED), LOW)
+    points = rounding_points(SUBTRACTED, units)
+    (shared,) = points.shared
+    unit, numbers = shared
+    assert unit == units.of[0]
+    places = {at for number in numbers for at in points.points[number].places}
+    assert places == {(1, 0), (2, 0)}
+    assert not rounding_points(SUBTRACTED, units, results=False).shared

@@ -49,12 +49,14 @@ def priced(graph: Graph, *lows: Format, slow: float = 1.0) -> tuple[Planner, Ana
     units = make_units(graph, allowed, lows)
     points = rounding_points(graph, units)
     error = Sensitivity(
-        values=np.full(len(points.points), 1e-4), weights=np.full(len(points.weights), 1e-4)
+        values=np.full(len(points.points), 1e-4),
+        weights=np.full(len(points.weights), 1e-4),
+        shared=np.zeros(len(points.shared)),
     )
     times = {
         f: {n.name: 1e-3 * (1 if f is FP32 else slow) for n in graph.nodes} for f in formats
     }
-    found = {f: roundings(units, points, error, f, {}) for f in lows}
+    found = {f: roundings(units, points, error, {}) for f in lows}
     return planner, Analysis.of(graph, units, MeasuredCost(times_s=times), found)
 
 

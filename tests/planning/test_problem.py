@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -102,7 +103,7 @@ def stated(
             units=units,
             times={f: np.full(count, 2.0 if f is FP32 else 1.0) for f in formats},
             cast_time=price,
-            rounded={f: roundings(units, points, measured, f, pinned) for f in formats[1:]},
+            rounded={f: roundings(units, points, measured, pinned) for f in formats[1:]},
             io=io or {},
         ),
     )
@@ -173,9 +174,9 @@ def test_the_exact_solver_is_given_the_same_problem(
     points = rounding_points(graph, units)
     amounts = [
         np.array(data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), dtype=float)
-        for n in (len(points.points), len(points.weights))
+        for n in (len(points.points), len(points.weights), len(points.shared))
     ]
-    measured = Sensitivity(values=amounts[0], weights=amounts[1])
+    measured = Sensitivity(values=amounts[0], weights=amounts[1], shared=amounts[2])
     many = stated(graph, units, points, formats=formats, io=io, sensitivity=measured)
     two = labelling.two_sided(many)
     for label in product(range(2), repeat=len(units.members)):
@@ -244,11 +245,12 @@ def error_of(low: tuple[str, ...], fmt: Format, io: dict[int, Format]) -> float:
     """The squared error, if rounding x causes 1, the class {a, b} 10 and y 100."""
     formats = (FP32, fmt)
     units = make_units(CHAIN, free(CHAIN, formats=formats), (fmt,))
-    points = rounding_points(CHAIN, units)
+    points = rounding_points(CHAIN, units, results=fmt.encodes_results)
     values = np.zeros(len(points.points))
     for name, amount in (("x", 1.0), ("b", 10.0), ("y", 100.0)):
         values[point_of(CHAIN, points, name)] = amount
-    sensitivity = Sensitivity(values=values, weights=np.array([1000.0, 2000.0]))
+    weights = np.array([1000.0, 2000.0])
+    sensitivity = replace(Sensitivity.zero(points), values=values, weights=weights)
     problem = stated(CHAIN, units, points, formats=formats, io=io, sensitivity=sensitivity)
     chosen = np.array([CHAIN.nodes[nodes[0]].name in low for nodes in units.members])
     return labelling.evaluate(problem, chosen.astype(np.int64)).error
@@ -314,7 +316,7 @@ def test_what_an_op_on_codes_gives_is_as_it_was_timed(
         units=units,
         times={f: np.ones(count) for f in (FP32, int8)},
         cast_time=lambda value, source, to: float(source is not to),
-        rounded={int8: roundings(units, points, Sensitivity.zero(points), int8, {})},
+        rounded={int8: roundings(units, points, Sensitivity.zero(points), {})},
     )
     problem = build_problem(graph, takes, analysis)
     made = int(np.flatnonzero(problem.producer == units.of[0])[0])

@@ -50,6 +50,19 @@ def test_errors_of_all_points(values: list[float], weights: list[float]) -> None
     assert found.probes == model.runs - 1  # all but the reference
 
 
+def test_what_several_readers_share_is_measured_together() -> None:
+    """Two branches that are subtracted: a rounding that both read cancels."""
+
+    def cancels(switch: NDArray[np.bool_]) -> list[Array]:
+        first, second, apart = switch * np.array([0.2, 0.2, 0.1])
+        return [np.array([1.0, first - second, apart])]
+
+    found = measure(3, cancels, shared=[(0, 1), (0, 2)])
+    assert found.values == pytest.approx([0.04, 0.04, 0.01])
+    assert found.shared == pytest.approx([-0.08, 0.0])  # independent ones add up
+    assert found.probes == 1 + 3 + 2
+
+
 def test_a_model_that_rounds_everywhere_says_how_much_and_probes_of_what() -> None:
     found = measure(2, Model([0.1, 0.3])).toward(1.2)
     assert found.total == pytest.approx(1.2)
@@ -213,7 +226,9 @@ def test_no_error_lies_beyond_what_an_output_saturates_at() -> None:
 
 
 def of(values: Sequence[float], total: float) -> Sensitivity:
-    return Sensitivity(values=np.array(values), weights=np.zeros(0), total=total)
+    return Sensitivity(
+        values=np.array(values), weights=np.zeros(0), shared=np.zeros(0), total=total
+    )
 
 
 def test_formats_have_one_saturation_and_each_all_of_what_was_measured() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,19 @@ from finecast.engines.base import KernelTime
 from finecast.graph.text import from_text
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import WHOLE, Adjustment
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.proposing import propose
+from finecast.planning.range_scaling import RULE
 from finecast.planning.units import make_units
 from finecast.rules import Permission
+from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
+from finecast.tuning.blaming import Blame, Culprit, WrongResult
+from finecast.tuning.difference import Side, difference
 from finecast.tuning.findings import Findings, Found, sensitivities
 from finecast.tuning.result import Measured, Result, Verdict
 from finecast.tuning.study import Trial, TrialKey
@@ -132,7 +139,7 @@ def result(count: int = 5, *, improved: bool = True) -> Result:
             analysis=analysis,
             facts=facts_of(planner),
         ),
-        source="chain.onnx",
+        source=Path("chain.onnx"),
         kernels=kernels["tuned"],
         fp32_kernels=kernels["fp32"],
         conditions={
@@ -151,6 +158,45 @@ def content(count: int = 5, **given: Any) -> dict[str, Any]:
     return result(count, **given).report().to_dict()
 
 
+def everything(count: int = 5) -> dict[str, Any]:
+    """The content of a report with all that other verbs add: repairs, changes, culprits."""
+    found = result(count)
+    planner = found.findings.planner
+    assert planner is not None
+    names = [n.name for n in planner.graph.nodes]
+    proof = Reason(rule=RULE, text="v1 reaches 7e4: it is computed times 2^-2; no bit changes")
+    scaled = Adjustment(node=names[0], axis=WHOLE, exponents=(-2,))
+    plan = found.plan.adjusted([scaled], {names[0]: [proof]})
+    before, after = planner.lowest(FP16), plan
+    changes = difference(Side.of_plan(before, "old.json"), Side.of_plan(after, "new.json"))
+    blamed = Blame(
+        low="low.onnx",
+        figure="relative output error",
+        fp32=0.0,
+        value=0.5,
+        restored=0.01,
+        limit=0.02,
+        passed=False,
+        culprits=(
+            Culprit(
+                node=names[1],
+                op="MatMul",
+                format="fp16",
+                moved=(names[2],),
+                alone=0.4,
+                reasons=("overflow: v1 reaches 7e4",),
+                source="net.py:3",
+            ),
+        ),
+        instead=("another",),
+        first=WrongResult(node=names[1], op="MatMul", why="4 numbers NaN or Inf"),
+        ops=count,
+        evaluations=2,
+    )
+    report = replace(found, plan=plan).report()
+    return report.beside(diff=changes.to_dict(), blame=blamed.to_dict()).to_dict()
+
+
 def renamed(made: dict[str, Any], name: str) -> dict[str, Any]:
     """The content with this text wherever a model or a user's file may bring one."""
     named = dict(made)
@@ -160,7 +206,10 @@ def renamed(made: dict[str, Any], name: str) -> dict[str, Any]:
     named["values"] = [{**value, "name": name, "shape": [name]} for value in made["values"]]
     named["reasons"] = [{**reason, "text": name, "rule": name} for reason in made["reasons"]]
     named["summary"] = {**made["summary"], "verdict": name, "heading": name}
-    return named
+    text = json.dumps({part: made[part] for part in ("diff", "blame") if part in made})
+    for op in made["ops"]:
+        text = text.replace(json.dumps(op["name"]), json.dumps(name))
+    return named | json.loads(text)
 
 
 def without_search(found: Result) -> Result:

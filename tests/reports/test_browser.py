@@ -48,11 +48,14 @@ def drawn(page: str, folder: Path) -> str:
 
 
 def test_each_section_is_drawn(tmp_path: Path) -> None:
-    found = drawn(page_of(made.content()), tmp_path)
+    found = drawn(page_of(made.everything()), tmp_path)
     sections = re.findall(r'<section id="(\w+)"', found)
     assert sections == [
         "plans",
         "limits",
+        "repairs",
+        "blame",
+        "diff",
         "time",
         "choices",
         "values",
@@ -63,6 +66,9 @@ def test_each_section_is_drawn(tmp_path: Path) -> None:
     assert "times as fast, measured" in found
     assert found.count('class="dot') == 3  # fp32 and two plans
     assert "bar over" in found  # a value out of fp16's range
+    assert "input 0 times 2<sup>-2</sup>" in found
+    assert "low by itself it makes an error of 40% of the output" in found
+    assert "[object" not in found
 
 
 def test_a_bin_up_to_half_of_the_smallest_number_becomes_zero(tmp_path: Path) -> None:
@@ -86,7 +92,7 @@ def test_a_plan_alone_has_a_page(tmp_path: Path) -> None:
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
-    content = made.renamed(made.content(), "".join(HOSTILE))
+    content = made.renamed(made.everything(), "".join(HOSTILE))
     found = drawn(page_of(content), tmp_path)
     assert "<img" not in found
     assert found.count("<script") == 3

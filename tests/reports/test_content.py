@@ -27,11 +27,13 @@ def content() -> dict[str, Any]:
     return made.content()
 
 
-@pytest.fixture(scope="module", params=["improved", "unchanged", "plan alone"])
+@pytest.fixture(scope="module", params=["improved", "unchanged", "plan alone", "everything"])
 def any_content(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.param == "plan alone":
         plan = made.result().plan
         return content_of(Sources(model="m", plan=plan))
+    if request.param == "everything":
+        return made.everything()
     return made.content(improved=request.param == "improved")
 
 
@@ -68,6 +70,9 @@ def broken(change: dict[str, Any]) -> dict[str, Any]:
         ({"how_to_run": [1]}, r"how_to_run\[0\] is int"),
         ({"lines": "text"}, "lines"),
         ({"result": {}}, "result has no 'verdict'"),
+        ({"blame": {"low": "m"}}, "blame has no 'verdict'"),
+        ({"diff": [1]}, "diff is list"),
+        ({"repairs": [{"op": 99, "operands": [], "reasons": []}]}, "a repair names"),
     ],
 )
 def test_other_content_is_refused(change: dict[str, Any], words: str) -> None:
@@ -183,6 +188,22 @@ def test_facts_are_counts_by_binade(content: dict[str, Any]) -> None:
     low = first["facts"]["first"]
     assert 2.0**low <= 1e-9 < 2.0 ** (low + 1)
     assert content["values"][-1]["facts"]["infs"] == 1
+
+
+def test_repairs_have_what_is_done_and_its_proof() -> None:
+    content = made.everything()
+    (repair,) = content["repairs"]
+    assert content["ops"][repair["op"]]["name"] == "net/layer.0/n0"
+    (operand,) = repair["operands"]
+    assert (operand["at"], operand["lowest"], operand["highest"]) == ("input 0", -2, -2)
+    (reason,) = (content["reasons"][i] for i in repair["reasons"])
+    assert reason["text"].endswith("no bit changes")
+
+
+def test_what_other_verbs_found_is_said_in_a_line() -> None:
+    lines = PlanReport(content=made.everything()).lines
+    assert any(line.startswith("From old.json: 5 ops in both") for line in lines)
+    assert any(line.startswith("low.onnx: 1 op to blame") for line in lines)
 
 
 def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(

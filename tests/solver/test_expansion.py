@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
 from finecast.solver import assignment, expansion
-from finecast.solver.expansion import envelope, highest, label
+from finecast.solver.expansion import envelope, fastest_within, highest, label
 from finecast.solver.labelling import (
     Labelling,
     LabelProblem,
@@ -147,6 +147,31 @@ def test_never_worse_than_the_best_of_two_formats(problem: LabelProblem, lam: fl
 def test_of_two_formats_it_is_the_best(problem: LabelProblem, lam: float) -> None:
     best = min(a.cost(lam) for a in every(problem))
     assert label(problem, lam).cost(lam) == pytest.approx(best, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(labels=2, bound=False), st.sampled_from(LAMS), st.data())
+def test_of_two_formats_it_is_the_best_where_errors_cancel(
+    problem: LabelProblem, lam: float, data: st.DataObject
+) -> None:
+    """A unit that rounds what several read may take away some of their single errors."""
+    eighths = data.draw(
+        st.lists(st.integers(-32, 0), min_size=len(problem.time), max_size=len(problem.time))
+    )
+    less = np.stack([np.zeros(len(eighths)), np.array(eighths) / 8], axis=1)
+    problem = replace(problem, error=problem.error + less)
+    best = min(a.cost(lam) for a in every(problem))
+    assert label(problem, lam).cost(lam) == pytest.approx(best, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(bound=False), st.floats(0.01, 8))
+def test_the_fastest_within_an_error(problem: LabelProblem, error: float) -> None:
+    known = highest(problem)
+    best = min(a.time_s for a in every(problem) if a.error <= error)
+    found = fastest_within(problem, error, known)
+    assert found.error <= error
+    assert found.time_s == pytest.approx(best, rel=1e-5, abs=1e-6)
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,7 +13,12 @@ from torch import nn
 
 from finecast.engines.exact import Exact
 from finecast.frontends import torch as frontend
+from finecast.frontends.torch import probing
 from finecast.native.torch.model import of_module
+from finecast.numbers.formats import Format
+from finecast.planning.points import rounding_points
+from finecast.planning.units import make_units
+from finecast.rules import Permission
 from tests.torch.errors import Errors, first_order, points_of, probed
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -100,3 +105,25 @@ def test_a_cache_that_came_in_hides_no_error_of_the_logits(
     assert all(found[k] > 1e-7 for k in heads)
     assert all(found[k] == 0 for k in caches)
     assert all(alone[k] == 0 for k in heads)
+
+
+class Subtracted(nn.Module):
+    """Two readers of one result, most of whose rounding cancels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = x * 3.0
+        return both.sin() - both.sin().relu() * 0.999
+
+
+def test_a_rounding_that_two_ops_read_is_one() -> None:
+    args = (torch.linspace(0.1, 1.0, 1000),)
+    captured = frontend.capture(Subtracted(), args)
+    both = Permission(formats=frozenset({Format.FP32, Format.BF16}), reasons=())
+    allowed = {n.id: both for n in captured.graph.float_nodes}
+    units = make_units(captured.graph, allowed, (Format.BF16,))
+    points = rounding_points(captured.graph, units)
+    found = probing.first_order(captured, {Format.BF16: points}, args)[Format.BF16]
+    assert points.shared
+    for (_, numbers), more in zip(points.shared, found.shared, strict=True):
+        alone = found.values[[*numbers]].sum()
+        assert alone + more < 0.01 * alone

@@ -28,8 +28,8 @@ class Adjusted(Examined):
     """Adjusts one constant for each kind, but for those of ``lacking``."""
 
     @property
-    def adjusts(self) -> bool:
-        return True
+    def adjusts(self) -> Sequence[Adjust]:
+        return KINDS
 
     def analysis(self, *, of_time: bool = True) -> Any:
         raise NotImplementedError

@@ -84,6 +84,19 @@ def test_models_of_other_names_and_weights() -> None:
     assert found.matched_share == pytest.approx(4 / 6)
 
 
+def test_what_is_computed_at_load_does_not_count() -> None:
+    """One exporter folds a table, the other computes it of constants."""
+    computed = NET.replace(
+        "[between] b = Relu(a)", "[t] t = Exp(r)\n  [between] b = Mul(a, t)"
+    )
+    folded = NET.replace("[between] b = Relu(a)", "[between] b = Mul(a, r)")
+    constants = {**drawn(0, v=(4, 5), w=(5, 3)), **drawn(1, r=())}
+    graphs = (prepared(text, constants).graph for text in (computed, folded))
+    found = difference(*(Side.of_graph(g, "m") for g in graphs))
+    assert [one.shown.node for one in found.ops if Change.GONE in one.changes] == ["t"]
+    assert found.matched_share == 1.0
+
+
 def test_an_op_that_is_written_as_others() -> None:
     gelu = NET.replace("[between] b = Relu(a)", "[between] b = Gelu(a)").replace(
         ": 17", ": 20"

@@ -168,7 +168,9 @@ def test_trials_are_counted_by_model(tmp_path: Path) -> None:
     assert (study.count(), study.count(KEY.model), study.count("none")) == (2, 1, 0)
 
 
-SENSITIVITY = Sensitivity(values=np.array([0.5, 1e-9]), weights=np.zeros(1), total=0.25)
+SENSITIVITY = Sensitivity(
+    values=np.array([0.5, 1e-9]), weights=np.zeros(1), shared=np.array([-1e-9]), total=0.25
+)
 
 
 def test_sensitivities_are_found_again(tmp_path: Path) -> None:
@@ -178,6 +180,7 @@ def test_sensitivities_are_found_again(tmp_path: Path) -> None:
     found = Study(tmp_path / "s.db").sensitivity("key")
     assert found is not None
     assert np.array_equal(found.values, SENSITIVITY.values)
+    assert np.array_equal(found.shared, SENSITIVITY.shared)
     assert np.array_equal(found.weights, SENSITIVITY.weights)
     assert (found.total, found.probes) == (0.25, 0)
     assert study.sensitivity("other") is None

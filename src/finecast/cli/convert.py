@@ -132,7 +132,8 @@ def report(result: Result, *, as_json: bool) -> None:
     for name, value in rows:
         add_row(table, name, value)
     by_hint = result.plan.by_hint and result.plan.lowers
-    write_table(table, *map(Verbatim, result.run_notes if by_hint else ()))
+    code = map(Verbatim, result.run_notes)
+    write_table(table, *(("run it in Python:", *code) if by_hint else ()))
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from finecast.terminal import finite, one_line, printing, safe, write
+from finecast.terminal import Verbatim, finite, one_line, printing, safe, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,12 +39,6 @@ def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     with printing(sys.stdout):
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-
-
-class Verbatim(str):
-    """A note that is copied, to a shell or an editor: it stays on one line."""
-
-    __slots__ = ()
 
 
 def write_table(table: Table, *notes: str) -> None:

@@ -31,7 +31,16 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *("plan_out", "study", "report", "explorer", "frontier", "compile_with"),
+        *(
+            "plan_out",
+            "study",
+            "report",
+            "diff",
+            "blame",
+            "explorer",
+            "frontier",
+            "compile_with",
+        ),
     ),
     "The compiler of a device": (
         *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),

@@ -36,6 +36,20 @@ def run(
         Path | None,
         typer.Option(help="The study with the plan; by default the one beside it."),
     ] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="BEFORE",
+            help="An earlier plan or another version of the model: shows what changed since.",
+        ),
+    ] = None,
+    blame: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="What blame --json printed: shows which ops cost a low model its accuracy.",
+        ),
+    ] = None,
     explorer: Annotated[
         Path | None,
         typer.Option(
@@ -58,12 +72,16 @@ def run(
       finecast report tuned.study.db --json
 
       finecast report old.plan.json model.onnx -o report.html
+
+      finecast report new.plan.json --diff old.plan.json -o changes.html
     """
     from finecast import api
 
     if explorer is not None and output is not None and explorer == output:
         raise UsageError("two outputs have one name", where=str(output), fix="rename one")
-    found = api.report(source, output, model=model, study=study, force=force)
+    found = api.report(
+        source, output, model=model, study=study, diff=diff, blame=blame, force=force
+    )
     written = () if explorer is None else found.model_explorer(explorer, force=force)
     if as_json:
         write_json(found.to_dict())

@@ -21,7 +21,7 @@ from finecast.cli.common import (
     warn_stale,
 )
 from finecast.cli.groups import Only
-from finecast.cli.output import warn
+from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import (
     Casting,
     Device,
@@ -33,7 +33,6 @@ from finecast.cli.policy_options import (
     rule_files,
     user_rules,
 )
-from finecast.cli.tune_report import write_report
 from finecast.data.criterion import Criterion
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
@@ -118,7 +117,7 @@ def run(
     )
     outcome = _searched(files, model, written, how, request, quiet=as_json)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
-    write_report(outcome, request.data.label, output, plan, as_json=as_json)
+    write_report(outcome, outcome.comparison, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
 
 

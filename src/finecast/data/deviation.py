@@ -49,6 +49,15 @@ _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX, OpKind.QUANTIZE})
 _STEPS: Final = frozenset({"floor", "ceil", "round", "trunc", "sign", "mod", "floor_divide"})
 
 
+def fp32_error(ops: int) -> float:
+    """The relative error that two programs of so many ops in fp32 may have between them.
+
+    Engines and exporters fuse ops, fold constants and reorder sums: all of these round anew.
+    """
+    one = ENGINE_FACTOR * Format.FP32.unit_roundoff
+    return one * math.sqrt(ROUNDINGS_PER_OP * ops)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
     """The difference of an output y from fp32's, r.

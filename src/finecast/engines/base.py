@@ -232,6 +232,8 @@ class Engine(ABC):
             itself, and tells the kernels of every model.
         serves_streams: Whether it serves several requests at once, as in a server.
         tells_kernels: Whether sessions that are loaded with ``profiling`` tell their kernels.
+        untried: Which formats ``tune`` does not try where nobody names one, and how they are
+            tried; empty if it tries all that gain.
     """
 
     name: str
@@ -240,6 +242,7 @@ class Engine(ABC):
     lowers_by_hint: bool = False
     serves_streams: bool = False
     tells_kernels: bool = False
+    untried: str = ""
 
     @property
     def emulates(self) -> Emulation | None:

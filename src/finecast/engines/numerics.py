@@ -63,6 +63,10 @@ TENSORFLOW: Final = (
     "auto_mixed_precision_onednn_bfloat16",
 )
 """Grappler's settings that lower a model; all are off but the one that is asked for."""
+TENSORFLOW_REWRITES: Final[Mapping[Format, str]] = MappingProxyType(
+    {Format.BF16: "auto_mixed_precision_onednn_bfloat16"}
+)
+"""The one of them that lowers a model to a format on a CPU."""
 
 # Environment variables by which the libraries round operands or change kernels.
 _VARIABLES: Final = (

@@ -1,91 +1,132 @@
-"""How a tuned model is run in each engine: the line that ``tune`` prints last."""
+"""How a tuned model is run in each engine: the Python that ``tune`` prints last.
+
+Law: the code runs as it is pasted, from imports to a call, in the types that were measured.
+The inputs of that call are zeros, where their shapes are known; the user's take their place.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from finecast.engines.numerics import HINTS, ONNXRUNTIME_CHANGED, openvino_settings
+from finecast.engines.numerics import (
+    HINTS,
+    ONNXRUNTIME_CHANGED,
+    TENSORFLOW_REWRITES,
+    openvino_settings,
+)
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
+
+Inputs = Mapping[str, tuple[tuple[int, ...], str]]
+"""By the name of an input the shape and NumPy's type of an array for it."""
+_WIDTH: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Code that runs a model in the types that it states.
 
+    In the templates ``{path}`` stands for a literal of the model's path, ``{device}`` for one
+    of the engine's device, and ``settings`` is a name in the code for its settings.
+
     Attributes:
-        code: Python; ``{path}`` stands for a literal of the model's path, ``{config}`` for
-            one of the engine's settings that change numbers.
         modules: What the code imports.
-        call: Python that calls the ``model`` that the code gives.
-        throughput: The code for many requests at once, if it differs.
-        settings: What the code's settings are for.
-        types: What they say of a model that states its types itself.
+        model: An expression that gives the model.
+        call: Statements that call ``model`` on ``inputs``.
+        zeros: An expression that gives zeros of a ``{shape}`` and a ``{dtype}``; empty where
+            the call needs no ``inputs``.
+        before: Statements that stand before the model.
+        throughput: Statements that follow them for many requests at once.
+        settings: Whether there are settings that change numbers, and why they are stated.
+        types: What the settings say of a model that states its types itself.
         serving: How the model is given many requests at once.
-        notes: Notes for users of a low format, by its label.
+        notes: Notes for users of a low format, by its label and the end of the model's name.
+        low: Further statements before the model of a low format, by its label.
+        hint: How the fp32 model is run by the engine's hint for a format, where it has one;
+            ``{settings}`` are OpenVINO's under the hint, ``{rewrite}`` is TensorFlow's.
     """
 
-    code: str
     modules: tuple[str, ...]
-    call: str
-    throughput: str = ""
+    model: str
+    call: tuple[str, ...]
+    zeros: str = ""
+    before: tuple[str, ...] = ()
+    throughput: tuple[str, ...] = ()
     settings: str = ""
     types: str = ""
     serving: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    low: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    hint: str = ""
 
 
-# Statements that make ONNX Runtime's session options.
-_OPTIONS: Final = "; ".join(
-    (
-        "options = onnxruntime.SessionOptions()",
-        *(f"options.add_session_config_entry{entry}" for entry in ONNXRUNTIME_CHANGED.items()),
-    )
+_COMPILED: Final = Usage(
+    modules=("torch",),
+    before=("program = torch.export.load({path})",),
+    model="torch.compile(program.module())",
+    call=(
+        "args, kwargs = program.example_inputs",
+        "with torch.no_grad():",
+        "    outputs = model(*args, **kwargs)",
+    ),
+    low={
+        "int8": (
+            "import torch.ao.quantization.fx._decomposed  # the ops on codes",
+            "torch._inductor.config.freezing = True",
+        )
+    },
 )
 
 USAGES: Final[Mapping[str, Usage]] = {
     "openvino": Usage(
+        modules=("numpy", "openvino"),
         # By default OpenVINO lowers the ops that the plan left in fp32, too.
-        code="openvino.Core().compile_model({path}, config={config})",
-        modules=("openvino",),
-        call="outputs = model(inputs)  # inputs: an array for each input, by its name",
+        model="openvino.Core().compile_model({path}, {device}, settings)",
+        zeros="numpy.zeros({shape}, {dtype})",
+        call=("outputs = model(inputs)",),
         settings="without these settings OpenVINO chooses types itself",
-        types="f32 is for the ops that the plan left in fp32: low types are in the model, and"
-        " stay",
+        types="f32 is for the ops that the plan left in fp32: low types in the model stay",
         serving="give it requests by an openvino.AsyncInferQueue; without the performance hint"
         " OpenVINO serves one request at a time",
         notes={
-            "bf16": "ONNX Runtime has no bf16 on CPUs",
-            "int8_weights": "by default OpenVINO rounds what meets such weights, too: faster"
+            ("bf16", ".onnx"): "ONNX Runtime has no bf16 on CPUs",
+            (
+                "int8_weights",
+                "",
+            ): "by default OpenVINO rounds what meets such weights, too: faster"
             " and less exact",
         },
+        hint="openvino.Core().compile_model({path}, {device}, {settings})",
     ),
     "onnxruntime": Usage(
-        code=f"{_OPTIONS}; onnxruntime.InferenceSession({{path}}, options)",
-        modules=("onnxruntime",),
-        call="outputs = model.run(None, inputs)  # inputs: an array for each, by its name",
-        throughput=f"{_OPTIONS}; options.intra_op_num_threads = 1;"
-        " onnxruntime.InferenceSession({path}, options)",
+        modules=("numpy", "onnxruntime"),
+        before=(
+            "options = onnxruntime.SessionOptions()",
+            *(
+                f"options.add_session_config_entry{entry}"
+                for entry in ONNXRUNTIME_CHANGED.items()
+            ),
+        ),
+        throughput=("options.intra_op_num_threads = 1",),
+        model="onnxruntime.InferenceSession({path}, options)",
+        zeros="numpy.zeros({shape}, {dtype})",
+        call=("outputs = model.run(None, inputs)",),
         serving="call it from a thread for each CPU",
     ),
     "tensorflow": Usage(
-        code='tensorflow.saved_model.load({path}).signatures["serving_default"]',
         modules=("tensorflow",),
-        call="outputs = model(**inputs)  # inputs: a tensor for each input, by its name",
+        model='tensorflow.saved_model.load({path}).signatures["serving_default"]',
+        zeros="tensorflow.zeros({shape}, {dtype})",
+        call=("outputs = model(**inputs)",),
+        hint="call tensorflow.config.optimizer.set_experimental_options({rewrite}) before"
+        " the model is called for the first time",
     ),
-    "torch": Usage(
-        code="torch.compile(torch.export.load({path}).module())",
-        modules=("torch",),
-        call="outputs = model(*inputs)  # inputs: the tensors that the module takes",
-        notes={
-            "int8": "before, import torch.ao.quantization.fx._decomposed, which has the ops on"
-            " codes, and set torch._inductor.config.freezing = True; run it under"
-            " torch.no_grad()",
-        },
-    ),
+    "torch": _COMPILED,
+    "torch-eager": replace(_COMPILED, model="program.module()"),
 }
 
 
@@ -94,78 +135,116 @@ def how_to_run(
     engine: str,
     formats: Collection[str],
     *,
+    inputs: Inputs | None = None,
     throughput: bool = False,
     by_hint: bool = False,
-) -> str:
-    """The text that says how to run ``output``; empty for an engine without a usage.
-
-    Its first line is code alone, to be copied; the lines after it are notes.
+) -> tuple[str, ...]:
+    """Lines of Python that load ``output`` and call it; none for an engine without a usage.
 
     Args:
         output: The tuned model.
-        engine: The engine it was tuned in.
+        engine: The engine it was tuned in, as ``NAME`` or ``NAME:DEVICE``.
         formats: Labels of the formats that its ops compute in.
+        inputs: Arrays that it was called with; None where they are not known.
         throughput: Whether it was tuned for many requests at once.
         by_hint: Whether the engine's hint lowers its ops, and not casts in the model.
     """
-    usage = USAGES.get(engine)
+    name, _, device = engine.partition(":")
+    usage = USAGES.get(name)
     if usage is None:
-        return ""
-    stated, notes = _stated(usage, output, formats, throughput=throughput, by_hint=by_hint)
-    return "\n".join((f"run it: {'; '.join(stated)}", *notes))
-
-
-def script(
-    output: Path,
-    engine: str,
-    formats: Collection[str],
-    *,
-    throughput: bool = False,
-    by_hint: bool = False,
-) -> str:
-    """Complete Python that loads ``output`` and calls it; its arguments are as ``how_to_run``.
-
-    Empty for an engine without a usage.
-    """
-    usage = USAGES.get(engine)
-    if usage is None:
-        return ""
-    stated, notes = _stated(usage, output, formats, throughput=throughput, by_hint=by_hint)
-    *before, model = stated
-    lines = [f"import {module}" for module in usage.modules]
-    notes += [usage.types] if usage.types and not by_hint else []
-    lines += ["", *(f"# {note}" for note in notes), *before, f"model = {model}", usage.call]
-    return "\n".join(lines)
-
-
-def _stated(
-    usage: Usage, output: Path, formats: Collection[str], *, throughput: bool, by_hint: bool
-) -> tuple[list[str], list[str]]:
-    """The statements that give a model of ``output``, the last its value; notes on it."""
+        return ()
     low = _lowered_by(formats) if by_hint else None
-    hint = HINTS[low or Format.FP32]
-    notes = (n for label, n in usage.notes.items() if label in formats and not by_hint)
-    code = (throughput and usage.throughput) or usage.code
-    parts = {"path": repr(str(output)), "config": _config(hint, throughput=throughput)}
-    stated = [statement.format(**parts) for statement in code.split("; ")]
-    told = (usage.settings, usage.serving if throughput else "", *notes)
-    return stated, [note for note in told if note]
+    notes = [usage.settings, usage.types if not by_hint else ""]
+    notes += [usage.serving] if throughput else []
+    notes += [
+        note
+        for (label, end), note in usage.notes.items()
+        if label in formats and output.name.endswith(end) and not by_hint
+    ]
+    lines = [f"import {', '.join(usage.modules)}"]
+    lines += [line for label, of in usage.low.items() if label in formats for line in of]
+    for note in filter(None, notes):
+        indent = "# "
+        lines += textwrap.wrap(f"# {note}", _WIDTH, subsequent_indent=indent)
+    if usage.settings:
+        found = _settings(HINTS[low or Format.FP32], throughput=throughput)
+        lines += ["settings = {", *_filled(found), "}"]
+    parts = {"path": repr(str(output)), "device": repr(device or "CPU")}
+    before = (*usage.before, *(usage.throughput if throughput else ()))
+    lines += [line.format(**parts) for line in before]
+    lines.append(f"model = {usage.model.format(**parts)}")
+    if usage.zeros:
+        lines += _zeros(usage.zeros, inputs)
+    return (*lines, *usage.call)
+
+
+def _zeros(template: str, inputs: Inputs | None) -> list[str]:
+    """The statement that makes ``inputs``, of zeros where their shapes are known."""
+    if not inputs:
+        return ["inputs = {}  # an array for each input, by its name"]
+    zeros = [
+        f"{name!r}: {template.format(shape=shape, dtype=repr(dtype))}"
+        for name, (shape, dtype) in inputs.items()
+    ]
+    if len(zeros) == 1:
+        return [f"inputs = {{{zeros[0]}}}  # your data"]
+    return ["inputs = {  # your data", *(f"    {zero}," for zero in zeros), "}"]
+
+
+def _filled(settings: Mapping[str, Any]) -> list[str]:
+    """A dictionary's items as lines of no more than the usual width."""
+    items = [f"{_literal(key)}: {_literal(value)}," for key, value in settings.items()]
+    lines = [""]
+    for item in items:
+        if len(lines[-1]) + len(item) + 1 > _WIDTH - 4:
+            lines.append("")
+        lines[-1] += f" {item}" if lines[-1] else item
+    return [f"    {line}" for line in lines]
+
+
+def by_the_hint(engine: str, fmt: Format, model: str) -> str:
+    """How an fp32 model is run by an engine's hint; empty where the engine has none.
+
+    Args:
+        engine: The engine, as ``NAME`` or ``NAME:DEVICE``.
+        fmt: The format that the hint lowers to.
+        model: The model in Python: a variable, or a literal of its path.
+    """
+    name, _, device = engine.partition(":")
+    settings = ", ".join(
+        f"{_literal(k)}: {_literal(v)}" for k, v in _settings(HINTS.get(fmt, "")).items()
+    )
+    return (
+        USAGES[name].hint.format(
+            path=model,
+            device=repr(device or "CPU"),
+            settings=f"{{{settings}}}",
+            rewrite={TENSORFLOW_REWRITES.get(fmt, ""): True},
+        )
+        if name in USAGES
+        else ""
+    )
 
 
 def in_memory_notes(plan: Plan) -> tuple[str, ...]:
     """What to tell the user of a model in memory that computes low by a hint alone."""
     low = _lowered_by(plan.counts) if plan.by_hint else None
-    if low is None or plan.engine not in USAGES:
+    code = by_the_hint(plan.engine, low, "model") if low is not None else ""
+    if not code:
         return ()
-    code = USAGES[plan.engine].code.format(path="model", config=_config(HINTS[low]))
     made = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
     return (f'{made}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
 
 
-def _config(hint: str, *, throughput: bool = False) -> str:
-    """OpenVINO's settings as a dictionary in Python."""
+def _settings(hint: str, *, throughput: bool = False) -> dict[str, Any]:
+    """OpenVINO's settings under a precision hint."""
     serving = {"PERFORMANCE_HINT": "THROUGHPUT"} if throughput else {}
-    return str(openvino_settings(hint) | serving).replace("'", '"')
+    return openvino_settings(hint) | serving
+
+
+def _literal(value: object) -> str:
+    """A value in Python, text in double quotes."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _lowered_by(formats: Collection[str]) -> Format | None:

@@ -20,6 +20,7 @@ from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding, Encodings
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
+from finecast.planning.adjustments import Adjustment, AdjustOperand
 from finecast.planning.biases import Bias
 from finecast.planning.edits import (
     ConvertConstant,
@@ -35,6 +36,9 @@ from finecast.planning.points import Switch
 
 OFFSET: Final = "finecast_offset"
 """The input of a model that rounds at random: int64, the number of the first sample."""
+
+SCALE: Final = "finecast_scale"
+"""What the names of multiplications begin with that adjustments insert."""
 
 
 class NativeModel(ABC):
@@ -126,6 +130,20 @@ class NativeModel(ABC):
         """The constant with the id ``value``, stored in one of ``states`` and read as fp32."""
         raise NotImplementedError
 
+    # What adjustments of operands need; the model is read again after them.
+
+    def adjust_attribute(self, node: int, what: Adjustment) -> None:
+        """Give a node other numbers in an attribute."""
+        raise NotImplementedError
+
+    def adjust_constant(self, edit: AdjustOperand) -> None:
+        """Have a node read other numbers in place of a constant's."""
+        raise NotImplementedError
+
+    def multiplied(self, value: int, what: Adjustment) -> Any:
+        """A value times the factors, by a new op that keeps its type."""
+        raise NotImplementedError
+
     # Inputs of the model, and its bodies.
 
     @abstractmethod
@@ -200,6 +218,25 @@ def uses_of(graph: Graph, value: int) -> Iterator[Use]:
                 yield Use(node=node, index=index)
     if found.is_output:
         yield Use(node=None)
+
+
+def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
+    """Adjust operands in ``model``, which has to be read again then.
+
+    Ops that read a value times the same factors share one multiplication.
+    """
+    products: dict[tuple[int, int, tuple[int, ...]], Any] = {}
+    for edit in edits:
+        value, what = edit.value, edit.what
+        if value is None:
+            model.adjust_attribute(edit.node, what)
+        elif model.graph.values[value].constant is not None:
+            model.adjust_constant(edit)
+        else:
+            key = value, what.axis, what.exponents
+            if key not in products:
+                products[key] = model.multiplied(value, what)
+            model.give(value, [Use(node=edit.node, index=what.port)], products[key])
 
 
 def replay(model: NativeModel, changes: Iterable[Edit], exact: Collection[int] = ()) -> None:

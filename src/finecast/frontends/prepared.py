@@ -17,6 +17,7 @@ from finecast.planning.adjustments import Adjustment
 from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.points import Switch
+from finecast.rules.policy import Adjust
 
 
 class PreparedModel(ABC):
@@ -24,12 +25,12 @@ class PreparedModel(ABC):
 
     Attributes:
         graph: The model's graph.
-        adjusts: Whether operands can be adjusted: ``with_mean_errors`` and ``adjusted`` are
-            for models on whose operands there are codes.
+        adjusts: The kinds of adjustments that its operands can have; ``with_mean_errors`` is
+            for those of models on whose operands there are codes.
     """
 
     graph: Graph
-    adjusts: bool = False
+    adjusts: Collection[Adjust] = ()
 
     @property
     @abstractmethod

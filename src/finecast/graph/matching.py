@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Final
 
-from finecast.graph.structure import MODEL_INPUT, OpStructure, Structure
+from finecast.graph.structure import MODEL_INPUT, OpStructure, Structure, fed
 
 # How far neighbourhoods reach. One that is unique within a few steps is found by the first;
 # repeated layers are told apart by their place between anchors.
@@ -109,10 +109,16 @@ def match(before: Structure, after: Structure) -> Matching:
 
 @dataclass(slots=True, kw_only=True)
 class _Side:
-    """One structure; ``readers`` has the ops that read each op, with the input's number."""
+    """One structure.
+
+    ``readers`` has the ops that read each op, with the input's number; ``counted`` those ops
+    that plans decide and that compute from the numbers of an input: exporters differ much in
+    how they compute sizes.
+    """
 
     ops: Structure
     readers: list[list[tuple[int, int]]]
+    counted: frozenset[int]
     partner: dict[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
@@ -122,7 +128,8 @@ class _Side:
             for port, maker in enumerate(op.inputs):
                 if maker != MODEL_INPUT:
                     readers[maker].append((number, port))
-        return cls(ops=ops, readers=readers)
+        counted = frozenset(n for n in fed(ops) if ops[n].decided)
+        return cls(ops=ops, readers=readers, counted=counted)
 
     def left(self) -> list[int]:
         """The ops without a partner, in order."""
@@ -132,6 +139,12 @@ class _Side:
         """The ops that make what an op reads, and those that read it."""
         yield from (n for n in self.ops[number].inputs if n != MODEL_INPUT)
         yield from (n for n, _ in self.readers[number])
+
+
+def _around(side: _Side, group: set[int]) -> set[int]:
+    """The ops that count and read what a group of ops gives, or give what that reads."""
+    near = {m for n in group for m in side.neighbours(n)} - group
+    return near & side.counted
 
 
 @dataclass(slots=True, kw_only=True)
@@ -298,26 +311,47 @@ class _Matcher:
         """Take pairs apart that nothing but kinds speaks for.
 
         A pair has equal names, weights or shapes; or at least half of the pairs around it do.
+        The same holds of several pairs that are joined alike in both graphs: a chain of moves
+        whose sizes one exporter computes and the other states.
         """
         sure = {n for n, other in self.pairs.items() if self._alike(n, other)}
-        waiting = deque(self.pairs)
-        while waiting:
-            n = waiting.popleft()
-            if n in self.pairs and n not in sure and self._held(n, sure):
-                sure.add(n)
-                waiting += self.before.neighbours(n)
+        self._hold(sure)
+        for group in self._guessed(sure):
+            if self._held(group, sure):
+                sure |= group
+        self._hold(sure)
         for n in [n for n in self.pairs if n not in sure]:
             del self.after.partner[self.before.partner.pop(n)]
 
-    def _held(self, number: int, sure: set[int]) -> bool:
-        """Whether at least half of the ops around a pair belong together for sure.
+    def _hold(self, sure: set[int]) -> None:
+        """Add the pairs to ``sure`` that are held by those, one by one."""
+        waiting = deque(self.pairs)
+        while waiting:
+            n = waiting.popleft()
+            if n in self.pairs and n not in sure and self._held({n}, sure):
+                sure.add(n)
+                waiting += self.before.neighbours(n)
 
-        Only ops are counted to which plans give formats: exporters differ in those that
-        compute sizes.
-        """
-        before, after = self.before, self.after
-        near = {n for n in after.neighbours(self.pairs[number]) if after.ops[n].decided}
-        around = [n for n in before.neighbours(number) if before.ops[n].decided]
+    def _guessed(self, sure: set[int]) -> Iterator[set[int]]:
+        """The pairs that are not sure, those together that are joined in both graphs."""
+        seen = set(sure)
+        for start in self.pairs:
+            group, waiting = set[int](), [start]
+            while waiting:
+                n = waiting.pop()
+                if n not in seen:
+                    seen.add(n)
+                    group.add(n)
+                    near = {*self.after.neighbours(self.pairs[n])}
+                    around = (m for m in self.before.neighbours(n) if m in self.pairs)
+                    waiting += [m for m in around if self.pairs[m] in near]
+            if group:
+                yield group
+
+    def _held(self, group: set[int], sure: set[int]) -> bool:
+        """Whether at least half of the ops around pairs belong together for sure."""
+        around = _around(self.before, group)
+        near = _around(self.after, {self.pairs[n] for n in group})
         agree = sum(n in sure and self.pairs[n] in near for n in around)
         return agree > 0 and 2 * agree >= max(len(around), len(near))
 

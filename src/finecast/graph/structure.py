@@ -20,6 +20,9 @@ STRUCTURE_VERSION: Final = 1
 MODEL_INPUT: Final = -1
 """Stands for the producer of the model's inputs in ``OpStructure.inputs``."""
 
+READS_SHAPE_ONLY: Final = frozenset({"shape", "size"})
+"""Canonical ops that use only the shape of what they read, so that rounding it is harmless."""
+
 _DIGITS: Final = 8
 _SEPARATOR: Final = "|"
 _PARTS: Final = 7
@@ -90,6 +93,28 @@ Structure = tuple[OpStructure, ...]
 def structure_of(graph: Graph) -> Structure:
     """The structure of ``graph``; linear in its ports and in the elements of its constants."""
     return graph.once(_structure_of)
+
+
+def fed(structure: Structure) -> frozenset[int]:
+    """The ops that compute from the numbers of an input, by their place in the structure.
+
+    The others compute from constants, or from sizes: engines do that before they run, and
+    exporters state it in very different ways. Without edges all ops are counted.
+    """
+    readers: list[list[int]] = [[] for _ in structure]
+    waiting: list[int] = []
+    for number, op in enumerate(structure):
+        if op.op in READS_SHAPE_ONLY:
+            continue
+        for maker in op.inputs:
+            (waiting if maker == MODEL_INPUT else readers[maker]).append(number)
+    found: set[int] = set()
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            waiting += readers[number]
+    return frozenset(found) if found else frozenset(range(len(structure)))
 
 
 def write_structure(structure: Structure) -> dict[str, Any]:

@@ -68,8 +68,7 @@ class Adjuster:
         Raises:
             EngineError: If a copy of the model that outputs its values does not run.
         """
-        if not self.model.adjusts:
-            return plan
+        kinds = [kind for kind in kinds if kind in self.model.adjusts]
         scaling = tuple(k for k in kinds if k in (Adjust.EQUALISE, Adjust.SMOOTH))
         rescaled = self._rescaled(self.model, scaling)
         plan = self._planned(plan, rescaled)
@@ -157,7 +156,8 @@ def range_scaled(
     policy = planner.policy
     wanted = policy.adjust is None or Adjust.RANGE in policy.adjust
     low = next((f for f in policy.formats if f.has_less_range), None)
-    if not (wanted and judged.prepared.adjusts and judged.facts) or policy.by_hint:
+    wanted = wanted and Adjust.RANGE in judged.prepared.adjusts and not policy.by_hint
+    if not (wanted and judged.facts):
         return judged
     kept = [] if low is None else kept_by_range(planner, low)
     if low is None or not kept:
@@ -168,7 +168,41 @@ def range_scaled(
     model = judged.prepared.adjusted([a for s in scalings for a in s.adjustments])
     facts = scaled_facts(graph, judged.facts, model.graph, scalings)
     made = replace(judge(model, facts), scalings=scalings)
-    return Judged(prepared=model, facts=facts, planner=made)
+    names = {graph.values[i].name: f for i, f in judged.facts.items()}
+    before = {v.id: names[v.name] for v in model.graph.values if v.name in names}
+    return Judged(prepared=model, facts=facts, planner=_with_digits(made, low, before, facts))
+
+
+def _with_digits(
+    planner: Planner,
+    low: Format,
+    before: Mapping[int, ValueFacts],
+    scaled: Mapping[int, ValueFacts],
+) -> Planner:
+    """``planner`` without ops in ``low`` at values most of which lose digits by the scaling.
+
+    A residual stream is scaled as a whole: where it is still small, as at a model's first
+    norm, a mean of squares may fall below the format's normal numbers.
+    """
+    graph, permissions = planner.graph, dict(planner.permissions)
+    lost = {
+        i
+        for i, facts in scaled.items()
+        if i in before and _loses(facts, low) and not _loses(before[i], low)
+    }
+    for node in graph.float_nodes:
+        values = (*graph.following_inputs(node), *graph.following_outputs(node))
+        name = next((v.name for v in values if v.id in lost), "")
+        if name and low in permissions[node.id].formats:
+            why = f"most of {name}, scaled, is below the normal range of {low.label}"
+            permissions[node.id] = permissions[node.id].without(low, why)
+    return replace(planner, permissions=permissions)
+
+
+def _loses(facts: ValueFacts, low: Format) -> bool:
+    """Whether most of a value's numbers other than 0 have fewer digits than ``low`` has."""
+    nonzero = facts.count - facts.zeros
+    return 2 * facts.subnormal_share(low) * facts.count > nonzero
 
 
 def kept_by_range(planner: Planner, low: Format) -> list[int]:

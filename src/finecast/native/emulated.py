@@ -7,7 +7,7 @@ on the device itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts, facts_in
-from finecast.rules.policy import Policy
+from finecast.rules.policy import Adjust, Policy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,9 +151,9 @@ class OnDevice(EngineExamined):
     subject: EmulatedSubject
 
     @property
-    def adjusts(self) -> bool:
-        """Not for a device: what adjustments gain is measured in engines."""
-        return False
+    def adjusts(self) -> Collection[Adjust]:
+        """None for a device: what adjustments gain is measured in engines."""
+        return ()
 
     def calls(self) -> Sequence[Feeds]:
         """The calls on which the model was observed."""

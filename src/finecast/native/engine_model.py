@@ -322,7 +322,7 @@ def counted(
         named = [f"{n} ({', '.join(a)})" if {*a} - {n} else n for n, a in free.items()]
         found = replace(found, notes=found.notes | {"free sizes": ", ".join(named)})
     if told:
-        found = replace(found, notes=found.notes | {"sizes": told})
+        found = replace(found, notes=found.notes | {"counted at": told})
     if options.data is None:
         return found
     return replace(found, warnings=risks(prepared.graph, facts, low), low=low)
@@ -342,11 +342,15 @@ def _drawn_shapes(
     inputs = input_specs(prepared.graph)
     failed: EngineError | UsageError | None = None
     found: tuple[dict[int, tuple[int, ...]], str] | None = None
+    firsts = {s.name: s.shape[:1] for s in inputs if s.shape}
+    batches = [f"{name}={options.batch}" for name in free_dims(firsts)]
     for dims in size_guesses(prepared.graph, options.dims):  # and until no value is empty
-        told = ", ".join(f"{d}={n}" for d, n in dims.items() if d not in options.dims)
+        others = [f"{d}={n}" for d, n in dims.items() if d not in options.dims]
+        drawn = {"--batch": batches, "--dim": others}
+        told = "; ".join(f"{', '.join(v)}, which {k} changes" for k, v in drawn.items() if v)
         try:
             feeds = synthetic_feeds(inputs, batch=options.batch, dims=dims)
-            here = shapes_for(prepared, inputs, feeds), told and f"{told}, which --dim changes"
+            here = shapes_for(prepared, inputs, feeds), told
             found = found or here
             if all(all(sizes) for sizes in here[0].values()):
                 return here

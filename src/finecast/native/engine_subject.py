@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from typing import Any, Final
@@ -64,6 +64,8 @@ class EngineSubject(Subject):
 
     model: Source  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
     engine: Engine
+    profiled: Sequence[KernelTime] = field(default=(), init=False)
+    """The fp32 model's kernels, by the profiles that plans were chosen by."""
 
     @property
     def book(self) -> PriceBook | None:
@@ -77,6 +79,11 @@ class EngineSubject(Subject):
         name, states = self.engine.name, self._plain.states
         codes = (f for f in tried_unnamed(name) if f in states)
         return (Format.BF16, *(f for f in codes if probe_one(self.engine, f).runs))
+
+    @property
+    def untried(self) -> str:
+        """What the engine says of it."""
+        return self.engine.untried
 
     @property
     def runner(self) -> str:
@@ -217,6 +224,8 @@ class EngineSubject(Subject):
         """The kernels of a model by one profile; none if the engine has no profile."""
         if not self.engine.tells_kernels:
             return ()
+        if built is None and self.profiled:
+            return self.profiled
         try:
             model = self.model.loadable if built is None else built.model
             return kernels_of(self.engine, model, workload.timing()[0])
@@ -272,8 +281,8 @@ class EngineExamined(Examined):
         return self.facts
 
     @property
-    def adjusts(self) -> bool:
-        """Whether there are codes among the operands of such models."""
+    def adjusts(self) -> Collection[Adjust]:
+        """The kinds of adjustments that operands of such models can have."""
         return self.prepared.adjusts
 
     def rounded_error(self, plan: Plan) -> float:
@@ -330,7 +339,7 @@ class EngineExamined(Examined):
         calls = self.probed(exact.calls, len(rounded))
         data = *map(feeds_digest, calls), sorted(exact.counted)
         model = self.planner.graph.digest, self.planner.from_type
-        parts = model, data, fmt.label, rounded, environment()
+        parts = model, data, fmt.label, rounded, times.points[fmt].shared, environment()
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
@@ -370,6 +379,7 @@ class EngineExamined(Examined):
             progress=self.progress,
             book=subject.book,
         )
+        subject.profiled = sorted(profiles.high, key=lambda kernel: -kernel.time_s)
         if of_time:
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:

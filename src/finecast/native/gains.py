@@ -83,11 +83,11 @@ def range_gain(plan: Plan, rounded_error: Callable[[Plan], float]) -> Gain | Non
     return Gain.of(Adjust.RANGE, (without, plan), errors)
 
 
-def no_adjustments(what: str) -> UsageError:
-    """The error for a model, described by ``what``, whose operands cannot be adjusted."""
+def no_adjustments(kind: Adjust, what: str) -> UsageError:
+    """The error for a model, described by ``what``, that has no operands for ``kind``."""
     return UsageError(
-        "operands are adjusted in models of ONNX and OpenVINO alone, as engines run them: this"
-        f" is {what}",
+        f"operands are adjusted by {kind.value} in models of ONNX and OpenVINO alone, as"
+        f" engines run them: this is {what}",
         where="--adjust",
         fix="leave it out",
     )

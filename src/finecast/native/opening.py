@@ -235,11 +235,15 @@ def check_written(module: str, output: Path) -> None:
     if entry is None or entry.writes(output):
         return
     named = output.with_suffix("" if entry.writes_folder else entry.suffixes[0])
+    elsewhere = (
+        ", or give finecast.convert or tune the model's path, or the object of its library,"
+        " with this output"
+    )
+    known = any(one.writes(output) for one in FRONTENDS)
     raise UsageError(
         f"what is written of this model are {entry.kind}",
         where=str(output),
-        fix=f"name it {named}, or give finecast.convert or tune the model's path, or the"
-        " object of its library, with this output",
+        fix=f"name it {named}{elsewhere if known else ''}",
     )
 
 

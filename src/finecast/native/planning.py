@@ -100,8 +100,9 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
 
     The same for adjustments of operands if the model has no such operands.
     """
-    if policy.adjust and not prepared.adjusts:
-        raise no_adjustments(f"one of {prepared.library}")
+    for kind in policy.adjust or ():
+        if kind not in prepared.adjusts:
+            raise no_adjustments(kind, f"one of {prepared.library}")
     if policy.by_hint:
         check_by_hint(policy, engine, prepared)
     device = engine.emulates

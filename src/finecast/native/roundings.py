@@ -133,7 +133,7 @@ class Times:
             self.units,
             self.cost,
             {
-                fmt: roundings(self.units, where, errors[fmt], fmt, pinned)
+                fmt: roundings(self.units, where, errors[fmt], pinned)
                 for fmt, where in self.points.items()
             },
             io=io,
@@ -157,7 +157,7 @@ def points_of(
     return {
         fmt: scaled_points(graph, units, planner.permissions, fmt)
         if fmt.has_scales
-        else rounding_points(graph, units, kernels)
+        else rounding_points(graph, units, kernels, results=fmt.encodes_results)
         for fmt, kernels in fused.items()
     }
 
@@ -190,6 +190,7 @@ def probe_sensitivity(
             len(where.points),
             prober(rounded),
             weights=len(where.weights),
+            shared=[at for _, at in where.shared],
             counted=counted,
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )
@@ -257,6 +258,9 @@ class SwitchedProbe:
         if not len(on):
             return self.reference
         span = self._span(on)
+        everything = range(len(self.switches))
+        if len(on) > 1 and self.span == everything:
+            span = everything  # not worth leaving for one run
         if span != self.span:
             try:
                 self._open(span)

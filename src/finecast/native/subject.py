@@ -7,7 +7,7 @@ what differs from the defaults here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,9 +104,9 @@ class Examined(ABC):
         """
 
     @property
-    def adjusts(self) -> bool:
-        """Whether operands can be adjusted for a plan."""
-        return False
+    def adjusts(self) -> Collection[Adjust]:
+        """The kinds of adjustments that a plan's operands can have."""
+        return ()
 
     def rounded_error(self, plan: Plan) -> float:
         """The relative output error of a plan with scaled values, by arithmetic in fp32."""
@@ -218,6 +218,11 @@ class Subject(ABC):
     def tell(self, *notes: str) -> None:
         """Add notes for the user, each once."""
         self.told = (*dict.fromkeys((*self.told, *notes)),)
+
+    @property
+    def untried(self) -> str:
+        """What is not tried where nobody names a format, and how to have it tried."""
+        return ""
 
     @abstractmethod
     def check_formats(self, policy: Policy) -> None:

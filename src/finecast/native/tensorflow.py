@@ -109,12 +109,8 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
         return frontend.input_shapes(self.file.model)
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
-        """A copy that rounds by pairs of casts, or by arithmetic.
-
-        There are no adjustments: those are of products on codes, which TensorFlow lacks.
-        """
-        assert not adjustments
-        return frontend.roundable(self.file, policy)
+        """A copy that rounds by pairs of casts, or by arithmetic."""
+        return frontend.roundable(self.file, policy, adjustments)
 
     def _prepare(self, policy: Policy) -> TensorFlowPrepared:
         return frontend.prepare(self.file, policy)

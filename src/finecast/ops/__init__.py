@@ -6,6 +6,7 @@ its type and is reported: nothing is assumed about it.
 
 from __future__ import annotations
 
+from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.ops.table import OP_TABLE, FlopRule, OpInfo, OpKind, Tier, index_natives
 
 __all__ = [
@@ -31,9 +32,6 @@ READS_ANY_FORMAT = frozenset(
 
 TensorFlow's shape ops are not among them: their nodes state the type that they read.
 """
-
-READS_SHAPE_ONLY = frozenset({"shape", "size"})
-"""Canonical ops that use only the shape of what they read, so that rounding it is harmless."""
 
 _BY_NATIVE = index_natives(OP_TABLE)
 _BY_NAME = {info.name: info for info in (*OP_TABLE, UNKNOWN)}

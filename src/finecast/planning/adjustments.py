@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.graph import Dim, Graph, Node, Value
+from finecast.graph import SCALARS, Dim, Graph, Node, Value
 from finecast.numbers.formats import Format
 
 # Exponent of fp32's largest number divided by its smallest subnormal number.
@@ -30,8 +30,11 @@ WHOLE: Final = 0
 # norm's epsilon, and a bias take no memory to speak of, an embedding does.
 _MOST_COPIED: Final = 1 << 14
 
-ATTRIBUTES: Final = frozenset({"epsilon"})
-"""Attributes of ops that can be adjusted, as graphs call them."""
+ATTRIBUTES: Final = frozenset({"epsilon", SCALARS})
+"""Attributes of ops that can be adjusted, as graphs call them.
+
+Of the numbers that an op has as operands all are multiplied.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

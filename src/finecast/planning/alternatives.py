@@ -89,8 +89,8 @@ class Alternative:
             return f"{self._named} {own}"
         if self.casts > 0:
             return f"{self._named} {own}, its casts cost {casts}"
-        also = " and" if saved and not more else ", but saves"
-        return f"{self._named} {own}{also} {casts} of casts"
+        also = " and" if saved and not more else ", but"
+        return f"{self._named} {own}{also} spares casts of {casts}"
 
     @property
     def _bytes(self) -> str:

@@ -337,9 +337,8 @@ class Plan:
             TypeError,
             ValueError,
         ) as error:
-            malformed = isinstance(error, json.JSONDecodeError)
-            why = "it is no JSON" if malformed else f"{type(error).__name__}: {error}"
-            raise UsageError(f"not a finecast plan: {why}", where=where, fix=fix) from error
+            what = f"not a finecast plan: {_wrong(error)}"
+            raise UsageError(what, where=where, fix=fix) from error
         twice = [
             n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
         ]
@@ -377,6 +376,17 @@ class Plan:
                 fix="give a file that `finecast tune` or `convert --plan-out` wrote",
             ) from error
         return cls.from_json(text, where=str(path))
+
+
+def _wrong(error: Exception) -> str:
+    """What is wrong with a file that was read as a plan."""
+    match error:
+        case json.JSONDecodeError():
+            return f"it is no JSON: {error.msg} in line {error.lineno}"
+        case KeyError(args=(str(key),)):
+            return f"it has no {key!r}"
+        case _:
+            return f"its content is of another form ({error})"
 
 
 def _check_version(content: dict[str, Any], where: str) -> None:

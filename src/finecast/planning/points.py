@@ -75,6 +75,20 @@ class RoundingPoints:
     weights: tuple[Mapping[int, tuple[int, ...]], ...]
     weight_units: tuple[int, ...]
 
+    @property
+    def shared(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Units that round at several points if they are low, each with those points.
+
+        Such a unit's result has several readers, and all of them read the same rounded
+        numbers. What that does to the outputs is not the sum of what each reader alone does:
+        where two branches are subtracted, the common error cancels.
+        """
+        made: dict[int, list[int]] = {}
+        for number, point in enumerate(self.points):
+            for unit in point.makers:
+                made.setdefault(unit, []).append(number)
+        return tuple((unit, tuple(at)) for unit, at in made.items() if len(at) > 1)
+
 
 def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
     """All points that a plan can round; ``free`` are the nodes that may be low."""
@@ -134,7 +148,11 @@ def _carries_on(graph: Graph, node: Node, index: int) -> bool:
 
 
 def rounding_points(
-    graph: Graph, units: Units, fused: Sequence[frozenset[int]] = ()
+    graph: Graph,
+    units: Units,
+    fused: Sequence[frozenset[int]] = (),
+    *,
+    results: bool = True,
 ) -> RoundingPoints:
     """The points of ``find_points``, where points rounded by the same units are one.
 
@@ -142,6 +160,7 @@ def rounding_points(
         graph: The graph.
         units: The units.
         fused: Node ids of each kernel of the low plan: values inside a kernel are not rounded.
+        results: Whether ops in the format round their results, too, and not operands alone.
     """
     kernel_of = {node: k for k, nodes in enumerate(fused) for node in nodes}
     found: dict[tuple[tuple[int, ...], ...], list[Place]] = {}
@@ -151,9 +170,10 @@ def rounding_points(
             continue
         ends = (point.origin,) if origin.is_input else ()
         ends += (point.value,) if at is None else ()
-        makers = () if point.maker is None else (units.of[point.maker],)
+        makers = (units.of[point.maker],) if point.maker is not None and results else ()
         readers = tuple(sorted({units.of[n] for n in point.readers} - {*makers}))
-        found.setdefault((readers, makers, ends), []).append((at, point.port))
+        if readers or makers or ends:
+            found.setdefault((readers, makers, ends), []).append((at, point.port))
     weights = {u: _constant_ports(graph, nodes) for u, nodes in enumerate(units.members)}
     used = {u: ports for u, ports in weights.items() if ports}
     return RoundingPoints(

@@ -50,8 +50,9 @@ class Priced(Enum):
 class Roundings:
     """Squared relative output errors of rounding to one low format.
 
-    A unit u in the format adds ``units[u]``, the error of its constants. Rounding r adds
-    ``errors[r]``, once, if any of the units or pins in ``lists[r]`` has the format.
+    A unit u in the format adds ``units[u]``: the error of its constants, and what changes
+    where all readers of its result read the same rounding, which may be negative. Rounding r
+    adds ``errors[r]``, once, if any of the units or pins in ``lists[r]`` has the format.
     """
 
     units: NDArray[np.float64]
@@ -234,24 +235,24 @@ def roundings(
     units: Units,
     points: RoundingPoints,
     sensitivity: Sensitivity,
-    low: Format,
     pinned: Mapping[int, int],
 ) -> Roundings:
-    """The errors of rounding to ``low``, with the units and pins that cause each.
+    """The errors of rounding to a format, with the units and pins that cause each.
 
     Args:
         units: The units.
         points: Where a plan can round to the format.
         sensitivity: The errors by point and by unit of weights.
-        low: The format; if it is for operands only, makers do not round their results.
         pinned: Pins of declared inputs and outputs, by value id.
     """
     error = np.zeros(len(units.members))
     error[list(points.weight_units)] = sensitivity.weights
+    for (unit, _), error_together in zip(points.shared, sensitivity.shared, strict=True):
+        error[unit] += error_together
     lists = [
         (
             *point.readers,
-            *(point.makers if low.encodes_results else ()),
+            *point.makers,
             *(pinned[value] for value in point.ends if value in pinned),
         )
         for point in points.points

@@ -17,7 +17,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner, chosen, pick
 from finecast.planning.problem import Analysis, build_problem
 from finecast.solver.assignment import Floats, Ints
-from finecast.solver.expansion import envelope
+from finecast.solver.expansion import envelope, fastest_within
 from finecast.solver.flips import Flips, flips
 from finecast.solver.frontier import frontier
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate, two_sided
@@ -44,7 +44,8 @@ def frontier_of(
 
     Laws: time falls and error grows strictly. With a single low format each choice has the
     least cost at its price of error, and is found by one minimum cut; among more formats
-    expansion moves approximate it, and an integer program solves small ones.
+    expansion moves approximate it, and an integer program solves small ones. Where all errors
+    of units are positive, the choices of a single low format are nested, and found together.
 
     Args:
         planner: The graph, and what the rules left.
@@ -57,7 +58,7 @@ def frontier_of(
         RuleConflictError: If a unit may have no format.
     """
     problem = build_problem(planner.graph, planner.permissions, analysis)
-    if problem.labels == 2:
+    if problem.labels == 2 and problem.is_monotone:
         return tuple(
             Choice.of(step, problem, step.low, analysis, index=step.index)
             for step in frontier(two_sided(problem), max_steps=most)
@@ -101,14 +102,22 @@ def between(
     return [proposal(planner, analysis, steps[i]) for i in places]
 
 
-def near(planner: Planner, analysis: Analysis, error: float) -> list[Proposal]:
-    """Plans between steps of the frontier, with this squared error or somewhat less."""
-    about = (min(_SHARES) ** 2 * error, error)
+def near(
+    planner: Planner,
+    analysis: Analysis,
+    error: float,
+    shares: Sequence[float] = _SHARES,
+) -> list[Proposal]:
+    """Plans between steps of the frontier, of these shares of an error at the most.
+
+    ``error`` is squared; the shares are of its root.
+    """
+    about = (min(shares) ** 2 * error, error)
     steps = [
         c for c in frontier_of(planner, analysis, errors=about) if math.isfinite(c.time_s)
     ]
     found: dict[tuple[Format, ...], Proposal] = {}
-    for share in _SHARES:
+    for share in shares:
         choice = within(planner, analysis, steps, share**2 * error)
         if choice is not None and choice.lowers and choice.formats not in found:
             name = f"between steps, error {math.sqrt(choice.error):.3g}"
@@ -129,9 +138,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
         used = set(plan.formats.values())
         added = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)
         error = analysis.saturation.together(added)
-        name = "lowest"
-        if len(analysis.rounded) > 1:
-            name += f" in {', '.join(f.label for f in formats)}"
+        name = f"{', '.join(f.label for f in formats)} wherever permitted"
         found.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
     return found
 
@@ -188,7 +195,8 @@ def within(
     numbers = {f: number for number, f in enumerate(analysis.times)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
     problem = build_problem(planner.graph, planner.permissions, analysis)
-    found = _descend(problem, slow, fast, analysis.saturation.apart(error))
+    apart = analysis.saturation.apart(error)
+    found = fastest_within(problem, apart, _descend(problem, slow, fast, apart))
     choice = Choice.of(found, problem, found.label, analysis)
     # Errors that were taken apart and put together again may be off in their last digit.
     return choice if choice.time_s < pair[0].time_s and choice.error <= error else None

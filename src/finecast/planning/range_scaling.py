@@ -30,6 +30,7 @@ from finecast.planning.adjustments import WHOLE, Adjustment, multipliable
 from finecast.planning.plan import Plan
 from finecast.planning.scalable import LINEAR
 from finecast.rules.base import Reason
+from finecast.rules.constants import scalars
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.observed import range_limit
 
@@ -57,7 +58,9 @@ class _Law:
     ``weight`` it is the sum of the exponents of the operands at ``factors``, each times the
     number given there; with weight 0 that ties nothing. A constant at one of the ports
     ``absorbs`` is multiplied so that the sum is right. The operand at port 0 may have any
-    exponent if the attribute ``epsilon`` is scaled by it times ``epsilon``.
+    exponent if the attribute ``epsilon`` is scaled by it times ``epsilon``. With ``numbers``
+    the numbers that the op has as operands have the results' exponent, too. All other
+    operands have their own numbers.
     """
 
     alike: tuple[int, ...] = ()
@@ -65,6 +68,7 @@ class _Law:
     weight: int = 0
     absorbs: tuple[int, ...] = ()
     epsilon: int = 0
+    numbers: bool = False
 
 
 # Operands and results are all multiplied by one number, or none is.
@@ -74,6 +78,12 @@ _HOMOGENEOUS: Final = frozenset(
     | {"clip", "reduce_l1", "reduce_l2", "reduce_max", "reduce_mean", "reduce_min"}
     | {"reduce_sum", "relu", "sub", "sum", "where"}
 )
+# Homogeneous ops by what becomes of numbers that are no values, as the 2 of ``x + 2``: they
+# are multiplied as operands are, or left as they are factors.
+_ADDED: Final = frozenset({"add", "clip", "max", "min", "pad", "sub", "where"})
+_FACTORS: Final = frozenset({"mul", "div", "leaky_relu", "reduce_l1", "reduce_l2"})
+# With these settings ops are not homogeneous, or a number among them is no operand.
+_SETTINGS: Final = frozenset({"alpha", "rounding_mode"})
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _PRODUCT: Final = _Law(factors={0: 1, 1: 1}, weight=1, absorbs=(1, 0))
 _LAWS: Final[Mapping[str, _Law]] = {
@@ -86,6 +96,9 @@ _LAWS: Final[Mapping[str, _Law]] = {
     "sqrt": _Law(factors={0: 1}, weight=2),
     "rsqrt": _Law(factors={0: -1}, weight=2),
     "reciprocal": _Law(factors={0: -1}, weight=1),
+    "attention": _Law(alike=(2,)),
+    "addmm": _Law(factors={1: 1, 2: 1}, weight=1, absorbs=(2, 1), alike=(0,)),
+    "einsum": _PRODUCT,
     **dict.fromkeys(
         ("linear", "gemm", "conv", "group_conv", "conv_transpose"),
         _Law(factors={0: 1, 1: 1}, weight=1, absorbs=(1, 0), alike=(2,)),
@@ -107,28 +120,76 @@ _POWERS: Final = {2.0: _LAWS["square"], 0.5: _LAWS["sqrt"]}
 
 def _law(graph: Graph, node: Node) -> _Law | None:
     """The law of ``node``; None if what it reads and gives has to have its own numbers."""
-    if node.format is not Format.FP32 or node.region or SCALARS in node.attributes:
+    if node.format is not Format.FP32 or node.region:
         return None
-    ports = tuple(p for p, _ in _read(graph, node))
-    if node.op in _HOMOGENEOUS or (by_name(node.op).kind in _MOVES and by_name(node.op).exact):
-        return _Law(alike=ports)
+    reads = dict(_read(graph, node))
+    found = _law_of(graph, node, tuple(reads))
+    if found is None or not found.factors.keys() <= reads.keys():
+        return None
+    alike = (reads[port] for port in found.alike if port in reads)
+    return found if all(map(_may_be_alike, alike)) else None
+
+
+def _law_of(graph: Graph, node: Node, ports: tuple[int, ...]) -> _Law | None:
     if node.op == "pow":
-        power = graph.read(node, 1)
-        constant = None if power is None else power.constant
-        if constant is None or constant.size != 1:
-            return None
-        return _POWERS.get(float(constant.read().reshape(-1)[0]))
+        return _power(graph, node)
     if node.op in _NORMS:
         return _norm(graph, node)
-    found = _LAWS.get(node.op)
-    if found is not None and found.factors.keys() <= set(ports):
-        return found
-    return None
+    if SCALARS in node.attributes and node.op in _ADDED | _FACTORS:
+        return _with_numbers(node, ports)
+    if node.op in _HOMOGENEOUS or _moves(node):
+        # A clip that reads one value alone has bounds that are not seen here.
+        hidden = SCALARS in node.attributes or (node.op == "clip" and len(ports) < 2)
+        return None if hidden else _Law(alike=ports)
+    if node.op == "einsum" and len(ports) != len(_PRODUCT.factors):
+        return None
+    if node.op == "attention" and _gives_more(graph, node):
+        return None
+    return _LAWS.get(node.op)
+
+
+def _moves(node: Node) -> bool:
+    info = by_name(node.op)
+    return info.kind in _MOVES and info.exact
+
+
+def _with_numbers(node: Node, ports: tuple[int, ...]) -> _Law | None:
+    """The law of an op one of whose operands is a number and no value."""
+    named = node.attributes.keys()
+    # Of the bounds of PyTorch's hardtanh the second may be left out.
+    if (
+        not _SETTINGS.isdisjoint(named)
+        or len(ports) > 1
+        or ("min_val" in named) > ("max_val" in named)
+    ):
+        return None
+    if node.op in _FACTORS:
+        return _Law(alike=ports)
+    return _Law(alike=ports, numbers=True)
+
+
+def _power(graph: Graph, node: Node) -> _Law | None:
+    power = graph.read(node, 1) if len(node.inputs) > 1 else None
+    constant = None if power is None else power.constant
+    if constant is not None and constant.size == 1:
+        return _POWERS.get(float(constant.read().reshape(-1)[0]))
+    numbers = scalars(node)
+    return _POWERS.get(numbers[0]) if len(numbers) == 1 and len(node.inputs) == 1 else None
+
+
+def _may_be_alike(value: Value) -> bool:
+    """Whether an operand may be multiplied: not a large constant that other ops read, too."""
+    return value.constant is None or multipliable(value) or not _finite(value).any()
+
+
+def _gives_more(graph: Graph, node: Node) -> bool:
+    """Whether results of ``node`` are read beside its first."""
+    results = [graph.values[i] for i in node.outputs[1:] if i is not None]
+    return any(v.uses or v.is_output for v in results)
 
 
 def _norm(graph: Graph, node: Node) -> _Law | None:
-    results = [graph.values[i] for i in node.outputs[1:] if i is not None]
-    if "epsilon" not in node.attributes or any(v.uses or v.is_output for v in results):
+    if "epsilon" not in node.attributes or _gives_more(graph, node):
         return None
     given = tuple(p for p, _ in _read(graph, node) if p in _NORMS[node.op])
     outside = str(node.attributes.get("eps_mode", "")).lower() == "outside_sqrt"
@@ -136,9 +197,15 @@ def _norm(graph: Graph, node: Node) -> _Law | None:
 
 
 def _read(graph: Graph, node: Node) -> Iterator[tuple[int, Value]]:
-    """The fp32 operands of ``node`` that follow its format, by port."""
+    """The fp32 operands of ``node`` that follow its format, by port.
+
+    A norm's scale and shift may stay in fp32 beside low values.
+    """
+    own = _NORMS.get(node.op, ())
     for port, (index, follows) in enumerate(zip(node.inputs, node.follows_in, strict=True)):
-        if index is not None and follows and graph.values[index].format is Format.FP32:
+        if index is None or graph.values[index].format is not Format.FP32:
+            continue
+        if follows or (port in own and graph.values[index].constant is not None):
             yield port, graph.values[index]
 
 
@@ -215,9 +282,24 @@ class _Exponents:
         self.freely = {self.root(v.id) for v in self.graph.values}
         for node in self.graph.nodes:
             law = self.laws.get(node.id)
-            if law is not None and law.weight and self.absorber(node) is None:
+            if law is None or not law.weight or self.absorber(node) is not None:
+                continue
+            if not any(self._is_of_constants(v) for f, v in self._factors(node) if f == 1):
                 made = self.graph.following_outputs(node)
                 self.freely.difference_update(self.root(v.id) for v in made)
+
+    def _is_of_constants(self, value: Value) -> bool:
+        """Whether a factor is computed of constants for one op, as the ``1 + w`` of a norm."""
+        maker = None if value.producer is None else self.graph.nodes[value.producer]
+        law = None if maker is None else self.laws.get(maker.id)
+        return (
+            maker is not None
+            and law is not None
+            and not law.weight
+            and len(value.uses) == 1
+            and value.id not in self.pinned
+            and not self.operands(maker)
+        )
 
     def absorber(self, node: Node) -> int | None:
         """The port of a constant that can give the results of ``node`` any exponent."""
@@ -384,13 +466,19 @@ def scaled_facts(
     }
     own = {node.name for node in graph.nodes}
     for node in scaled.nodes:
-        factors = [] if node.name in own else scaled.constants(node)
+        factors = [] if node.name in own else _numbers_of(scaled, node)
         if len(factors) == 1 and node.inputs[0] in found:  # a multiplication that was inserted
-            power = math.frexp(float(factors[0].read()))[1] - 1
+            power = math.frexp(factors[0])[1] - 1
             for index in node.outputs:
                 if index is not None:
                     found[index] = found[node.inputs[0]].scaled(power)
     return found
+
+
+def _numbers_of(graph: Graph, node: Node) -> list[float]:
+    """The numbers that ``node`` multiplies by: constants, or none that are values."""
+    constants = [float(c.read().reshape(-1)[0]) for c in graph.constants(node) if c.size == 1]
+    return [*constants, *scalars(node)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -423,14 +511,15 @@ class _Changes:
             self._restore(node)
             return
         wanted, reads = self.exponents.result(node), dict(_read(self.graph, node))
-        for port in law.alike:
-            if port in reads:
-                self._multiply(node, port, reads[port], wanted - self._own(reads[port]))
-        if law.epsilon and (squared := law.epsilon * self._own(reads[0])):
-            by = Adjustment(
-                node=node.name, attribute="epsilon", axis=WHOLE, exponents=(squared,)
-            )
-            self.made.setdefault(node.id, []).append(by)
+        for port, value in reads.items():
+            if port in law.alike:
+                self._multiply(node, port, value, wanted - self._own(value))
+            elif port not in law.factors and not (law.epsilon and port == 0):
+                self._multiply(node, port, value, -self._own(value))
+        if law.epsilon:
+            self._multiply_attribute(node, "epsilon", law.epsilon * self._own(reads[0]))
+        if law.numbers and any(scalars(node)):
+            self._multiply_attribute(node, SCALARS, wanted)
         if law.factors:
             factors = {p: reads[p] for p in law.factors}
             self._absorb(node, law, factors, law.weight * wanted)
@@ -446,6 +535,11 @@ class _Changes:
             if index is not None:
                 value = self.graph.values[index]
                 self._multiply(node, port, value, -self._own(value))
+
+    def _multiply_attribute(self, node: Node, name: str, exponent: int) -> None:
+        if exponent:
+            by = Adjustment(node=node.name, attribute=name, axis=WHOLE, exponents=(exponent,))
+            self.made.setdefault(node.id, []).append(by)
 
     def _own(self, value: Value) -> int:
         return 0 if value.constant is not None else self.exponents.at(value.id)

@@ -178,7 +178,7 @@ def re_encoded(
 # correction" (2019), arXiv:1906.04721.
 
 
-_EQUALISATION: Final = "equalisation"
+EQUALISATION: Final = "equalisation"
 
 _MOST_PASSES: Final = 30
 # Binary digits. Factors are rounded to powers of two, so smaller changes do not matter.
@@ -214,7 +214,7 @@ def _why(graph: Graph, site: Site) -> Reason:
     readers = ", ".join(graph.nodes[r.node].name for r in site.readers)
     maker = graph.nodes[site.divided[0].node].name
     text = f"channels between {maker} and {readers} are scaled to weights of one size"
-    return Reason(rule=_EQUALISATION, text=text)
+    return Reason(rule=EQUALISATION, text=text)
 
 
 class _Sizes:
@@ -257,7 +257,7 @@ class _Sizes:
 # language models" (2022), arXiv:2211.10438.
 
 
-_SMOOTHING: Final = "smoothing"
+SMOOTHING: Final = "smoothing"
 
 _ALPHAS: Final = tuple(np.linspace(0.0, 1.0, 11))
 # A site is adjusted only if at most this share of the expected squared error remains.
@@ -304,7 +304,7 @@ def _smoothed(
     weights = np.max([p.largest.max(axis=1) for p in products], axis=0).astype(np.float64)
     names = ", ".join(graph.nodes[r.node].name for r in site.readers)
     text = f"the channels that {names} reads are scaled so that less is lost in {fmt.label}"
-    why = Reason(rule=_SMOOTHING, text=text)
+    why = Reason(rule=SMOOTHING, text=text)
 
     def error(exponents: Exponents) -> float:
         return sum(p.error(exponents, fmt) for p in products)

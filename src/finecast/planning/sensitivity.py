@@ -3,8 +3,11 @@
 Of a model with several outputs it is the error of that output which is worst.
 Roundings are independent to first order, so the squared errors of a plan's rounding points
 add up to the plan's (Higham and Mary, "A new approach to probabilistic rounding error
-analysis", 2019), until they saturate. Many points are probed in groups first: a group whose
-error is negligible is not probed point by point.
+analysis", 2019), until they saturate. One value that several ops read is no exception to
+independence but one rounding: if the op that makes the value rounds it, all readers read the
+same error, which may cancel or add up in the outputs. So the points of such a value are also
+probed together. Many points are probed in groups first: a group whose error is negligible is
+not probed point by point.
 """
 
 from __future__ import annotations
@@ -142,36 +145,48 @@ _WORST: Final = 1e6
 _NEGLIGIBLE: Final = 1e-3
 # Up to this many points each is probed on its own; beyond, in groups first.
 _PROBE_EACH: Final = 160
+# Values with several readers whose points are probed together, too: those of most error, of
+# at least this share of all single errors. A difference below ``_COMMON`` of the points' sum
+# counts as none: it is mostly the noise of few samples, and the solver is faster without.
+_MOST_SHARED: Final = 32
+_SHARED_COUNTS: Final = 0.01
+_COMMON: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
     """Squared relative output error by rounding point and by unit of weights.
 
-    ``total`` is the error of all points at once. ``probes`` counts the runs of the model.
+    ``shared`` is, for each entry of ``RoundingPoints.shared``, the error of its points
+    together less the sum of their single errors: negative where they cancel. ``total`` is the
+    error of all points at once. ``probes`` counts the runs of the model.
     """
 
     values: NDArray[np.float64]
     weights: NDArray[np.float64]
+    shared: NDArray[np.float64]
     total: float = 0.0
     probes: int = 0
 
     @classmethod
     def zero(cls, points: RoundingPoints) -> Sensitivity:
         """Zero errors, where none were measured."""
-        return cls(values=np.zeros(len(points.points)), weights=np.zeros(len(points.weights)))
+        return cls(
+            values=np.zeros(len(points.points)),
+            weights=np.zeros(len(points.weights)),
+            shared=np.zeros(len(points.shared)),
+        )
 
     def fits(self, points: RoundingPoints) -> bool:
         """Whether there is an error for each of ``points``."""
-        return (len(self.values), len(self.weights)) == (
-            len(points.points),
-            len(points.weights),
-        )
+        mine = (self.values, self.weights, self.shared)
+        theirs = (points.points, points.weights, points.shared)
+        return [*map(len, mine)] == [*map(len, theirs)]
 
     @property
     def added(self) -> float:
-        """The sum of all single errors."""
-        return float(self.values.sum() + self.weights.sum())
+        """The sum of all single errors, and of what values with several readers change."""
+        return float(self.values.sum() + self.weights.sum() + self.shared.sum())
 
     @property
     def known(self) -> bool:
@@ -185,7 +200,12 @@ class Sensitivity:
 
     def scaled(self, factor: float) -> Sensitivity:
         """All single errors times ``factor``."""
-        return replace(self, values=self.values * factor, weights=self.weights * factor)
+        return replace(
+            self,
+            values=self.values * factor,
+            weights=self.weights * factor,
+            shared=self.shared * factor,
+        )
 
     def toward(self, total: float | None) -> Sensitivity:
         """The errors scaled to ``total``, measured on more samples; as they are without it.
@@ -270,6 +290,7 @@ def measure(
     probe: Probe,
     *,
     weights: int = 0,
+    shared: Sequence[Sequence[int]] = (),
     counted: Collection[int] | None = None,
     on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
@@ -280,6 +301,7 @@ def measure(
         probe: Runs the model on some samples; its argument has a bool for each of these
             points, then for each unit of weights.
         weights: Number of units whose weights are rounded.
+        shared: Points that one op may round together, by their numbers.
         counted: Numbers of the outputs that the error is of; None for all.
         on_probe: Called with the numbers of runs done and expected.
     """
@@ -288,6 +310,7 @@ def measure(
     return Sensitivity(
         values=errors[:values],
         weights=errors[values:],
+        shared=prober.differences(errors, shared),
         total=prober.together,
         probes=prober.done,
     )
@@ -334,3 +357,21 @@ class _Prober:
             for member in group:
                 result[member] = self.error(np.array([member]))
         return result
+
+    def differences(
+        self, errors: NDArray[np.float64], shared: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        """The error of the points of each of ``shared`` together, less their sum.
+
+        Zero where it is not probed: where the sum is small, or lost an output by itself.
+        """
+        alone = np.array([errors[list(points)].sum() for points in shared])
+        found = np.zeros(len(shared))
+        least = _SHARED_COUNTS * errors.sum()
+        for number in np.argsort(-alone, kind="stable")[:_MOST_SHARED]:
+            if not least < alone[number] < _WORST:
+                continue
+            more = self.error(np.array(shared[number])) - alone[number]
+            if abs(more) >= _COMMON * alone[number]:
+                found[number] = more
+        return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.files import check_writable, write_text
-from finecast.terminal import finite, one_line, safe
+from finecast.terminal import Verbatim, finite, one_line, safe
 
 _VERSION: Final = 1
 """Of the files that ``Report.save`` writes."""
@@ -87,8 +87,10 @@ class Report(ABC):
         """All of it as JSON has it, where numbers may be NaN or infinite."""
 
     def __repr__(self) -> str:
-        """The lines, each escaped."""
-        return "\n  ".join(map(one_line, self.lines))
+        """The lines, each escaped; those after the first are indented, unless copied."""
+        first, *rest = self.lines
+        more = (safe(x) if isinstance(x, Verbatim) else f"  {one_line(x)}" for x in rest)
+        return "\n".join((one_line(first), *more))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as ``--json`` prints it: strict JSON."""

@@ -20,8 +20,11 @@ from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import FLOATS, Format
 from finecast.ops import by_name
 from finecast.ops.flops import flops
+from finecast.planning import biases, range_scaling
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Analysis
+from finecast.planning.rescaling import EQUALISATION, SMOOTHING
 from finecast.reports.summary import summary_of
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.rules.facts import Facts, ValueFacts
@@ -31,6 +34,8 @@ VERSION: Final = 1
 # Numbers of constants that are read for histograms: a second on one core. Most models have
 # fewer; of the others the constants read first have one.
 _MOST_CONSTANTS: Final = 1 << 27
+# Rules of the reasons for adjusted operands.
+_REPAIRS: Final = frozenset({range_scaling.RULE, biases.RULE, EQUALISATION, SMOOTHING})
 # What ``tune --json`` prints that has another place in the content.
 _ELSEWHERE: Final = frozenset({"formats", "sensitivities", "ran"})
 
@@ -90,6 +95,7 @@ def content_of(sources: Sources) -> dict[str, Any]:
         "lines": list(made.lines),
         "values": list(made.values()),
         "units": list(made.units()),
+        "repairs": list(made.repairs()),
         "alone": made.alone(),
         "kernels": made.kernels(),
         "how_to_run": list(sources.how_to_run),
@@ -257,6 +263,22 @@ class _Content:
                 "alone": alone.get(nodes[0], {}),
             }
 
+    def repairs(self) -> Iterator[dict[str, Any]]:
+        """Each op with adjusted operands, which it could not be low without, and the proof."""
+        made: dict[str, list[Adjustment]] = {}
+        for one in self.sources.plan.adjustments:
+            made.setdefault(one.node, []).append(one)
+        for name, adjustments in made.items():
+            decision = self._decided.get(name)
+            if decision is not None and name in self.numbers:
+                yield {
+                    "op": self.numbers[name],
+                    "operands": [_operand(one) for one in adjustments],
+                    "reasons": [
+                        self._reason(r) for r in decision.reasons if r.rule in _REPAIRS
+                    ],
+                }
+
     @cached_property
     def _units(self) -> dict[tuple[int, int], list[str]]:
         """The ops of each unit that costs decided, by the number of their reason.
@@ -371,6 +393,18 @@ def _origin(value: Value) -> int | str:
     if value.producer is not None:
         return value.producer
     return "constant" if value.constant is not None else "input"
+
+
+def _operand(adjustment: Adjustment) -> dict[str, Any]:
+    """What is done to an operand: ``lowest`` and ``highest`` are powers of two."""
+    exponents = adjustment.exponents or (0,)
+    return {
+        "at": adjustment.attribute or f"input {adjustment.port}",
+        "channels": adjustment.channels,
+        "lowest": min(exponents),
+        "highest": max(exponents),
+        "adds": bool(adjustment.add),
+    }
 
 
 def _facts(facts: ValueFacts) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from finecast.errors import UsageError
 from finecast.files import check_writable, write_text
@@ -36,23 +36,30 @@ class PlanReport(Report):
         Raises:
             UsageError: If it is no report of a version that is read here.
         """
-        fix = "give a report, a plan or a study that finecast wrote"
-        if len(text) > _LARGEST_BYTES:
-            what = f"a report of {len(text)} characters: {_LARGEST_BYTES} are the most"
-            raise UsageError(what, where=where, fix=fix)
-        try:
-            content = json.loads(text)
-        except (RecursionError, ValueError) as error:
-            raise UsageError("the report is no JSON", where=where, fix=fix) from error
+        content = _parsed(text, where, "give a report, a plan or a study that finecast wrote")
         check_content(content, where=where)
         return cls(content=content)
+
+    def beside(self, **parts: Mapping[str, Any] | None) -> PlanReport:
+        """This report with parts of other verbs' results: ``diff`` and ``blame``.
+
+        Raises:
+            UsageError: If a part is not what that verb gives.
+        """
+        given = {name: dict(part) for name, part in parts.items() if part is not None}
+        content = {**self.content, **given}
+        check_content(content, where=", ".join(f"--{name}" for name in given))
+        return replace(self, content=content)
 
     @property
     def lines(self) -> Sequence[str]:
         """The verdict, what limits precision, and the next faster plan, in sentences."""
-        said = self.content["summary"]
+        said, diff, blame = (self.content.get(part) for part in ("summary", "diff", "blame"))
+        assert said is not None
         limits = [one["text"] for one in said["limits"]]
         found = [said["verdict"], said["heading"], *limits, said["next_faster"]]
+        found += [f"From {diff['before']}: {'; '.join(diff['summary'])}."] if diff else []
+        found += [f"{blame['low']}: {blame['verdict']}."] if blame else []
         return [line for line in found if line]
 
     def _content(self) -> dict[str, Any]:
@@ -81,6 +88,34 @@ class PlanReport(Report):
             UsageError: If a file exists without ``force``, or the graph is not known.
         """
         return write_model_explorer(self.content, Path(folder), force=force)
+
+
+def read_part(path: Path) -> dict[str, Any]:
+    """What another verb printed with ``--json``, for ``PlanReport.beside``, which checks it.
+
+    Raises:
+        UsageError: If the file is no JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"cannot read it: {error}", where=str(path)) from error
+    fix = "give what finecast prints with --json"
+    found = _parsed(text, str(path), fix)
+    if not isinstance(found, dict):
+        raise UsageError("it is no JSON object", where=str(path), fix=fix)
+    return cast("dict[str, Any]", found)
+
+
+def _parsed(text: str, where: str, fix: str) -> Any:
+    """The JSON content of a file that may come from anybody."""
+    if len(text) > _LARGEST_BYTES:
+        what = f"a file of {len(text)} characters: {_LARGEST_BYTES} are the most"
+        raise UsageError(what, where=where, fix=fix)
+    try:
+        return json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise UsageError("it is no JSON", where=where, fix=fix) from error
 
 
 def report_path(given: str | Path | None) -> Path | None:

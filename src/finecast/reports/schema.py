@@ -127,4 +127,7 @@ def _references(content: Any) -> Iterator[tuple[str, int, Sequence[int]]]:
     for kernels in content["kernels"].values():
         for kernel in kernels:
             yield "a kernel", ops, kernel["ops"]
+    for repair in content.get("repairs", ()):
+        yield "a repair", ops, [repair["op"]]
+        yield "a repair", reasons, repair["reasons"]
     yield "the summary", ops, [one["op"] for one in content["summary"]["limits"]]

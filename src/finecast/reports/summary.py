@@ -33,7 +33,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
             for unit in limiting
             if unit["ops"]
         ],
-        "next_faster": _next_faster(content),
+        "next_faster": next_faster(content["result"], content["plan"]["digest"]),
     }
 
 
@@ -143,10 +143,13 @@ def _gain(saved_ms: float, casts_ms: float) -> str:
     """What a format saves, as the sum of its kernel's time and that of its casts."""
     text = f" By the times that the plan was chosen by it saves {_ms(saved_ms)}"
     if casts_ms:
-        sign = "less" if casts_ms > 0 else "and"
-        text += (
-            f": {_ms(saved_ms + casts_ms)} of its kernel {sign} {_ms(abs(casts_ms))} of casts"
+        casts = _ms(abs(casts_ms))
+        casts = (
+            f"less {casts} of casts"
+            if casts_ms > 0
+            else f"and casts of {casts} that it spares"
         )
+        text += f": {_ms(saved_ms + casts_ms)} of its kernel {casts}"
     return f"{text}."
 
 
@@ -186,16 +189,20 @@ def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: 
     )
 
 
-def _next_faster(content: Mapping[str, Any]) -> str:
-    found = content["result"]
+def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
+    """How much faster the next faster plan was, in the same races, and what it would cost.
+
+    Args:
+        found: What ``tune`` found, as ``--json`` prints it; None if nothing was searched.
+        digest: The plan that was chosen.
+    """
     one = None if found is None else found.get("next_faster")
     if found is None or one is None:
         return ""
-    own = next(
-        (c for c in found["candidates"] if c["plan"] == content["plan"]["digest"]), None
-    )
+    own = next((c for c in found["candidates"] if c["plan"] == digest), None)
     last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
     first = _times_as_good(one, own)
+    predicted = _predicted(one, own)
     good, chosen = f"as {_AS_GOOD[found['objective']]}", "as the chosen one"
     how = "predicted to be faster"
     if first and last:
@@ -206,10 +213,11 @@ def _next_faster(content: Mapping[str, Any]) -> str:
         how = f"{first:.2f} times {good} {chosen}"
     elif one.get("gain"):
         how = f"{one['gain']:.2f} times {good} as {_FP32}"
+    elif predicted:
+        how = f"predicted to be {predicted:.2f} times {good} {chosen}"
     measured = (one.get("measured") or {}).get("relative_error")
-    predicted = one["predicted"]["relative_error"]
     error = f"its output error is {'' if measured else 'predicted as '}"
-    error += _share(predicted if measured is None else measured)
+    error += _share(one["predicted"]["relative_error"] if measured is None else measured)
     metric = f"{found['metric']} {_figure(one['metric'])}"
     known = {
         None: f"it was not evaluated on all data; {error}",
@@ -217,6 +225,15 @@ def _next_faster(content: Mapping[str, Any]) -> str:
         False: f"it misses {accuracy_asked(found)} with {metric}",
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."
+
+
+def _predicted(one: Mapping[str, Any], own: Mapping[str, Any] | None) -> float | None:
+    """How many times as good as the chosen plan another is predicted to be, if it is known."""
+    costs = [
+        (c["predicted"].get("ms") or c["predicted"].get("bytes")) if c else None
+        for c in (own, one)
+    ]
+    return costs[0] / costs[1] if costs[0] and costs[1] else None
 
 
 def _times_as_good(

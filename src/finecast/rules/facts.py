@@ -251,15 +251,18 @@ class ValueFacts:
 
     def flushed_share(self, fmt: Format) -> float:
         """Share of all elements that are nonzero and round to zero in ``fmt``."""
-        return self._share_below(fmt.smallest_subnormal / 2)
+        return self.share_below(fmt.smallest_subnormal / 2)
 
     def subnormal_share(self, fmt: Format) -> float:
         """Share of all elements that are nonzero and below the normal range of ``fmt``."""
-        return self._share_below(fmt.smallest_normal)
+        return self.share_below(fmt.smallest_normal)
 
-    def _share_below(self, power_of_two: float) -> float:
-        """Share of elements below a power of two, which all limits of formats are."""
-        top = math.frexp(power_of_two)[1] - _FIRST_BINADE
+    def share_below(self, limit: float) -> float:
+        """Share of all elements that are nonzero and below ``limit``, or a few less.
+
+        Exact for a power of two, as all limits of formats are; else for the one below it.
+        """
+        top = math.frexp(limit)[1] - _FIRST_BINADE
         below = int(self.binades[: max(top, 0)].sum())
         return below / self.count if self.count else 0.0
 

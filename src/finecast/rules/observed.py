@@ -6,8 +6,9 @@ from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import by_name
-from finecast.rules.base import KEEP, Context, Rule, Ruling
+from finecast.rules.base import ANY, KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS
+from finecast.rules.saturation import absorbing
 
 # If more than half of the nonzero numbers become 0, the relative error of most of the value
 # is no longer bounded by the format's epsilon.
@@ -40,15 +41,24 @@ def divided_by(graph: Graph, value: Value) -> Node | None:
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     graph, low = context.graph, context.low
+    harmless: Ruling | None = None
     for value in (*graph.following_inputs(node), *graph.following_outputs(node)):
         facts = context.facts.get(value.id)
         if facts is None:
             continue
         if facts.largest >= range_limit(low):
+            absorbs = absorbing(graph, context.facts, value, low)
+            evidence = {"largest": facts.largest, "limit": range_limit(low)}
+            if absorbs is not None:
+                text = (
+                    f"{value.name} may overflow in {low.label}: {absorbs.name} saturates first"
+                )
+                harmless = Ruling(permits=ANY, text=text, evidence=evidence)
+                continue
             return Ruling(
                 permits=KEEP,
                 text=f"{value.name} comes too close to the largest {low.label}",
-                evidence={"largest": facts.largest, "limit": range_limit(low)},
+                evidence=evidence,
             )
         share = facts.flushed_share(low)
         divides = divided_by(graph, value) if share else None
@@ -67,7 +77,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
                 text=f"most of {value.name} vanishes in {low.label}",
                 evidence={"share": lost / nonzero, "limit": low.smallest_subnormal},
             )
-    return None
+    return harmless
 
 
 OBSERVED = Rule(name="observed_range", judge=_judge)

@@ -66,7 +66,9 @@ class LabelProblem:
 
     Args:
         time: float64[n, k], seconds of each unit in each format; inf where not permitted.
-        error: float64[n, k], squared error added by the unit's own constants; finite, >= 0.
+        error: float64[n, k], squared error added by the unit's own constants, and, negative
+            or not, by errors of its result that its readers have in common; finite. No
+            labelling's error is negative.
         producer: int64[m], the unit that makes each value, or a pin.
         consumers: The units, or pins, that read each value.
         cast: float64[k, k, m], seconds to cast each value, from the producer's format to a
@@ -100,6 +102,11 @@ class LabelProblem:
                 where=f"unit {nowhere[0]}",
                 fix="relax a rule that forbids a format for it",
             )
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether no unit's own error is negative, so that more low units err no less."""
+        return not (self.error < 0).any()
 
     @property
     def labels(self) -> int:
@@ -157,8 +164,8 @@ def two_sided(problem: LabelProblem) -> Problem:
     casts, too, if a cast to the value's own label takes no time, or as long as from the other.
 
     Raises:
-        ValueError: If there are not two labels, or a cast of a unit's result to its own label
-            takes longer than from the other label.
+        ValueError: If there are not two labels, a unit's error is negative, or a cast of a
+            unit's result to its own label takes longer than from the other label.
     """
     if problem.labels != 2:
         raise ValueError(f"{problem.labels} labels, not 2")

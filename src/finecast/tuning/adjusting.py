@@ -51,8 +51,9 @@ class Adjustments:
         """
         asked = tuple(Adjust) if policy.adjust is None else policy.adjust
         kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
-        if policy.adjust and kinds and not examined.adjusts:
-            raise no_adjustments(f"to run in {subject.runner}")
+        for kind in kinds if policy.adjust else ():
+            if kind not in examined.adjusts:
+                raise no_adjustments(kind, f"to run in {subject.runner}")
         return cls(subject=subject, workload=workload, examined=examined, kinds=kinds)
 
     def measure(self, plan: Plan) -> tuple[Gain, ...]:

@@ -1,7 +1,8 @@
 """Which ops of a low model cost its accuracy, and what shows it.
 
 Law: the ops named are a smallest set whose return to fp32 makes the model pass, confirmed by
-runs: without any one of them it fails. A model that passes has none.
+runs: without any one of them it fails. A model that passes has none, nor has one whose error
+is spread over so many ops that no small set of them is to blame.
 
 The order of suspicion comes from sensitivities: runs on few samples in which one op alone is
 low. Where these explain little of the error, ops are harmful only together, and runs tell in
@@ -21,7 +22,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.deviation import ENGINE_FACTOR, LIMIT, ROUNDINGS_PER_OP, expected
+from finecast.data.deviation import (
+    ENGINE_FACTOR,
+    LIMIT,
+    ROUNDINGS_PER_OP,
+    expected,
+    fp32_error,
+)
 from finecast.data.workload import Workload, probed, probed_rows
 from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
@@ -36,7 +43,7 @@ from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
 from finecast.tuning.emulating import reasons
-from finecast.tuning.judging import Judge
+from finecast.tuning.judging import Judge, peak_of
 
 _SUSPICIOUS: Final = 0.25
 """Ops are harmful only together if their single errors add up to less than this share of the
@@ -45,6 +52,13 @@ error of all: the errors of independent roundings add up (``planning/sensitivity
 _TESTS_BEYOND: Final = 2
 """Tests of sets of ops, as a multiple of those of the usual case, before a set is left as it
 is."""
+
+_LARGEST_SHARE: Final = 0.25
+"""Ops are a small set if they are at most this share of all. Those of a larger set have on
+average less than four times the mean squared error: no binary digit more than the rest."""
+
+_FEW: Final = 3
+"""So many ops are always a small set."""
 
 _SHOWN_OPS: Final = 10
 """Culprits that a printed result names."""
@@ -134,6 +148,8 @@ class Blame(Report):
         limit: The worst figure that passes.
         passed: Whether the low model passes.
         culprits: The smallest set of ops whose return to fp32 makes it pass.
+        spread: The number of ops in that set where it is no small one. The error is then
+            spread over the model, and none is named.
         is_minimal: Whether each of them was seen to be needed.
         instead: Ops of which each would do in place of the culprit: they are harmful only
             together with it.
@@ -153,6 +169,7 @@ class Blame(Report):
     limit: float
     passed: bool
     culprits: tuple[Culprit, ...] = ()
+    spread: int = 0
     is_minimal: bool = True
     instead: tuple[str, ...] = ()
     first: WrongResult | None = None
@@ -168,8 +185,14 @@ class Blame(Report):
         against = f"{self.figure} {self.value:.6g}, fp32 {self.fp32:.6g}"
         if self.passed:
             return f"nothing to blame: {against}, within the limit of {self.limit:.6g}"
-        count = number_of(len(self.culprits), "op")
         least = "" if self.is_minimal else " (fewer may do)"
+        if self.spread:
+            return (
+                f"no few ops to blame: {against}, limit {self.limit:.6g}; the error is spread:"
+                f" {self.spread} of {number_of(self.ops, 'op')}{least} in fp32 give"
+                f" {self.restored:.6g}"
+            )
+        count = number_of(len(self.culprits), "op")
         return (
             f"{count} to blame{least}: {against}, limit {self.limit:.6g}; with"
             f" {'it' if len(self.culprits) == 1 else 'them'} in fp32 {self.restored:.6g}"
@@ -250,6 +273,7 @@ class Blame(Report):
         """All of it."""
         return {
             "low": self.low,
+            "verdict": self.verdict,
             "figure": self.figure,
             "fp32": self.fp32,
             "value": self.value,
@@ -257,6 +281,7 @@ class Blame(Report):
             "limit": self.limit,
             "passed": self.passed,
             "culprits": [one.to_dict() for one in self.culprits],
+            "spread": self.spread,
             "is_minimal": self.is_minimal,
             "instead": list(self.instead),
             "first_wrong": None if self.first is None else self.first.to_dict(),
@@ -333,21 +358,27 @@ class _Search:
         members = frozenset(least.members)
         if members not in self.figures:  # all of them, which is the fp32 model
             self.figures[members] = self.judge.baseline
+        first = _first_wrong(low, seen) or _first_out_of_range(low, facts)
+        failed = replace(
+            failed,
+            restored=self.figures[members],
+            is_minimal=least.is_minimal,
+            first=first,
+            ops=len(low.groups),
+        )
+        if len(members) > max(_FEW, _LARGEST_SHARE * len(low.groups)):
+            return replace(failed, spread=len(members))
         instead: tuple[str, ...] = ()
         if after is not None and len(least.members) == 1:
             as_good = np.flatnonzero(after <= _AS_GOOD * after[least.members[0]]).tolist()
             instead = tuple(self._node(k).name for k in as_good if k not in members)
         return replace(
             failed,
-            restored=self.figures[members],
             culprits=tuple(
                 self._culprit(k, alone[k], seen, facts, together=after is not None)
                 for k in least.members
             ),
-            is_minimal=least.is_minimal,
             instead=instead,
-            first=_first_wrong(low, seen) or _first_out_of_range(low, facts),
-            ops=len(low.groups),
         )
 
     def _passes(self, returned: frozenset[int]) -> bool:
@@ -449,13 +480,16 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
     bounds = expected(graph, formats)
     # Engines may round a value for one of its readers alone, so that ops in fp32 err, too.
     coarsest = max((f.unit_roundoff for f in formats.values()), default=0.0)
+    peak = peak_of(formats)
+    own_order = fp32_error(len(graph.float_nodes))
     for node in graph.nodes:
         fmt = formats.get(node.id, Format.FP32)
         for index in node.outputs:
             one = None if index is None else seen.get(index)
             if index is None or one is None:
                 continue
-            limit = max(bounds.relative.get(index, 0.0), ROUNDINGS_PER_OP * coarsest)
+            explained = bounds.relative.get(index, 0.0)
+            limit = max(peak * max(explained, ROUNDINGS_PER_OP * coarsest), own_order)
             if index in bounds.decided:  # its error has no bound, that of its op has one
                 limit = max(limit, LIMIT)
             errs = one.own > ENGINE_FACTOR * ROUNDINGS_PER_OP * coarsest

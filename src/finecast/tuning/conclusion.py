@@ -21,9 +21,10 @@ from finecast.data.scoring import by_output
 from finecast.data.workload import Workload
 from finecast.engines.base import calls_of
 from finecast.engines.probe import Speed
+from finecast.engines.usage import Inputs, by_the_hint
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.native.gains import Gain
-from finecast.native.subject import Built, SourceModel, Subject
+from finecast.native.subject import Built, Hinted, SourceModel, Subject
 from finecast.planning.choices import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -243,9 +244,17 @@ class Conclusion:
                     passed=self.trials.passing(metric),
                     latency_s=measurements.times.latency_s(name),
                     cost=measurements.costs.latency_s(name),
+                    how=self._how(built),
                 )
             )
         return tuple(found)
+
+    def _how(self, built: Built) -> str:
+        """How a model that stands beside the result is run; empty for a model as it is."""
+        if not isinstance(built, Hinted):
+            return ""
+        name = self.subject.model.name
+        return by_the_hint(self.subject.runner, built.format, repr(name))
 
     def _outcome(
         self,
@@ -289,7 +298,14 @@ class Conclusion:
             model=subject.model.model if built is None else built.model,
             built=built,
             conditions=self._conditions(measurements),
+            inputs=self._inputs,
         )
+
+    @property
+    def _inputs(self) -> Inputs:
+        """The arrays of the first call that is timed."""
+        call = next((c for feeds in self.workload.timing() for c in calls_of(feeds)), {})
+        return {name: (array.shape, str(array.dtype)) for name, array in call.items()}
 
     def _conditions(self, measurements: Measurements) -> dict[str, Any]:
         """What the accuracy and the times are of."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
 from finecast.graph import Graph
 from finecast.graph.matching import Matching, match
-from finecast.graph.structure import Structure, structure_of
+from finecast.graph.structure import Structure, fed, structure_of
 from finecast.naming import number_of
 from finecast.ops import by_name
 from finecast.planning.placing import Placement, structure_in
@@ -53,6 +53,7 @@ class OpState:
         why: The same in a sentence.
         rules: The rules that gave a verdict.
         deciding: Those of them that decided.
+        settled: Whether it computes from constants or sizes alone.
         us: Time of its kernel in that format, by the plan's evidence; None if not known.
         error: Relative error of the worst output if it alone had that format; None likewise.
     """
@@ -64,6 +65,7 @@ class OpState:
     why: str = ""
     rules: frozenset[str] = frozenset()
     deciding: frozenset[str] = frozenset()
+    settled: bool = False
     us: float | None = None
     error: float | None = None
 
@@ -167,7 +169,7 @@ class Side:
             for n, op in enumerate(structure)
             if op.name in decided
         }
-        return cls(name=name, structure=structure, states=states)
+        return cls._of(name, structure, states)
 
     @classmethod
     def of_graph(cls, graph: Graph, name: str) -> Side:
@@ -177,7 +179,14 @@ class Side:
             for node in graph.float_nodes
             if node.format is not None and by_name(node.op).has_numbers
         }
-        return cls(name=name, structure=structure_of(graph), states=states)
+        return cls._of(name, structure_of(graph), states)
+
+    @classmethod
+    def _of(cls, name: str, structure: Structure, states: Mapping[int, OpState]) -> Side:
+        """With what is said of each op by its place in the graph."""
+        live = fed(structure)
+        placed = {n: replace(s, settled=n not in live) for n, s in states.items()}
+        return cls(name=name, structure=structure, states=placed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,10 +228,20 @@ class Difference(Report):
 
     @property
     def matched_share(self) -> float:
-        """The lesser share of either side's ops that the other has, too; 1 without ops."""
-        gone, new = (self.count(change) for change in (Change.GONE, Change.NEW))
-        both = len(self.ops) - gone - new
-        return both / (both + max(gone, new)) if self.ops else 1.0
+        """The lesser share of either side's ops that the other has, too; 1 without ops.
+
+        Ops that compute from constants or sizes alone are left out: engines compute them when
+        they load a model, and exporters state them in very different ways.
+        """
+        gone, new = (
+            sum(change in one.changes and not one.shown.settled for one in self.ops)
+            for change in (Change.GONE, Change.NEW)
+        )
+        both = sum(
+            one.before is not None and one.after is not None and not one.shown.settled
+            for one in self.ops
+        )
+        return both / (both + max(gone, new)) if both + gone + new else 1.0
 
     def count(self, change: Change) -> int:
         """The number of ops that differ in this way."""
@@ -302,6 +321,7 @@ class Difference(Report):
         return {
             "before": self.before,
             "after": self.after,
+            "summary": self.summary,
             "matched_share": self.matched_share,
             "renamed": self.renamed,
             "counts": {c.value: self.count(c) for c in Change},

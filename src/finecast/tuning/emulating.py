@@ -202,6 +202,9 @@ def emulate(
 
 # Shares of a value's numbers below this are not reported.
 _NOTED_SHARE: Final = 0.001
+# Of a normal distribution that 255 steps cover up to 10 standard deviations, 3% are below half
+# a step: a value that loses more than this share has outliers.
+_COMMON_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +268,10 @@ def reasons(
     """What the facts say against ``fmt`` at ``node``; if nothing, its few digits."""
     found: list[str] = []
     values = [*graph.following_inputs(node), *graph.following_outputs(node)]
+    if fmt.needs_ranges:
+        for value in graph.following_inputs(node):
+            if value.id in facts:
+                found += _below_half_a_step(value, facts[value.id], fmt)
     for value in {v.id: v for v in values}.values():
         seen = facts.get(value.id)
         found += _constant_range(value, fmt) if seen is None else _observed(value, seen, fmt)
@@ -288,6 +295,18 @@ def _observed(value: Value, seen: ValueFacts, fmt: Format) -> list[str]:
     if small > _NOTED_SHARE:
         return [f"underflow: {small:.1%} of {value.name} is subnormal"]
     return []
+
+
+def _below_half_a_step(value: Value, seen: ValueFacts, fmt: Format) -> list[str]:
+    """That one scale covers a few large numbers and rounds many small ones to 0."""
+    lowest, highest = (np.array([one], np.float64) for one in (seen.lowest, seen.highest))
+    scales, _ = fmt.grid(constant=False).fit(lowest, highest)
+    step = float(scales[0])
+    lost = seen.share_below(step / 2)
+    if lost <= _COMMON_SHARE:
+        return []
+    text = f"outliers: {value.name} reaches {seen.largest:.3g}, and {lost:.0%} of it is below"
+    return [f"{text} half of a step of {step:.2g}, and becomes 0"]
 
 
 def _constant_range(value: Value, fmt: Format) -> list[str]:

@@ -161,7 +161,8 @@ class Explanation(Report):
                 for g in self.groups
             ]
             return [TextTable(left=heads, rows=rows, fold=heads[2:], notes=times)]
-        unsaid = [f"rules without objection: {', '.join(self.silent)}"] if self.silent else []
+        count = number_of(len(self.silent), "other rule")
+        unsaid = [f"{count} without objection: --json names them"] if self.silent else []
         apart = [f"its fp32 kernel falls apart: {text}" for text in self.apart]
         heads = ("rule", "permits", "verdict", "evidence")
         verdicts = TextTable(

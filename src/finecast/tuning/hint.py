@@ -23,7 +23,8 @@ from finecast.planning.problem import Analysis, predicted_error
 class Anchor:
     """What a user gets without tuning, measured like the result and beside it.
 
-    ``cost`` is what the objective counts.
+    ``cost`` is what the objective counts, and ``how`` says how it is run, unless it is run as
+    any model.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Anchor:
     passed: bool
     latency_s: float
     cost: float
+    how: str = ""
 
 
 def better_alone(
@@ -55,9 +57,10 @@ def better_alone(
     if not doubtful:
         return ()
     second = again(doubtful)
+    how = {one.name: f": {one.how}" if one.how else "" for one in good}
     return tuple(
         f"{name} is {1 / cost.median - 1:.1%} faster than the result and no less accurate:"
-        " use it instead"
+        f" use it instead{how[name]}"
         for name in doubtful
         if beside(name).median < 1 and (cost := second(name)).high < 1
     )

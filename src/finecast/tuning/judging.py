@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from finecast.data.criterion import Criterion
-from finecast.data.deviation import expected
+from finecast.data.deviation import expected, fp32_error
 from finecast.data.functions import load_function
 from finecast.data.sources import DataOptions, file_of
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed
@@ -28,6 +29,11 @@ from finecast.usercode import guarded
 _PEAK: Final = 4.0
 """How many times as large as its usual numbers the largest number of a value is. Codes have
 steps that are a share of the largest one, and so round the usual ones by as much more."""
+
+
+def peak_of(formats: Mapping[int, Format]) -> float:
+    """How many times as large as by their digits roundings to the formats are."""
+    return _PEAK if any(fmt.has_scales for fmt in formats.values()) else 1.0
 
 
 class Judge(ABC):
@@ -250,6 +256,8 @@ def explained_error(
 ) -> float:
     """The relative error of the named outputs that rounding explains, the largest of them.
 
+    Ops in fp32 round, too: two fp32 versions of a model differ by that.
+
     Args:
         graph: The graph.
         formats: Low formats by node id.
@@ -257,5 +265,5 @@ def explained_error(
     """
     bounds = expected(graph, formats)
     errors = [bounds.relative.get(v.id, 0.0) for v in graph.outputs if v.name in names]
-    coded = any(fmt.has_scales for fmt in formats.values())
-    return max(errors, default=0.0) * (_PEAK if coded else 1.0)
+    low = max(errors, default=0.0) * peak_of(formats)
+    return math.hypot(low, fp32_error(len(graph.float_nodes)))

@@ -29,18 +29,26 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
     if isinstance(source, Plan):
         return _of_plan(source, study, beside=())
     path = Path(source)
-    head = _head(path)
-    if head.startswith((MAGIC, _REPORT.encode())):
+    if not is_plan(path):
         if study is not None:
             raise UsageError(
                 "a study is given beside something that is no plan",
                 where=str(path),
                 fix="leave one of them out",
             )
-        if head.startswith(MAGIC):
+        if _head(path).startswith(MAGIC):
             return _of_study(path, None)
         return PlanReport.from_json(path.read_text(encoding="utf-8"), where=str(path))
     return _of_plan(Plan.load(path), study, beside=_beside(path))
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is neither a study nor a report's data.
+
+    Raises:
+        UsageError: If it cannot be read.
+    """
+    return not _head(path).startswith((MAGIC, _REPORT.encode()))
 
 
 def _head(path: Path) -> bytes:

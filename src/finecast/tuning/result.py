@@ -12,7 +12,7 @@ from typing import Any, Final
 from finecast.data.certificates import Certificate
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
-from finecast.engines.usage import how_to_run, in_memory_notes, script
+from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError
 from finecast.measure.environment import environment
 from finecast.naming import number_of
@@ -30,11 +30,8 @@ from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
 from finecast.tuning.study import Trial
+from finecast.tuning.summary import TF32_TIMES, comparison, notes
 
-TF32_TIMES: Final = (
-    "times are those of tf32 products, which the compiler or runtime has to switch on; the"
-    " arithmetic that gives the model their numbers is not counted"
-)
 _NOT_RUN: Final = Verified(engine=None)
 
 
@@ -143,7 +140,10 @@ class Result(Report):
         built: What the plan gave; None where it is unchanged or was not tuned.
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
-        source: The name of the model given.
+        source: The path of the model given; a name where it is an object.
+        plan_out: The file that the plan was written to.
+        files: What else was written: the study, pictures and reports.
+        inputs: The arrays of a call that was timed; empty if not tuned.
         fp32_kernels: Those of the fp32 model; profiled for a study or a report only.
         conditions: What the metric and the times are of: the metric to keep, the number of
             samples, the shapes of the feeds that are timed, the date; empty if not tuned.
@@ -189,7 +189,10 @@ class Result(Report):
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
-    source: str = "model"
+    source: Path = Path("model")
+    plan_out: Path | None = None
+    files: tuple[Path, ...] = ()
+    inputs: Inputs = field(default_factory=dict[str, tuple[tuple[int, ...], str]])
     fp32_kernels: tuple[KernelTime, ...] = ()
     conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
     writer: Callable[[Destination], object] | None = None
@@ -210,28 +213,26 @@ class Result(Report):
     @property
     def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
-        ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())
-        casts = number_of(self.casts, "cast")
-        before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
-        if self.verdict is Verdict.CONVERTED:
-            lines = [f"converted by {self.plan.policy}: {ops or 'no op in fp32'}; {casts}"]
-            lines.append(
-                f"{before:.2f} MB before, {after:.2f} MB after, in {self.seconds:.1f} s"
-            )
-            lines += _verified_lines(self.verified)
-        else:
+        warnings = [f"warning: {text}" for text in self.warnings]
+        if self.verdict is not Verdict.CONVERTED:
             lines = [f"{self.verdict.value}: {self.why}"]
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}")
             if self.improved:
                 words = self.objective.words
                 faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
                 lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
-            lines += [] if self.certificate is None else [f"certified: {self.certificate}"]
-            lines.append(f"ops: {ops or 'none in fp32'}; {casts}")
-            told = f"times modelled for {self.target}" if self.target else "times measured"
-            evaluated = number_of(self.evaluations, "evaluation")
-            lines.append(f"{told}; {evaluated} on all data in {self.seconds:.1f} s")
-        return lines + [f"warning: {text}" for text in self.warnings]
+            return [*lines, *warnings, *notes(self)]
+        ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())
+        before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
+        casts = number_of(self.casts, "cast")
+        lines = [f"converted by {self.plan.policy}: {ops or 'no op in fp32'}; {casts}"]
+        lines.append(f"{before:.2f} MB before, {after:.2f} MB after, in {self.seconds:.1f} s")
+        return [*lines, *_verified_lines(self.verified), *warnings]
+
+    @property
+    def comparison(self) -> TextTable:
+        """The models side by side, as a terminal has them in place of the first lines."""
+        return comparison(self)
 
     @property
     def tables(self) -> Sequence[TextTable]:
@@ -321,27 +322,25 @@ class Result(Report):
 
     @property
     def run_notes(self) -> tuple[str, ...]:
-        """How the model is run so that it computes as planned: a line of code, and notes."""
+        """How the model is run so that it computes as planned: Python, line by line.
+
+        Of a model in memory it is a note, where a hint lowers it.
+        """
         if self.output is None and not self.target and self.verdict is not Verdict.UNCHANGED:
             return in_memory_notes(self.plan)
-        return self._run_by(how_to_run)
-
-    def _run_by(self, form: Callable[..., str]) -> tuple[str, ...]:
-        """Lines of a form of how the written model is run; none if there is no such model."""
         away = bool(self.target)
         if self.verdict is Verdict.UNCHANGED or self.output is None:
             return ()
         if away and not load_target(self.target).is_cpu:
             return ()
-        engine = engine_of(self.output) if away else self.plan.engine
-        text = form(
+        return how_to_run(
             self.output,
-            engine,
+            engine_of(self.output) if away else self.plan.engine,
             self.counts,
+            inputs=self.inputs,
             throughput=self.objective is Objective.THROUGHPUT,
             by_hint=self.plan.by_hint,
         )
-        return tuple(text.splitlines())
 
     def save(self, output: str | Path, *, force: bool = False) -> None:
         """Write the model to a file or a folder, by its plan.
@@ -366,7 +365,7 @@ class Result(Report):
         """
         found, planner = self.findings, self.findings.planner
         sources = Sources(
-            model=self.source,
+            model=self.source.name,
             plan=self.plan,
             graph=None if planner is None else planner.graph,
             facts=found.facts,
@@ -374,7 +373,7 @@ class Result(Report):
             found=None if self.verdict is Verdict.CONVERTED else self.to_dict(),
             kernels={"fp32": self.fp32_kernels, "tuned": self.kernels},
             machine=environment().as_json(),
-            how_to_run=self._run_by(script) or self.run_notes,
+            how_to_run=self.run_notes,
         )
         made = PlanReport(content=content_of(sources))
         if path is not None:

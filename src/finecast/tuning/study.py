@@ -207,21 +207,23 @@ class Study:
             return None
         try:
             content = json.loads(row[0])
-            values, weights = (
-                np.array(content[name], np.float64) for name in ("values", "weights")
+            values, weights, shared = (
+                np.array(content[name], np.float64) for name in ("values", "weights", "shared")
             )
             total = float(content["total"])
         except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise _no_study(self.path, f"stored sensitivities read {error}") from error
-        if not all(one.ndim == 1 and (one >= 0).all() for one in (values, weights)):
+        errors = all(one.ndim == 1 and (one >= 0).all() for one in (values, weights))
+        if not errors or shared.ndim != 1 or not np.isfinite(shared).all():
             raise _no_study(self.path, "stored sensitivities are no errors")
-        return Sensitivity(values=values, weights=weights, total=total)
+        return Sensitivity(values=values, weights=weights, shared=shared, total=total)
 
     def keep_sensitivity(self, key: str, found: Sensitivity) -> None:
         """Store sensitivities under ``key``."""
         content = {
             "values": found.values.tolist(),
             "weights": found.weights.tolist(),
+            "shared": found.shared.tolist(),
             "total": found.total,
         }
         with self._connection() as db:

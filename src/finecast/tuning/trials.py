@@ -147,8 +147,8 @@ class Trials:
         """The squared output error at which the metric is expected to reach the target.
 
         The metric is taken to be linear in the error, between the smallest error that failed
-        and the largest below it that passed, or no error at all. None where nothing failed, or
-        the metric does not tell the two apart.
+        and the largest below it that passed, or no error at all; an SNR in dB as the error
+        that it states. None where nothing failed, or the metric does not tell the two apart.
         """
         tried = {
             math.sqrt(error): self.tried[digest]
@@ -156,15 +156,18 @@ class Trials:
             if digest in self.tried and math.isfinite(error)
         }
         missed = min((e for e, t in tried.items() if not t.passed), default=None)
-        if missed is None or not math.isfinite(self.baseline):
+        linear = _relative if self.baseline == math.inf else float
+        best = linear(self.baseline)
+        if missed is None or not math.isfinite(best):
             return None
-        kept = max((e for e, t in tried.items() if t.passed and e < missed), default=None)
-        start, best = (0.0, self.baseline) if kept is None else (kept, tried[kept].metric)
-        lost = best - tried[missed].metric
+        kept = max((e for e, t in tried.items() if t.passed and e < missed), default=0.0)
+        if kept:
+            best = linear(tried[kept].metric)
+        lost = best - linear(tried[missed].metric)
         if not lost or not math.isfinite(lost):
             return None
-        share = (best - self.target) / lost
-        return (start + min(max(share, 0.0), 1.0) * (missed - start)) ** 2
+        share = (best - linear(self.target)) / lost
+        return (kept + min(max(share, 0.0), 1.0) * (missed - kept)) ** 2
 
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
         """The index of the fastest candidate whose error is expected to pass."""
@@ -331,3 +334,8 @@ def baseline_of(
             fix="it needs fp64: leave it as it is, or allow more by --tolerance",
         )
     return baseline
+
+
+def _relative(snr_db: float) -> float:
+    """The relative error that an SNR states, negative: a larger one is better, like an SNR."""
+    return -math.inf if math.isnan(snr_db) else -(10 ** (-snr_db / 20))

@@ -57,6 +57,11 @@ from finecast.tuning.trials import Trials, baseline_of, nan_baseline
 # A plan may miss the criterion if its predicted output error is above this share of the error
 # that the criterion is expected to allow.
 _NEARLY: Final = 0.8
+# Plans that are aimed at the error that is allowed, one after the other: the share of that
+# error that each is predicted to have. On a modelled device a trial is one evaluation, without
+# a compilation and a race, and predictions that may be too high are tried as well.
+_AIMS: Final = (0.98, 0.98)
+_BOLDER: Final = (1.1, 1.2, 1.1, 0.98)
 # Most further steps of the frontier that become candidates where the first ones do not settle
 # the search. Bisection evaluates three or four of them.
 _MORE_STEPS: Final = 7
@@ -108,7 +113,9 @@ def tune(
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     subject.study = study
+    untried: tuple[str, ...] = ()
     if policy.open_formats:
+        untried = tuple(filter(None, (subject.untried,)))
         formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
         policy = replace(policy, formats=formats, open_formats=False)
     subject.check_formats(policy)
@@ -135,7 +142,7 @@ def tune(
         subject=subject,
         examine=examine,
         workload=workload,
-        left_out=left_out,
+        left_out=(*left_out, *untried),
         progress=progress,
         measuring=measuring,
         examined=examined,
@@ -303,6 +310,7 @@ class _Tuning:
             chained = chain(candidates, fp32, self._min_speedup)
         chained = self._clearly_faster(chained, tried)
         found = self._search(chained)
+        found = self._closer(candidates, found, fp32)
         finer = self._refine(chained, found)
         if finer:
             candidates += finer
@@ -504,6 +512,34 @@ class _Tuning:
         fresh = [p for p in proposals if p.plan.digest not in self.built]
         return self._rank(fresh)[0] if fresh else []
 
+    def _closer(
+        self, candidates: list[Candidate], found: Candidate | None, fp32: float
+    ) -> Candidate | None:
+        """The fastest plan after a few more, each aimed at the error that is allowed.
+
+        Each trial tells better what is allowed and how far predictions are off. Plans that
+        are not predicted to be faster than ``found`` are not tried. New candidates are added
+        to ``candidates``.
+        """
+        planner, analysis = self.examined.planner, self.analysis
+        if analysis is None:
+            return found
+        for share in (*_AIMS, *(_BOLDER if self.subject.target else ())):
+            allowed = self.trials.allowed_error()
+            if allowed is None or not self.trials.may_go_on():
+                break
+            limit = math.inf
+            if found is not None:
+                limit = predicted_cost(planner, analysis, found.plan) / SAME_TIME
+            known = {c.plan.digest for c in self.candidates}
+            aimed = near(planner, analysis, allowed, (share,))
+            fresh = [p for p in aimed if p.time_s < limit and p.plan.digest not in known]
+            if fresh:
+                ranked = self._rank(fresh)[0]
+                candidates += ranked
+                found = self._faster(ranked, found, fp32)
+        return found
+
     def _refine(
         self, chained: Sequence[Candidate], found: Candidate | None
     ) -> list[Candidate]:
@@ -524,7 +560,7 @@ class _Tuning:
     def _one_by_one(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> tuple[int, Candidate | None]:
-        """Try changes of single units while the user's budget lasts.
+        """Try changes of single units while the user's budget lasts; once on modelled devices.
 
         From a plan that passes, one more unit is lowered. Where none passes, one unit of the
         plan nearest to the criterion is raised, and single units are lowered alone: a unit
@@ -536,7 +572,8 @@ class _Tuning:
         """
         made, at = 0, found
         tried = {c.plan.digest for c in candidates}
-        while self._goal.goes_on and self.trials.may_go_on():
+        once = bool(self.subject.target) and not self._goal.first_is_enough
+        while (self._goal.goes_on or (once and not made)) and self.trials.may_go_on():
             at = at or self.trials.nearest(candidates)
             fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
             if not fresh:

@@ -17,8 +17,9 @@ from finecast.compat.neuron.compilers import (
     resolve,
 )
 from finecast.compat.neuron.flags import Given, after_environment, from_environment, read
-from finecast.compat.neuron.ladders import LADDERS, casts_off, ladder
+from finecast.compat.neuron.ladders import LADDERS, ladder
 from finecast.devices.emulation import Emulation
+from finecast.devices.targets import load_target
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
@@ -305,12 +306,12 @@ def test_ladders_are_the_guides() -> None:
 
 @pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])
 def test_flags_for_a_model_of_explicit_casts_add_none(target: str) -> None:
-    assert options(casts_off(target), target=target).emulation.scope is Scope.NONE
+    assert options(load_target(target).casts_off, target=target).emulation.scope is Scope.NONE
 
 
 def test_a_device_without_such_a_compiler_needs_no_flags() -> None:
-    assert casts_off("sm80") == ""
-    assert casts_off("inf1") == "--fast-math none"  # the least that neuron-cc casts
+    assert load_target("sm80").casts_off == ""
+    assert load_target("inf1").casts_off == LADDERS[Compiler.NEURON_CC][0]
 
 
 def test_every_rung_states_itself() -> None:

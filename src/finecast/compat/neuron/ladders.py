@@ -55,11 +55,6 @@ _COMMANDS: Final = {
 }
 
 
-def casts_off(target: str) -> str:
-    """The flags by which the compiler for ``target`` adds no casts; empty if it has none."""
-    return LADDERS[compiler_for(target)][0] if target in NEURON_TARGETS else ""
-
-
 def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) -> list[Rung]:
     """All rungs of the compiler for ``target``, most accurate first.
 

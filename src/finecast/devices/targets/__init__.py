@@ -89,6 +89,8 @@ class Target:
         saturate_infinity: It can clamp infinities in the transposes that the compiler adds.
         saturating_fp8: Conversions to fp8 clamp to the largest number.
         stochastic_rounding: Users can switch on stochastic rounding.
+        casts_off: The flags by which its compiler adds no casts of its own; empty if it adds
+            none.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Target:
     saturate_infinity: bool
     saturating_fp8: bool
     stochastic_rounding: bool
+    casts_off: str = ""
 
     @property
     def is_cpu(self) -> bool:
@@ -224,6 +227,7 @@ def parse_target(text: str, *, file: str) -> Target:
         saturate_infinity=saturation.flag("infinity_in_transposes"),
         saturating_fp8=saturation.flag("fp8_conversions"),
         stochastic_rounding=top.flag("stochastic_rounding"),
+        casts_off=top.text("casts_off") if top.has("casts_off") else "",
     )
     for table in (top, memory, overhead, transposes, saturation):
         table.finish()

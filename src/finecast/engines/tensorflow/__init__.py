@@ -22,7 +22,7 @@ from finecast.engines.base import (
     Session,
     TensorSpec,
 )
-from finecast.engines.numerics import TENSORFLOW
+from finecast.engines.numerics import TENSORFLOW, TENSORFLOW_REWRITES
 from finecast.engines.ports import ordered_feeds
 from finecast.engines.probe_models import Probe
 from finecast.engines.source import ModelStep
@@ -45,7 +45,7 @@ from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 
 NAME: Final = "tensorflow"
-_REWRITES: Final = {Format.BF16: "auto_mixed_precision_onednn_bfloat16", Format.FP32: ""}
+_REWRITES: Final = {Format.FP32: "", **TENSORFLOW_REWRITES}
 """Names of Grappler's setting that lowers a model to each format on a CPU."""
 _ON: Final = 1
 """``RewriterConfig.Toggle.ON``."""
@@ -72,6 +72,7 @@ class TensorFlowEngine(Engine):
     reads_onnx = False
     lowers_by_hint = True
     tells_kernels = True
+    untried = "int8 is tried for outputs NAME.xml, which OpenVINO runs"
 
     def __init__(self, device: str = "CPU") -> None:
         if device.upper() not in devices():

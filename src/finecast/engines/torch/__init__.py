@@ -42,6 +42,9 @@ class TorchEngine(Engine):
     eager: bool = False
     name: str = NAME
     reads_onnx: bool = False
+    untried: str = (
+        "int8 is tried where it is named, as auto:bf16,int8 (weights are then frozen)"
+    )
     lacking: frozenset[str] = frozenset()
 
     def capabilities(self) -> Mapping[Format, Capability]:

@@ -68,7 +68,7 @@ from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.points import Switch
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
 
 __all__ = [
@@ -116,7 +116,7 @@ class Prepared(PreparedModel):
     """Label of the policy that it was prepared for."""
     shaped: tuple[ir.Value, ...] = ()
     """Values whose shape was inferred, not stated: a converted model does not state it."""
-    adjusts = True
+    adjusts = tuple(Adjust)
 
     @property
     def library(self) -> str:

@@ -49,7 +49,7 @@ _SCALAR_ATTRIBUTES: Final = {
     ir.AttributeType.STRING,
 }
 # Attributes that hold operands: numbers that bound the result or fill it.
-_SCALARS: Final = {
+SCALAR_NAMES: Final = {
     "Clip": ("min", "max"),
     "Pad": ("value",),
     "ConstantOfShape": ("value",),
@@ -299,7 +299,7 @@ def _attributes(node: ir.Node) -> Iterator[tuple[str, Attribute]]:
     rounding = node.metadata_props.get(ROUNDING)
     if rounding is not None:
         yield ROUNDS, rounding.partition(" ")[0]
-    operands = [n for n in _SCALARS.get(node.op_type, ()) if n in node.attributes]
+    operands = [n for n in SCALAR_NAMES.get(node.op_type, ()) if n in node.attributes]
     if operands and not node.domain:
         yield SCALARS, tuple(n for name in operands for n in _numbers(node.attributes[name]))
     for name, attribute in node.attributes.items():

@@ -254,7 +254,7 @@ def _restore_attribute(node: ir.Node, key: str, text: str) -> None:
     if not key.startswith(ATTRIBUTE_TIMES) or attribute is None:
         return
     try:
-        content = {"node": "", "attribute": name, "axis": WHOLE, "exponents": text}
+        content = {"node": "", "port": 0, "axis": WHOLE, "exponents": text}
         back = Adjustment.from_dict(content).undone
         number = back.of(np.array(attribute.as_float(), np.float32))
     except (TypeError, ValueError):  # the note was not written by finecast

@@ -33,9 +33,9 @@ from finecast.frontends.onnx.editor import (
     place_after,
     place_first,
 )
-from finecast.frontends.onnx.reader import OnnxBinding
+from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
-from finecast.graph import Graph, Node
+from finecast.graph import SCALARS, Graph, Node
 from finecast.numbers.encodings import Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
@@ -135,12 +135,14 @@ def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
 
 
 def _adjust_attribute(node: ir.Node | None, what: Adjustment) -> None:
-    """Multiply a float attribute of ``node``, and note the exponent."""
+    """Multiply float attributes of ``node``, and note the exponent."""
     assert node is not None
-    before = np.array(node.attributes[what.attribute].as_float(), np.float32)
-    after = ir.AttrFloat32(what.attribute, float(what.of(before)))
-    node.attributes[what.attribute] = after
-    node.metadata_props[f"{ATTRIBUTE_TIMES}{what.attribute}"] = str(what.exponents[0])
+    own = (what.attribute,)
+    for name in SCALAR_NAMES[node.op_type] if what.attribute == SCALARS else own:
+        if name in node.attributes:
+            before = np.array(node.attributes[name].as_float(), np.float32)
+            node.attributes[name] = ir.AttrFloat32(name, float(what.of(before)))
+            node.metadata_props[f"{ATTRIBUTE_TIMES}{name}"] = str(what.exponents[0])
 
 
 def _multiplied(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:

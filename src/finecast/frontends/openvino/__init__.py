@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
-from finecast.frontends.native_model import with_mean_errors
+from finecast.frontends.native_model import adjust, with_mean_errors
 from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark
 from finecast.frontends.openvino.marks import marked, state_hint, unmark_ops
 from finecast.frontends.openvino.model import (
@@ -22,7 +22,6 @@ from finecast.frontends.openvino.model import (
 )
 from finecast.frontends.openvino.native import (
     OvNative,
-    adjust,
     apply_edits,
     observable,
     with_outputs,
@@ -39,7 +38,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.biases import Bias
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy, Scope, conversion_stays
+from finecast.rules.policy import Adjust, Policy, Scope, conversion_stays
 from finecast.rules.quantized import quantized_notes
 from finecast.rules.user_rules import check_names
 
@@ -75,7 +74,7 @@ class OvPrepared(PreparedAsIs):
     file: OvFile
     model: openvino.Model
     of: ModelLibrary = _LIBRARY
-    adjusts = True
+    adjusts = tuple(Adjust)
 
     @property
     def hints(self) -> tuple[Format, ...]:
@@ -250,8 +249,9 @@ def _adjusted(model: openvino.Model, adjustments: Sequence[Adjustment]) -> openv
     if not adjustments:
         return model
     copy = model.clone()
-    graph, binding = read(copy)
-    adjust(graph, binding, edits_by(adjustments, graph))
+    native = OvNative(*read(copy))
+    adjust(native, edits_by(adjustments, native.graph))
+    keep(copy, native.changes)
     return copy
 
 

@@ -39,7 +39,7 @@ from finecast.graph import INNER, Graph
 from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
-from finecast.planning.adjustments import AdjustOperand
+from finecast.planning.adjustments import Adjustment, AdjustOperand
 from finecast.planning.edits import Edit, Use
 from finecast.planning.points import SWITCH
 
@@ -119,19 +119,6 @@ def apply_edits(
         ) from error
 
 
-def adjust(graph: Graph, binding: OvBinding, edits: Iterable[AdjustOperand]) -> None:
-    """Make ``edits`` in ``binding.model``; ``binding`` is stale then, so read it again."""
-    model = OvNative(graph, binding)
-    for edit in edits:
-        if edit.value is None:
-            model.adjust_attribute(edit)
-        elif edit.value in binding.constants:
-            model.adjust_constant(edit)
-        else:
-            model.multiply(edit)
-    keep(binding.model, model.changes)
-
-
 @final
 class OvNative(NativeModel):
     """An ``ov.Model``, changed in place; its tensors are ports."""
@@ -150,7 +137,6 @@ class OvNative(NativeModel):
         for result in binding.model.get_results():
             self._results.setdefault(ids[port_key(result.input_value(0))], []).append(result)
         self._switch: Any = None
-        self._scaled: dict[tuple[int, int, tuple[int, ...]], openvino.Output] = {}
 
     @classmethod
     def copy_of(cls, model: openvino.Model) -> OvNative:
@@ -302,13 +288,13 @@ class OvNative(NativeModel):
         name = low.get_node().get_friendly_name()
         return self._added(_converted(low, Format.FP32), f"{name}_back")
 
-    def adjust_attribute(self, edit: AdjustOperand) -> None:
-        """Give the op another number in an attribute."""
-        op = self.binding.nodes[edit.node]
+    def adjust_attribute(self, node: int, what: Adjustment) -> None:
+        """Give the op other numbers in an attribute."""
+        op = self.binding.nodes[node]
         assert op is not None
-        multiply_attribute(op, edit.what)
+        multiply_attribute(op, what)
         notes = self.changes.adjusted.setdefault(op.get_friendly_name(), [])
-        notes.append(edit.what.to_dict())
+        notes.append(what.to_dict())
 
     def adjust_constant(self, edit: AdjustOperand) -> None:
         """Give the constant other numbers; a compressed constant becomes fp32.
@@ -336,18 +322,12 @@ class OvNative(NativeModel):
         note: dict[str, str | int] = {WAS: stored} if what.add else what.to_dict()
         self.changes.adjusted.setdefault(name, []).append(note)
 
-    def multiply(self, edit: AdjustOperand) -> None:
-        """Multiply the value in front of the op; ops with equal factors share the product."""
-        what = edit.what
-        assert edit.value is not None
-        key = (edit.value, what.axis, what.exponents)
-        if key not in self._scaled:
-            port = self.binding.values[edit.value]
-            made = self.op("multiply", port, self.constant(what.factors))
-            name = f"{port.get_node().get_friendly_name()}/scaled"
-            self._scaled[key] = self._added(made.get_node(), name, Added(scales=True))
-        entry = self.binding.entries[edit.node][what.port]
-        entry.port.replace_source_output(self._scaled[key])
+    def multiplied(self, value: int, what: Adjustment) -> openvino.Output:
+        """The port of the product, which is noted as inserted."""
+        port = self.binding.values[value]
+        made = self.op("multiply", port, self.constant(what.factors))
+        name = f"{port.get_node().get_friendly_name()}/scaled"
+        return self._added(made.get_node(), name, Added(scales=True))
 
     def add_switch(self) -> openvino.Output:
         """The port of a new Parameter, whose length is stated at the end."""

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from finecast import ops
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
 from finecast.frontends.openvino.changes import Changes, changes_of
-from finecast.frontends.openvino.types import FORMATS, OpTypes, label_of, numbers_of, port_key
+from finecast.frontends.openvino.types import (
+    FORMATS,
+    SCALAR_NAMES,
+    OpTypes,
+    label_of,
+    numbers_of,
+    port_key,
+)
 from finecast.graph import (
     INNER,
     ROUNDS,
@@ -51,8 +58,6 @@ _RENAMED: Final[Mapping[str, str]] = {
     "kernel": "kernel_shape",
     "eps": "epsilon",
 }
-# Attributes whose numbers are operands, and so are rounded with the op.
-_SCALARS: Final = {"Clamp": ("min", "max")}
 # Ops whose axis is an input, and the index of that input.
 _AXIS_INPUTS: Final = {"Gather": 2}
 
@@ -312,7 +317,7 @@ def _compressed(op: openvino.Node) -> openvino.Node | None:
 
 def _attributes(op: openvino.Node, kind: str) -> Iterator[tuple[str, Attribute]]:
     found: Mapping[str, Any] = op.get_attributes()
-    scalars = [found[name] for name in _SCALARS.get(kind, ()) if name in found]
+    scalars = [found[name] for name in SCALAR_NAMES.get(kind, ()) if name in found]
     if scalars:
         yield SCALARS, tuple(float(number) for number in scalars)
     for name, value in found.items():

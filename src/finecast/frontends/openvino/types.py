@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.graph import SCALARS
 from finecast.numbers.formats import CODED, Format
 from finecast.planning.adjustments import Adjustment
 
@@ -54,6 +55,10 @@ FORMATS: Final = {LABELS.get(name, name): fmt for fmt, name in TYPES.items()}
 """The formats that values can have, by label."""
 
 
+SCALAR_NAMES: Final = {"Clamp": ("min", "max")}
+"""Attributes whose numbers are operands, and so are rounded with the op."""
+
+
 def label_of(kind: openvino.Type) -> str:
     """``fp32``, ``int64``, ``bool``: an element type as the graph names it."""
     name: str = kind.get_type_name()
@@ -89,10 +94,11 @@ def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
 
 
 def multiply_attribute(op: Any, what: Adjustment) -> None:
-    """Multiply a float attribute of ``op``; some ops call their epsilon ``eps``."""
+    """Multiply float attributes of ``op``; some ops call their epsilon ``eps``."""
     known: Mapping[str, Any] = op.get_attributes()
-    name = "eps" if what.attribute == "epsilon" and "eps" in known else what.attribute
-    op.set_attribute(name, float(what.of(np.array(known[name], np.float32))))
+    own = ("eps" if "eps" in known else what.attribute,)
+    for name in SCALAR_NAMES[op.get_type_name()] if what.attribute == SCALARS else own:
+        op.set_attribute(name, float(what.of(np.array(known[name], np.float32))))
 
 
 def take_names(source: openvino.Output, port: openvino.Output) -> None:

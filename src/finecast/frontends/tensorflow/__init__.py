@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from finecast.frontends.native_model import replay
+from finecast.frontends.native_model import adjust, replay
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
 from finecast.frontends.saved_models import converted_to
@@ -17,8 +17,9 @@ from finecast.frontends.tensorflow.native import TensorFlowNative, observable, w
 from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.frontends.tensorflow.undo import before_conversion, noted
 from finecast.graph import Dim, Graph
+from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy, Scope, conversion_stays
+from finecast.rules.policy import Adjust, Policy, Scope, conversion_stays
 from finecast.rules.user_rules import check_names
 
 __all__ = [
@@ -88,6 +89,7 @@ class TensorFlowPrepared(PreparedAsIs):
 
     file: TensorFlowFile
     of: ModelLibrary = _LIBRARY
+    adjusts = (Adjust.RANGE,)
 
     def observable(self) -> dict[str, int]:
         """Names, for ``with_outputs``, of the values that can be shown, and their ids."""
@@ -100,6 +102,11 @@ class TensorFlowPrepared(PreparedAsIs):
     def roundable(self) -> TensorFlowNative:
         """A copy whose values can be rounded."""
         return TensorFlowNative(self.graph, self.file.binding)
+
+    def adjusted(self, adjustments: Sequence[Adjustment]) -> TensorFlowPrepared:
+        """A copy with adjusted operands, to plan by; plans are applied to the original."""
+        file = _adjusted(self.file, adjustments)
+        return replace(self, file=file, graph=file.graph)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of observable values, as far as TensorFlow infers them from the inputs'."""
@@ -164,26 +171,42 @@ def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
         ModelError: If the plan was made for another model.
     """
     check_made_for(plan, file.digest, file.name)
-    file = _for_policy(file, plan.policy)
+    own = _for_policy(file, plan.policy)
+    plan.check(own.graph, where=file.name)
+    file = _adjusted(own, plan.adjustments)
     graph = file.graph
-    plan.check(graph, where=file.name)
     ports = resolve_io(graph, plan.io, DTYPES, _LIBRARY.name)
     done = edits_of(graph, plan, ports)
     native = TensorFlowNative(graph, file.binding)
     replay(native, done)
     model = native.finish()
     if done:
-        model = replace(model, notes=noted(graph, plan, file.model.notes))
+        model = replace(model, notes=noted(own.graph, plan, own.model.notes))
     return TensorFlowApplied(model=model, graph=graph, binding=file.binding, edits=done)
 
 
-def roundable(file: TensorFlowFile, policy: str = Scope.NONE.value) -> TensorFlowNative:
+def roundable(
+    file: TensorFlowFile,
+    policy: str = Scope.NONE.value,
+    adjustments: Sequence[Adjustment] = (),
+) -> TensorFlowNative:
     """A copy, whose values can be rounded, of the model that such a policy is planned on.
 
-    ``policy`` is the policy's label.
+    ``policy`` is the policy's label; operands are adjusted first.
     """
-    file = _for_policy(file, policy)
+    file = _adjusted(_for_policy(file, policy), adjustments)
     return TensorFlowNative(file.graph, file.binding)
+
+
+def _adjusted(file: TensorFlowFile, adjustments: Sequence[Adjustment]) -> TensorFlowFile:
+    """The model with adjusted operands, read anew; itself where there are none."""
+    if not adjustments:
+        return file
+    native = TensorFlowNative(file.graph, file.binding)
+    adjust(native, edits_by(adjustments, file.graph))
+    model = native.finish()
+    graph, binding = read(model, file.digest)
+    return replace(file, model=model, graph=graph, binding=binding)
 
 
 def _for_policy(file: TensorFlowFile, policy: str) -> TensorFlowFile:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
-from finecast.frontends.native_model import NativeModel
+from finecast.frontends.native_model import SCALE, NativeModel
 from finecast.frontends.tensorflow.functions import (
     LOOPS,
     as_function,
@@ -47,6 +47,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
 from finecast.numbers.roundmodes import Rounder
+from finecast.planning.adjustments import Adjustment, AdjustOperand
 from finecast.planning.edits import Use
 from finecast.planning.points import SWITCH
 
@@ -274,6 +275,32 @@ class TensorFlowNative(NativeModel):
         waits_for = [i for i in nodes[name].input if i.startswith("^")]
         nodes[base_name(low.tensor)].input.extend(waits_for)
         return low
+
+    def adjust_attribute(self, node: int, what: Adjustment) -> None:
+        """Multiply a float attribute, as an epsilon."""
+        found = self.nodes(self.graph.nodes[node].region)[self.binding.nodes[node]]
+        number = found.attr[what.attribute]
+        number.f = float(what.of(np.array(number.f, np.float32)))
+
+    def adjust_constant(self, edit: AdjustOperand) -> None:
+        """Have the node read a new constant."""
+        assert edit.value is not None
+        use = Use(node=edit.node, index=edit.what.port)
+        region, tensor = self.tensor(edit.value)
+        stats = self.graph.values[edit.value].constant
+        assert stats is not None
+        array = edit.what.of(stats.read().astype(np.float32))
+        name = f"{base_name(tensor)}/scaled"
+        self.give(edit.value, [use], self.add_constant(region, name, array, tf.float32))
+
+    def multiplied(self, value: int, what: Adjustment) -> At:
+        """The result of a new Mul by a constant."""
+        region, tensor = self.tensor(value)
+        node = self.add_node(region, f"{SCALE}/{base_name(tensor)}", "Mul")
+        by = self.add_constant(region, f"{node.name}/by", what.factors, tf.float32)
+        node.attr["T"].type = type_number(Format.FP32)
+        node.input.extend((reference(tensor), reference(by.tensor)))
+        return At(region, f"{node.name}:0")
 
     def add_constant(
         self, region: int, name: str, array: NDArray[np.generic], dtype: Any

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from finecast import ops
+from finecast.frontends.native_model import SCALE
 from finecast.frontends.tensorflow.functions import bodies
 from finecast.frontends.tensorflow.library import FLOATS, Operation, Tensor, dtype_label, tf
 from finecast.frontends.tensorflow.model import PLACEHOLDERS, FrozenModel
@@ -120,7 +121,9 @@ class _Reader:
         )
         native = f"tf::{op.type}"
         tied = bool(bodies(op.node_def)) or any(map(is_handle, (*op.inputs, *op.outputs)))
-        types = fixed_types(len(inputs), len(outputs)) if tied else op_types(op)
+        scales = op.type == "Mul" and op.name.startswith(SCALE)
+        fixed = fixed_types(len(inputs), len(outputs)) if tied or scales else None
+        types = fixed or op_types(op)
         slots = (Slot(region=at, node=op.name, attribute=types.attribute),)
         name = self.builder.fresh_name(f"{region.prefix}{op.name}")
         node = Node(

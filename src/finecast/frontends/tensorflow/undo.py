@@ -9,27 +9,30 @@ the original constant is still in the graph, that is read again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from finecast.errors import ModelError
-from finecast.frontends.native_model import uses_of
+from finecast.frontends.native_model import SCALE, adjust, uses_of
 from finecast.frontends.saved_models import POLICY, converted_to
 from finecast.frontends.tensorflow.library import DTYPES, tf
 from finecast.frontends.tensorflow.model import FrozenModel, base_name
 from finecast.frontends.tensorflow.native import CAST, At, TensorFlowNative
-from finecast.frontends.tensorflow.reader import GraphBinding
+from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
+from finecast.planning.adjustments import Adjustment, edits_by
+from finecast.planning.edits import Use
 from finecast.planning.plan import Plan
 
 _PLAN: Final = "plan"
 _LOW: Final = "low_before"
 _PORTS: Final = "ports_before"
+_ADJUSTED: Final = "adjusted"
 
 
 def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]:
@@ -38,8 +41,13 @@ def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]
     ``before`` are those of the model that the plan is applied to. If it is a conversion, they
     stay: the original is the model before the first one.
     """
+    adjusted = [
+        *json.loads(before.get(_ADJUSTED, "[]")),
+        *(a.to_dict() for a in plan.adjustments),
+    ]
+    made = {_ADJUSTED: json.dumps(adjusted)} if adjusted else {}
     if converted_to(before):
-        return {**before, _PLAN: plan.digest, POLICY: plan.policy}
+        return {**before, **made, _PLAN: plan.digest, POLICY: plan.policy}
     ports = {v.name: v.dtype for v in (*graph.inputs, *graph.outputs) if v.name in plan.io}
     low = [n.name for n in graph.nodes if _is_low(n.format) or _casts_floats(graph, n)]
     low += [v.name for v in graph.values if v.constant is not None and _is_low(v.format)]
@@ -47,6 +55,7 @@ def noted(graph: Graph, plan: Plan, before: Mapping[str, str]) -> dict[str, str]
     return {
         _PLAN: plan.digest,
         POLICY: plan.policy,
+        **made,
         **{name: json.dumps(content) for name, content in kept.items() if content},
     }
 
@@ -57,7 +66,7 @@ def before_conversion(graph: Graph, binding: GraphBinding, where: str) -> Frozen
     Raises:
         ModelError: If the notes of the conversion cannot be read; it names ``where``.
     """
-    before, ports = _read_notes(binding.model.notes, where)
+    before, ports, adjusted = _read_notes(binding.model.notes, where)
     model = TensorFlowNative(graph, binding)
     for value in (*graph.inputs, *graph.outputs):
         if value.name in ports:
@@ -72,18 +81,43 @@ def before_conversion(graph: Graph, binding: GraphBinding, where: str) -> Frozen
             model.retype(node.id, Format.FP32)
         elif _casts_floats(graph, node) and (result := node.outputs[0]) is not None:
             model.give(result, uses_of(graph, result), model.read_at(node.id, 0))
-    return replace(model.finish(), notes={})
+    return replace(_unadjusted(model.finish(), adjusted), notes={})
+
+
+def _unadjusted(model: FrozenModel, made: Sequence[Adjustment]) -> FrozenModel:
+    """The model before its operands were adjusted."""
+    if not made:
+        return model
+    native = TensorFlowNative(*read(model))
+    graph = native.graph
+    nodes = {node.name: node for node in graph.nodes}
+    left: list[Adjustment] = []
+    for one in made:
+        node = None if one.attribute else nodes.get(one.node)
+        value = None if node is None else graph.read(node, one.port)
+        maker = None if value is None or value.producer is None else value.producer
+        if node is None or value is None or maker is None:
+            left.append(one.undone)
+        elif graph.nodes[maker].name.startswith(SCALE):
+            use = Use(node=node.id, index=one.port)
+            native.give(value.id, [use], native.read_at(maker, 0))
+    adjust(native, edits_by(left, graph))
+    return native.finish()
 
 
 def _read_notes(
     notes: Mapping[str, str], where: str
-) -> tuple[frozenset[str], dict[str, Format]]:
-    """Names of what was low before a conversion, and formats of ports, by name, before it."""
+) -> tuple[frozenset[str], dict[str, Format], list[Adjustment]]:
+    """Names of what was low before a conversion, and formats of ports, by name, before it.
+
+    Then the adjustments that were made.
+    """
     formats = {fmt.label: fmt for fmt in DTYPES}
     try:
         low: Any = json.loads(notes.get(_LOW, "[]"))
         ports: Any = json.loads(notes.get(_PORTS, "{}"))
-        return frozenset(low), {name: formats[label] for name, label in ports.items()}
+        made = [Adjustment.from_dict(one) for one in json.loads(notes.get(_ADJUSTED, "[]"))]
+        return frozenset(low), {n: formats[label] for n, label in ports.items()}, made
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(
             f"the model was converted by finecast before, to {converted_to(notes)}, and has no"

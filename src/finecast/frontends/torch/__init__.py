@@ -17,14 +17,15 @@ from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
-from finecast.frontends.torch.native import TorchNative, apply_edits
+from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits
 from finecast.frontends.torch.reader import hinted_shapes
 from finecast.frontends.torch.runnable import RunnableModule, Shown
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.rules.override import names_biases
-from finecast.rules.policy import Policy, Scope
+from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
 
 __all__ = [
@@ -72,13 +73,16 @@ class TorchFile:
         default_factory=dict[tuple[bool, bool], Captured], repr=False
     )
 
-    def captured(self, policy: str) -> Captured:
-        """The graph for a policy of that label: with scope none nothing is folded."""
+    def captured(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> Captured:
+        """The graph for a policy of that label: with scope none nothing is folded.
+
+        Its operands are adjusted.
+        """
         fold = policy.partition(":")[0] != Scope.NONE.value
         key = fold, names_biases()
         if key not in self._captured:
             self._captured[key] = capture(self.program, (), fold=fold)
-        return self._captured[key]
+        return adjusted(self._captured[key], adjustments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,7 @@ class TorchPrepared(Shown, PreparedAsIs):
 
     source: Captured | None = None
     of: ModelLibrary = LIBRARY
+    adjusts = (Adjust.RANGE,)
 
     @property
     def captured(self) -> Captured:
@@ -105,6 +110,11 @@ class TorchPrepared(Shown, PreparedAsIs):
     def roundable(self) -> TorchNative:
         """A copy whose values can be rounded."""
         return TorchNative.of(self.captured)
+
+    def adjusted(self, adjustments: Sequence[Adjustment]) -> TorchPrepared:
+        """A copy with adjusted operands, to plan by; plans are applied to the original."""
+        source = adjusted(self.captured, adjustments)
+        return replace(self, graph=source.graph, source=source)
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes by observable name; those of the example inputs where sizes are free."""

@@ -79,6 +79,9 @@ VIEWS: Final = frozenset(
 WRITERS: Final = frozenset({"aten::copy_", "aten::copy", "aten::set_"})
 
 
+EPSILON: Final = "eps"
+"""What schemas call a norm's epsilon; without one rms_norm takes that of the type."""
+
 # Types in schemas of arguments that may be a number as an operand, such as the 2 in add(x, 2).
 _OPERANDS: Final = frozenset({"number", "Optional[number]", "Tensor", "Optional[Tensor]"})
 # Ops whose float arguments are operands, too. Those of other ops are settings, such as
@@ -101,9 +104,26 @@ def named_arguments(node: FxNode) -> dict[str, Any]:
     target = node.target
     if not isinstance(target, OpOverload):
         return dict(node.kwargs)
-    schema = target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
-    names = (a.name for a in schema.arguments)
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return dict(zip(argument_names(node), node.args, strict=False)) | dict(node.kwargs)
+
+
+def argument_names(node: FxNode) -> list[str]:
+    """Names of the arguments in the schema of the op that a node calls, in order."""
+    assert isinstance(node.target, OpOverload)
+    schema = node.target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
+    return [a.name for a in schema.arguments]
+
+
+def epsilon(node: FxNode) -> float | None:
+    """A norm's epsilon, stated or by default; None for an op without one."""
+    if not isinstance(node.target, OpOverload):
+        return None
+    schema = node.target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
+    default = {a.name: a.default_value for a in schema.arguments}
+    if EPSILON not in default:
+        return None
+    found = named_arguments(node).get(EPSILON, default[EPSILON])
+    return float(torch.finfo(torch.float32).eps) if found is None else float(found)
 
 
 def is_number(arg: object) -> TypeGuard[int | float]:

@@ -7,6 +7,7 @@ states; inputs and outputs of the module keep theirs. Copies that round are run 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +22,16 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from finecast.errors import ModelError
-from finecast.frontends.native_model import OFFSET, NativeModel, replay
-from finecast.frontends.torch.aten import DTYPES, is_number, named_arguments, scalar_names
-from finecast.frontends.torch.capture import Captured, shared_copy
+from finecast.frontends.native_model import OFFSET, SCALE, NativeModel, adjust, replay
+from finecast.frontends.torch.aten import (
+    DTYPES,
+    EPSILON,
+    argument_names,
+    is_number,
+    named_arguments,
+    scalar_names,
+)
+from finecast.frontends.torch.capture import Captured, port_names, shared_copy
 from finecast.frontends.torch.casts import simplify_casts
 from finecast.frontends.torch.codes import (
     give_bf16,
@@ -35,20 +43,23 @@ from finecast.frontends.torch.codes import (
 )
 from finecast.frontends.torch.reader import (
     FxBinding,
+    as_array,
     attribute,
     forget_unused,
+    read,
     register,
     tensor_inputs,
     value_ids,
 )
 from finecast.frontends.torch.restating import free_of_strides
 from finecast.frontends.torch.runnable import RunnableModule
-from finecast.graph import Graph
+from finecast.graph import SCALARS, Graph
 from finecast.numbers import roundmodes
 from finecast.numbers.encodings import Encoding, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_scalar, overflow_limit
 from finecast.numbers.roundmodes import Rounder, Rounding
+from finecast.planning.adjustments import Adjustment, AdjustOperand, edits_by
 from finecast.planning.edits import ConvertConstant, Edit, RoundTrip, Use
 from finecast.planning.points import SWITCH
 
@@ -64,6 +75,30 @@ def to_copy(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
 def convert_element_type(graph: torch.fx.Graph, value: FxNode, dtype: torch.dtype) -> FxNode:
     """A conversion for Inductor, whose passes merge and fuse this op."""
     return graph.call_function(torch.ops.prims.convert_element_type.default, (value, dtype))
+
+
+def adjusted(captured: Captured, adjustments: Sequence[Adjustment]) -> Captured:
+    """A copy of a captured module with adjusted operands; it is read anew.
+
+    Tensors are shared, but for constants that are adjusted. Its graph has the digest of the
+    module's: plans are made for that.
+    """
+    if not adjustments:
+        return captured
+    model = TorchNative.of(captured)
+    adjust(model, edits_by(adjustments, captured.graph))
+    module = model.binding.module
+    module.graph.eliminate_dead_code()
+    forget_unused(module)
+    module.graph.lint()
+    module.recompile()
+    graph, binding = read(module, **port_names(captured.program))
+    return replace(
+        captured,
+        module=module,
+        graph=replace(graph, digest=captured.graph.digest),
+        binding=binding,
+    )
 
 
 def apply_edits(model: TorchNative, edits: Sequence[Edit]) -> None:
@@ -119,7 +154,7 @@ class TorchNative(NativeModel):
         self._outputs = [ids.get(node) for node in tensor_inputs(self._end)]
         # Names of what constants are stored as, by tensor and not by path: tied weights stay
         # one.
-        self._stored: dict[tuple[int, Encoding], dict[str, str]] = {}
+        self._stored: dict[tuple[int, Encoding | Adjustment], dict[str, str]] = {}
         self._further: dict[str, FxNode] = {}
         self._streams = 0
         self._unsorted = False  # whether nodes stand before what they read
@@ -253,6 +288,52 @@ class TorchNative(NativeModel):
             codes.append(back)
         _mark(codes, tensor, fake.to(getattr(torch, to.dtype.name)))
         return _mark(back, tensor, fake)
+
+    # Adjusted operands.
+
+    def adjust_attribute(self, node: int, what: Adjustment) -> None:
+        """Give the op another epsilon, or other numbers as operands."""
+        native, (power,) = self.binding.nodes[node], what.exponents
+        if what.attribute == SCALARS:
+
+            def multiplied(arg: Any, *, operand: bool) -> Any:
+                return math.ldexp(arg, power) if operand and is_number(arg) else arg
+
+            _change_arguments(native, multiplied)
+            return
+        number = self.graph.nodes[node].attributes[what.attribute]
+        assert isinstance(number, int | float)
+        _set_argument(native, EPSILON, math.ldexp(number, power))
+
+    def adjust_constant(self, edit: AdjustOperand) -> None:
+        """Have the node read a copy of the constant; equal copies of a tensor are one."""
+        node, what = self.binding.nodes[edit.node], edit.what
+        source, module = self.read_at(edit.node, what.port), self.binding.module
+        tensor = attribute(module, str(source.target))
+        key = id(tensor), replace(what, node="", port=0)
+        if key not in self._stored:
+            array = what.of(as_array(tensor).astype(np.float32, copy=False))
+            made = torch.from_numpy(np.asarray(array)).to(tensor.device)
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            self._stored[key] = {"": register(module, f"{source.target}_scaled", made)}
+        with self._fx.inserting_before(source.next):
+            copy = self._fx.get_attr(self._stored[key][""])
+        _read_instead(node, what.port, _mark(copy, source, source.meta["val"]))
+
+    def multiplied(self, value: int, what: Adjustment) -> FxNode:
+        """The new node that multiplies all of the value by one number."""
+        assert what.of_whole
+        origin = self.tensor(value)
+        factor = math.ldexp(1.0, what.exponents[0])
+        with self._after(origin):
+            made = self._fx.create_node(
+                "call_function",
+                torch.ops.aten.mul.Tensor,
+                (origin, factor),
+                name=f"{SCALE}_{origin.name}",
+            )
+        return _mark(made, origin, origin.meta["val"])
 
     # Copies that round, and are run without the metadata of nodes.
 
@@ -466,6 +547,15 @@ def _change_arguments(node: FxNode, change: Callable[..., Any]) -> None:
     given = zip(names, node.args, strict=False)
     node.args = tuple(change(arg, operand=name in operands) for name, arg in given)
     node.kwargs = {n: change(arg, operand=n in operands) for n, arg in node.kwargs.items()}
+
+
+def _set_argument(node: FxNode, name: str, given: Any) -> None:
+    """Give the node an argument, which may not have been stated before."""
+    place = argument_names(node).index(name)
+    if place < len(node.args):
+        node.args = (*node.args[:place], given, *node.args[place + 1 :])
+    else:
+        node.kwargs = {**node.kwargs, name: given}
 
 
 def _read_instead(node: FxNode, port: int, new: FxNode) -> None:

@@ -10,7 +10,7 @@ norm.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.native import TorchNative, converted
 from finecast.frontends.torch.runnable import Isolated
+from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
@@ -31,6 +32,8 @@ from finecast.progress import Progress, silent
 _DRAWS: Final = 2
 # Up to this many outputs each has backward runs of its own.
 _EACH: Final = 4
+# Places that read one value.
+Places: TypeAlias = tuple[Place, ...]
 # A larger or infinite squared error counts as this one, so that sums of errors stay finite.
 _WORST: Final = 1e6
 
@@ -68,19 +71,42 @@ def first_order(
         if y.is_floating_point() and y.requires_grad and (counted is None or number in counted)
     ]
     together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]
-    errors: dict[Format, dict[Place, float]] = {fmt: {} for fmt in points}
+    groups = {fmt: _shared(captured.graph, where) for fmt, where in points.items()}
+    rounded = [(place,) for place in read]
+    rounded += dict.fromkeys(some for of in groups.values() for found in of for some in found)
+    errors: dict[Format, dict[Places, float]] = {fmt: {} for fmt in points}
     for done, some in enumerate(together):
         progress("sensitivity", done, len(together))
-        for fmt, found in _squared_errors(some, read, [*points], draws).items():
+        for fmt, found in _squared_errors(some, read, rounded, [*points], draws).items():
             worst = errors[fmt]
-            worst |= {place: max(e, worst.get(place, 0.0)) for place, e in found.items()}
+            worst |= {places: max(e, worst.get(places, 0.0)) for places, e in found.items()}
     return {
         fmt: Sensitivity(
             values=np.array([_sum(errors[fmt], p.places) for p in where.points]),
             weights=np.array([_sum(errors[fmt], places) for places in _constants(where)]),
+            shared=np.array(
+                [sum(_common(errors[fmt], some) for some in found) for found in groups[fmt]]
+            ),
         )
         for fmt, where in points.items()
     }
+
+
+def _shared(graph: Graph, points: RoundingPoints) -> list[list[Places]]:
+    """For each unit whose rounded result has several readers, the places by value read."""
+    found: list[list[Places]] = []
+    for _, numbers in points.shared:
+        by_value: dict[int, list[Place]] = {}
+        for number in numbers:
+            for place in points.points[number].places:
+                by_value.setdefault(_read(graph, place), []).append(place)
+        found.append([tuple(places) for places in by_value.values()])
+    return found
+
+
+def _common(errors: Mapping[Places, float], places: Places) -> float:
+    """The error of one rounding that all ``places`` read, less that of one for each."""
+    return errors.get(places, 0.0) - _sum(errors, places)
 
 
 def _constants(points: RoundingPoints) -> list[list[Place]]:
@@ -88,8 +114,16 @@ def _constants(points: RoundingPoints) -> list[list[Place]]:
     return [[(n, i) for n, ports in unit.items() for i in ports] for unit in points.weights]
 
 
-def _sum(errors: Mapping[Place, float], places: Sequence[Place]) -> float:
-    return sum(errors.get(place, 0.0) for place in places)
+def _sum(errors: Mapping[Places, float], places: Sequence[Place]) -> float:
+    return sum(errors.get((place,), 0.0) for place in places)
+
+
+def _read(graph: Graph, place: Place) -> int:
+    """The id of the value that is read at a place."""
+    node, index = place
+    value = graph.outputs[index].id if node is None else graph.nodes[node].inputs[index]
+    assert value is not None
+    return value
 
 
 def _tapped(
@@ -107,8 +141,7 @@ def _tapped(
     of_all = [[*(p.places for p in where.points), *_constants(where)] for where in points]
     for place in dict.fromkeys(place for found in of_all for some in found for place in some):
         node, index = place
-        value = graph.outputs[index].id if node is None else graph.nodes[node].inputs[index]
-        assert value is not None
+        value = _read(graph, place)
         read = copy.tensor(value) if node is None else copy.read_at(node, index)
         tap = copy.call(keep, (read,), {"place": place})
         copy.give(value, [Use(node=node, index=index)], tap)
@@ -119,12 +152,16 @@ def _tapped(
 def _squared_errors(
     outputs: Sequence[torch.Tensor],
     tensors: Mapping[Place, torch.Tensor],
+    rounded: Sequence[Places],
     formats: Sequence[Format],
     draws: int,
-) -> dict[Format, dict[Place, float]]:
-    """The sum over ``outputs`` of their squared relative errors, by what is rounded."""
+) -> dict[Format, dict[Places, float]]:
+    """The sum over ``outputs`` of their squared relative errors, by what is rounded.
+
+    The places of each of ``rounded`` read one value, and so the same rounding of it.
+    """
     generator = torch.Generator(device="cpu").manual_seed(0)
-    totals = {fmt: dict.fromkeys(tensors, 0.0) for fmt in formats}
+    totals = {fmt: dict.fromkeys(rounded, 0.0) for fmt in formats}
     for _ in range(draws):
         combination = torch.stack(
             [
@@ -136,13 +173,16 @@ def _squared_errors(
         gradients: Any = torch.autograd.grad(
             combination, list(tensors.values()), retain_graph=True, allow_unused=True
         )
-        for (place, x), gradient in zip(tensors.items(), gradients, strict=True):
-            if gradient is None:
+        by_place = dict(zip(tensors, gradients, strict=True))
+        for places in rounded:
+            found = [g for place in places if (g := by_place[place]) is not None]
+            if not found:
                 continue
+            x = tensors[places[0]]
             for fmt in formats:
                 with torch.no_grad():
-                    moved = (gradient * (converted(x, Rounder(format=fmt)) - x)) ** 2
-                totals[fmt][place] += float(moved.sum()) / draws
+                    moved = (sum(found) * (converted(x, Rounder(format=fmt)) - x)) ** 2
+                totals[fmt][places] += float(moved.sum()) / draws
     return {
         fmt: {k: min(t, _WORST) if np.isfinite(t) else _WORST for k, t in found.items()}
         for fmt, found in totals.items()

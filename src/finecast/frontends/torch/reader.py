@@ -19,11 +19,14 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from finecast import ops
+from finecast.frontends.native_model import SCALE
 from finecast.frontends.torch.aten import (
     ADMITTED,
     CONVERSIONS,
+    EPSILON,
     FIXED,
     WRITERS,
+    epsilon,
     is_layout,
     is_number,
     named_arguments,
@@ -242,7 +245,7 @@ class _Reader:
         self, node: FxNode, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
     ) -> Format | None:
         native = native_name(node)
-        if native in CONVERSIONS or native in WRITERS:
+        if native in CONVERSIONS or native in WRITERS or node.name.startswith(SCALE):
             return None
         labels = {self._label(i) for i in (*inputs, *outputs) if i is not None}
         floats = labels & _FLOATS
@@ -425,8 +428,10 @@ def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:
         return
     operands = scalar_names(node.target)
     scalars: list[float] = []
+    if (number := epsilon(node)) is not None:
+        yield "epsilon", number
     for name, value in named_arguments(node).items():
-        if isinstance(value, int | float | str):
+        if isinstance(value, int | float | str) and name != EPSILON:
             yield name, value
         elif isinstance(value, list | tuple) and all(isinstance(v, int) for v in value):
             yield name, cast("tuple[int, ...]", tuple(value))

@@ -198,8 +198,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> TorchNative:
         """A copy whose values can be rounded."""
-        assert not adjustments
-        return TorchNative.of(self.file.captured(policy))
+        return TorchNative.of(self.file.captured(policy, adjustments))
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """None: PyTorch does not tell its kernels, so nothing is compiled to compare them."""
@@ -254,7 +253,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
         del prepared
-        done = frontend.applied(self.file.captured(plan.policy), plan, self.name)
+        captured = self.file.captured(plan.policy, plan.adjustments)
+        done = frontend.applied(captured, plan, self.name)
         if done.edits or not plan.decisions:
             return done
         # Of a plan that lowers nothing the module stays as it was: a batch norm that is folded

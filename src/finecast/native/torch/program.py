@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from finecast.native.emulated import EmulatedSubject, NativeProgram, OnDevice
 from finecast.native.roundings import Times
 from finecast.native.torch.planning import measured_errors
 from finecast.numbers.formats import Format
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import Sensitivity
@@ -41,11 +42,13 @@ class TorchProgram(NativeProgram):
     shift of norms follow their op's format, because a device's compiler casts them.
 
     Attributes:
+        adjustments: What is done to operands first.
         steps: Ids of the nodes in ``graph`` that each node of the captured graph became, by
             its name.
         fp32_parameters: Nodes whose scale and shift PyTorch keeps in fp32 beside low values.
     """
 
+    adjustments: Sequence[Adjustment] = ()
     prepared: TorchPrepared = field(init=False)
     steps: Mapping[str, tuple[int, ...]] = field(init=False)
     fp32_parameters: frozenset[int] = field(init=False)
@@ -81,7 +84,7 @@ class TorchProgram(NativeProgram):
 
     @property
     def _captured(self) -> Captured:
-        return self.source.file.captured(Policy().label)
+        return self.source.file.captured(Policy().label, self.adjustments)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by node id; each step of an op has the op's format."""
@@ -89,6 +92,9 @@ class TorchProgram(NativeProgram):
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
         """A session of the program with the plan's formats."""
+        if plan.adjustments != self.adjustments:
+            other = replace(self, adjustments=plan.adjustments)
+            return other.plan_session(plan, emulation)
         return plan_session(
             self.prepared.roundable,
             plan,

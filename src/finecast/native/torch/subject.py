@@ -20,9 +20,11 @@ from finecast.engines.torch.session import (
     unwritten,
 )
 from finecast.errors import EngineError
+from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import RunnableModule, TorchPrepared
 from finecast.frontends.torch.capture import evaluating
 from finecast.measure.racing import Effort, Race
+from finecast.native.adjusting import Judged, range_scaled
 from finecast.native.engine_subject import EngineExamined, EngineSubject
 from finecast.native.observing import observe
 from finecast.native.planning import Judging
@@ -41,9 +43,11 @@ from finecast.native.torch.planning import (
     measured_errors,
 )
 from finecast.numbers.formats import Format
+from finecast.planning.planner import Planner
 from finecast.planning.sensitivity import Sensitivity
 from finecast.progress import Progress, silent
 from finecast.rules.calibration import uncalibrated
+from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 
 if TYPE_CHECKING:
@@ -141,20 +145,30 @@ class TorchSubject(EngineSubject):
         """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
         self._progress = progress
         self._frozen = uses_codes(policy)
-        prepared = self.model.prepare(policy)
-        assert isinstance(self.engine, TorchEngine)
-        facts = observe(prepared, workload.calibration) if self._frozen else {}
-        how = Judging(facts=facts, user_rules=user_rules, measured=True)
-        planner, told = judged(
-            self.model, prepared, policy, self.engine, how, workload.timing()[0], progress
-        )
+        prepared, engine = self.model.prepare(policy), self.engine
+        assert isinstance(engine, TorchEngine)
+        ranges = self._frozen or any(f.has_less_range for f in policy.formats)
+        facts = observe(prepared, workload.calibration) if ranges else {}
         if self._frozen:
-            self.tell(*uncalibrated(planner.graph, policy.formats, facts), FROZEN_TIMES, *told)
+            self.tell(*uncalibrated(prepared.graph, policy.formats, facts), FROZEN_TIMES)
+
+        def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
+            assert isinstance(model, TorchPrepared)
+            how = Judging(facts=facts, user_rules=user_rules, measured=True)
+            planner, told = judged(
+                self.model, model, policy, engine, how, workload.timing()[0], progress
+            )
+            self.tell(*told)
+            return planner
+
+        own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
+        found = range_scaled(own, judge)
+        assert isinstance(found.prepared, TorchPrepared)
         return TorchExamined(
             subject=self,
-            prepared=prepared,
-            facts=facts,
-            planner=planner,
+            prepared=found.prepared,
+            facts=found.facts,
+            planner=found.planner,
             workload=workload,
             progress=progress,
         )

@@ -18,7 +18,7 @@ function fill(made, attributes, children) {
     else if (name === "style") for (const [k, v] of Object.entries(value)) made.style.setProperty(k, v);
     else made.setAttribute(name, value === true ? "" : safe(value));
   }
-  for (const child of children.flat(3)) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     made.append(child instanceof Node ? child : document.createTextNode(safe(child)));
   }

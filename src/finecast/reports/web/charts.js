@@ -115,13 +115,14 @@ function icicle(tree, at, whole, walk) {
   const put = (node, left, width, level) => {
     const type = node.op === undefined ? null : data.ops[node.op].type;
     const share = node.ms / tree.ms;
+    const shown = [width > 0.04 ? (type ? node.name.split("/").pop() : node.name) : "", width > 0.12 ? " " + percent(share) : ""];
     const text = `${node.name}: ${ms(node.ms)}, ${percent(share)}`;
     const look = type ? paint(type) : node.inner.size || node === tree ? "group" : "added";
     box.append(el("button", {
-      class: look + (width > 0.04 ? "" : " thin"), title: text, "aria-label": text + (type ? ", " + type : ""), "data-walk": node.name,
+      class: look + (width > 0.04 ? "" : " thin"), title: text, "aria-label": [shown.join(""), text, type].filter(Boolean).join(", "), "data-walk": node.name,
       style: { left: 100 * left + "%", width: 100 * width + "%", top: level * 1.95 + "rem" },
       onclick: () => walk(node),
-    }, width > 0.04 ? (type ? node.name.split("/").pop() : node.name) : "", width > 0.12 ? " " + percent(share) : ""));
+    }, shown));
     if (level + 1 >= DEPTH) return;
     let from = left, small = 0;
     for (const inner of [...node.inner.values()].sort((a, b) => b.ms - a.ms)) {
@@ -215,7 +216,7 @@ function scopeGraph(scope, here, open) {
       place.set(box.key, { x: (W - row.length * (BW + GX)) / 2 + i * (BW + GX) + GX / 2, y: 6 + level * (BH + GY) }));
   });
   const H = rows.length * (BH + GY);
-  const lines = [...edges.values()].filter((e) => place.has(e.source) && place.has(e.target)).map((e) => {
+  const paths = [...edges.values()].filter((e) => place.has(e.source) && place.has(e.target)).map((e) => {
     const a = place.get(e.source), b = place.get(e.target);
     const [x1, y1, x2, y2] = [a.x + BW / 2, a.y + BH, b.x + BW / 2, b.y];
     return svg("path", { class: "edge" + (e.cast ? " cast" : ""), d: `M${x1},${y1} C${x1},${y1 + 18} ${x2},${y2 - 18} ${x2},${y2}` },
@@ -225,15 +226,16 @@ function scopeGraph(scope, here, open) {
     const at = place.get(box.key), types = [...new Set(box.ops.map((i) => data.ops[i].type).filter(Boolean))];
     const one = box.scope === null ? data.ops[box.ops[0]] : null;
     const text = one ? `${one.name}, ${one.op}, ${one.type || "keeps its type"}` : `${box.name}: ${count(box.ops.length, "op")} in ${types.join(", ") || "no format"}`;
+    const lines = [short(box.name, 20), short(one ? one.type || "" : types.join(" ") + " · " + count(box.ops.length, "op"), 22)];
     const act = () => open(box);
-    return svg("g", { class: "node" + (box.ops.includes(here) && one ? " here" : ""), tabindex: 0, role: "button", "aria-label": text,
+    return svg("g", { class: "node" + (box.ops.includes(here) && one ? " here" : ""), tabindex: 0, role: "button",
       onclick: act, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } },
+      svg("title", {}, text), // which also names the button
       svg("rect", { class: types.length === 1 ? paint(types[0]) : "t-fp32", x: at.x, y: at.y, width: BW, height: BH, rx: one ? 4 : 12 }),
-      svg("text", { class: "onchip", x: at.x + 8, y: at.y + 17 }, short(box.name, 20)),
-      svg("text", { class: "onchip", x: at.x + 8, y: at.y + 33 }, short(one ? one.type || "" : types.join(" ") + " · " + count(box.ops.length, "op"), 22)),
-      svg("title", {}, text));
+      svg("text", { class: "onchip", x: at.x + 8, y: at.y + 17 }, lines[0]),
+      svg("text", { class: "onchip", x: at.x + 8, y: at.y + 33 }, lines[1]));
   });
-  const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": "Ops of the scope, from its inputs at the top", style: { "min-width": Math.min(W, 1100) + "px", "max-width": W * 1.2 + "px" } }, lines, drawn);
+  const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": "Ops of the scope, from its inputs at the top", style: { "min-width": Math.min(W, 1100) + "px", "max-width": W * 1.2 + "px" } }, paths, drawn);
   const cut = all.length > shown.length ? el("p", { class: "soft" }, `${shown.length} of ${all.length} boxes, those around the chosen op.`) : null;
   return el("div", {}, el("div", { class: "drawing", tabindex: 0, role: "region", "aria-label": "Drawing of the scope" }, picture), cut);
 }

@@ -5,6 +5,9 @@
 const SECTIONS = [
   ["plans", "All plans", () => found && found.candidates && plansSection()],
   ["limits", "What limits precision", limitsSection],
+  ["repairs", "Repaired in place of fp32", repairsSection],
+  ["blame", "Which ops cost a low model its accuracy", blameSection],
+  ["diff", "What changed", diffSection],
   ["time", "Where the time goes", timeSection],
   ["choices", "What each choice saved and cost", choicesSection],
   ["values", "Ranges of values", valuesSection],
@@ -69,8 +72,7 @@ function plansSection() {
       kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red" }[kind]; return `${colour}: ${words}. `; }),
       "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, without a plan.",
       races ? " Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
-      plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered from the most exact plan to the fastest one predicted." : "",
-      plans.some((p) => p.name.startsWith("lowest in ")) ? " “Lowest in” a format: every op that may have it does." : "")),
+      plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered from the most exact plan to the fastest one predicted." : "")),
     el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
       table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...rows, ...anchors], [1, 2, 4]))];
 }
@@ -92,6 +94,76 @@ function limitsSection() {
       el("div", { class: "bars" }, Object.entries(data.alone).map(([type, one]) => [bar(type, "weights", one.weights), bar(type, "activations", one.activations)])));
   }
   return parts;
+}
+
+// Ops whose operands are adjusted, so that they can be low; a proof stands once for its ops.
+function repairsSection() {
+  const repairs = data.repairs || [];
+  if (!repairs.length) return null;
+  const power = (e) => ["2", el("sup", {}, String(e))];
+  const done = (one) => [
+    one.at, " ", one.lowest || one.highest ? ["times ", power(one.lowest), one.lowest === one.highest ? "" : [" to ", power(one.highest)], one.channels > 1 ? ` by channel (${one.channels})` : ""] : null,
+    one.adds ? `${one.lowest || one.highest ? ", and " : ""}plus ${count(one.channels, "number")}` : null];
+  const proofs = new Map();
+  for (const one of repairs.slice(0, MOST_ROWS)) {
+    const text = one.reasons.map((i) => micro(data.reasons[i].text)).join("; ") || "no reason is stated";
+    proofs.set(text, [...(proofs.get(text) || []), one]);
+  }
+  return [el("p", {}, `The numbers that ${count(repairs.length, "op")} read are adjusted, so that these and the ops around them need not stay in fp32. Factors are powers of two: in fp32 they change no digit, but where it is said.`),
+    el("ul", {}, [...proofs].map(([text, ops]) => el("li", {}, text, el("ul", {}, ops.map((one) =>
+      el("li", {}, opLink(one.op), " ", chip(data.ops[one.op].type), ": ", one.operands.map((o, i) => [i ? "; " : "", done(o)]))))))),
+    rest(repairs.length)];
+}
+
+// A list of elements ends somewhere; the grids do not.
+const MOST_ROWS = 100;
+const rest = (n) => (n > MOST_ROWS ? el("p", { class: "soft" }, `and ${count(n - MOST_ROWS, "other")}, which the data of the report have`) : null);
+
+const known = (name) => (opByName.has(name) ? opLink(opByName.get(name)) : name);
+
+function blameSection() {
+  const blame = data.blame;
+  if (!blame) return null;
+  const verdict = blame.verdict + ".";
+  const first = blame.first_wrong;
+  const moved = (n) => `, with ${count(n, "op")} that only ${n === 1 ? "moves" : "move"} its result`;
+  const culprit = (one) => el("li", {}, known(one.node), " ", chip(one.format), one.moved.length ? moved(one.moved.length) : null,
+    `: low by itself it makes an error of ${percent(one.error_alone)} of the output. ${one.reasons.join("; ")}. `, one.source ? el("code", {}, one.source) : null);
+  return [el("p", {}, el("strong", {}, blame.low), ": ", verdict),
+    blame.culprits.length ? el("p", { class: "soft" }, "These are the fewest ops found whose return to fp32 restores it, confirmed by runs.") : null,
+    el("ol", {}, blame.culprits.slice(0, MOST_ROWS).map(culprit)), rest(blame.culprits.length),
+    blame.instead.length ? el("p", {}, "Harmful only together. In its place any of these would do: ", blame.instead.map((name, i) => [i ? ", " : "", known(name)]), ".") : null,
+    first ? el("p", {}, "The first op with a wrong result is ", known(first.node), `: ${first.why}.`, first.absorbed_at ? [" Its NaN or Inf is absorbed at ", known(first.absorbed_at), "."] : null, first.source ? [" ", el("code", {}, first.source)] : null) : null,
+    blame.keep ? [el("p", {}, "To keep these ops in fp32, give convert or tune:"), el("pre", { tabindex: 0, role: "region", "aria-label": "Option that keeps the ops in fp32" }, blame.keep)] : null,
+    (blame.warnings || []).map((text) => el("p", { class: "warn" }, "Warning: ", text))];
+}
+
+function diffSection() {
+  const diff = data.diff;
+  if (!diff) return null;
+  const sentence = (text) => el("li", {}, text);
+  const name = (r) => (r.after || r.before).node;
+  const types = (r) => [...new Set([r.before, r.after].filter(Boolean).map((s) => s.format))];
+  const why = (r) => { const one = r.after || r.before; return one.why && r.changes.some((c) => ["type", "lost its reason", "reason", "new"].includes(c)) ? micro(one.why) : ""; };
+  const was = (r) => (r.before && r.after && r.before.node !== r.after.node ? ` (was ${r.before.node})` : "");
+  const parts = [el("p", {}, `Compared with ${diff.before}:`), el("ul", {}, diff.summary.map(sentence))];
+  if (!diff.ops.length) return parts;
+  const chosen = el("div", { "aria-live": "polite" });
+  const open = (r) => {
+    if (r.after && opByName.has(r.after.node)) { showOp(opByName.get(r.after.node)); return; }
+    chosen.replaceChildren(el("p", {}, `${name(r)}${was(r)}: ${r.changes.join(", ")}. ${why(r)}`));
+  };
+  const grid = gridTable({
+    label: "Changes", rows: diff.ops, open,
+    columns: [
+      { key: "name", name: "op", width: "minmax(7rem, 3fr)", of: name, show: (r) => named(name(r)), title: (r) => name(r) + was(r) },
+      { key: "what", name: "what changed", width: "minmax(6rem, 1.5fr)", of: (r) => r.changes.join(", "), show: (r) => r.changes.join(", ") },
+      { key: "op", name: "computes", width: "minmax(5rem, 1fr)", wide: true, of: (r) => (r.after || r.before).op, show: (r) => (r.after || r.before).op },
+      { key: "type", name: "format", width: "minmax(7rem, 1.2fr)", of: (r) => types(r).join(" "), show: (r) => types(r).map((t, i) => [i ? " → " : "", chip(t)]) },
+      { key: "why", name: "why", width: "minmax(8rem, 4fr)", wide: true, of: why, show: why, title: why },
+    ],
+  });
+  return [...parts, grid.box, chosen];
 }
 
 function timeSection() {

@@ -1,0 +1,224 @@
+"""What ``tune`` says of its result, the same in a terminal and in Python.
+
+The models side by side, then what a person asks next: which ops stayed high and why, what a
+faster plan would have cost, what was written, and how the model is run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from finecast.devices.targets import load_target
+from finecast.measure.environment import cpu_label, environment
+from finecast.naming import number_of
+from finecast.numbers.formats import Format
+from finecast.reports.base import TextTable
+from finecast.reports.outputs import output_lines
+from finecast.reports.summary import next_faster
+from finecast.terminal import Verbatim
+from finecast.tuning.explanation import groups
+from finecast.tuning.goal import Objective
+
+if TYPE_CHECKING:
+    from finecast.tuning.hint import Anchor
+    from finecast.tuning.result import Measured, Result
+
+TF32_TIMES: Final = (
+    "times are those of tf32 products, which the compiler or runtime has to switch on; the"
+    " arithmetic that gives the model their numbers is not counted"
+)
+_MOST_PHASES: Final = 6
+_LEAST_PHASE_S: Final = 0.1
+_MOST_REASONS: Final = 3
+_REMOVED: Final = "no kernel"
+# For objectives whose cost no other column shows: the heading of a column for it, and how its
+# figure is computed from the cost.
+_COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
+    Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
+    Objective.MEMORY: ("MB in memory\n(estimated)", lambda cost_bytes: cost_bytes / 1e6),
+}
+# Why ops stay in fp32, by what decided; rules are named.
+_BECAUSE: Final[Mapping[str, str]] = {
+    "time": "gain no time",
+    "casts": "gain less than their casts cost",
+    "error": "would cost too much accuracy",
+    "bytes": "save no bytes",
+    "kernel": "share a kernel with such ops",
+    "plan": "may have no lower type, or only move numbers",
+}
+
+
+def comparison(result: Result) -> TextTable:
+    """The fp32 model, the tuned one, and what the engine's own lowering gives; then notes.
+
+    Where that is faster and the output cannot state it, its line says which output can.
+    """
+    beside = _COUNTED.get(result.objective)
+    heads = (result.metric, "ms a call", "MB", *((beside[0],) if beside else ()), "speed")
+    latency = result.objective is Objective.LATENCY
+    gained = () if latency else (result.objective.words.gain,)
+
+    def row(name: str, one: Measured | Anchor, size_bytes: int, gain: float) -> list[str]:
+        figures = [
+            f"{one.metric:.6g}",
+            f"{one.latency_s * 1e3:.3f}",
+            f"{size_bytes / 1e6:.2f}",
+        ]
+        figures += [f"{beside[1](one.cost):.4g}"] if beside else []
+        figures += [f"x{result.baseline.latency_s / one.latency_s:.2f}"]
+        return [name, *figures, *(f"x{gain:.2f}" for _ in gained)]
+
+    fp32, tuned = result.baseline, result.tuned
+    rows = [row(result.reference, fp32, fp32.size_bytes, 1.0)]
+    if result.improved:
+        rows.append(row("tuned", tuned, tuned.size_bytes, result.gain))
+    rows += [
+        row(_named(a, result), a, fp32.size_bytes, fp32.cost / a.cost) for a in result.anchors
+    ]
+    return TextTable(left=("",), right=(*heads, *gained), rows=rows, notes=notes(result))
+
+
+def _named(anchor: Anchor, result: Result) -> str:
+    """An anchor's name, and whether it misses the criterion or how it becomes a plan."""
+    if not anchor.passed:
+        return f"{anchor.name} (misses the criterion)"
+    output = result.output
+    faster = "hint" in anchor.name and anchor.cost < result.tuned.cost
+    if faster and output is not None and _states_no_hint(result):
+        return f"{anchor.name} (-o {output.stem}.xml makes it a plan)"
+    return anchor.name
+
+
+def _states_no_hint(result: Result) -> bool:
+    """Whether the output is ONNX for OpenVINO, whose IR alone states plans by the hint."""
+    engine = result.plan.engine.partition(":")[0]
+    onnx = result.output is not None and result.output.suffix.lower() == ".onnx"
+    return engine == "openvino" and onnx
+
+
+def notes(result: Result) -> list[str]:
+    """What a person asks next, a line each; code and commands are ``Verbatim``."""
+    lines = [_made_of(result)]
+    if result.improved:
+        seen = "emulated" if result.target else "measured"
+        lines.append(
+            f"relative output error: predicted {result.predicted_error:.3g},"
+            f" {seen} {result.measured_error:.3g}"
+        )
+        lines += _parts(result.predicted_parts)
+        lines += output_lines(result.output_errors, result.left_out, result.tuned.outputs)
+        lines += [f"adjusted, {gain.text}" for gain in result.gains]
+        note = result.verified.note
+        lines += [f"beside fp32 on the inputs that were timed: {note}"] if note else []
+    if result.certificate is not None:
+        lines.append(f"certified: {result.certificate}")
+    lines += _kept(result)
+    lines += _ran(result)
+    faster = next_faster(result.to_dict(), result.plan.digest)
+    lines += [faster] if faster else []
+    if result.reused_sensitivities:
+        formats = ", ".join(result.reused_sensitivities)
+        lines.append(f"sensitivities of {formats} are those of an earlier run, of the study")
+    if result.target:
+        off = load_target(result.target).casts_off
+        lines.append(
+            f"for {result.target}: accuracy emulated, times modelled, not measured"
+            + (f"; compile it with {off}" if off else "")
+        )
+    if "tf32" in result.plan.counts:
+        lines.append(TF32_TIMES)
+    lines += _phases(result.phases)
+    lines += map(Verbatim, _files(result))
+    if result.output is not None and result.run_notes:
+        lines += ["run it in Python:", *map(Verbatim, result.run_notes)]
+    return lines
+
+
+def _made_of(result: Result) -> str:
+    """What the model is made of, and what the search took."""
+    ops = ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items())
+    trials = number_of(result.reused, "trial")
+    reused = f", {trials} of the study reused" if result.reused else ""
+    return (
+        f"{ops or 'no op in fp32'}; {number_of(result.casts, 'cast')} inside;"
+        f" {number_of(result.evaluations, 'evaluation')} on all data{reused},"
+        f" {number_of(result.probes, 'probe')},"
+        f" {result.seconds:.1f} s on {cpu_label(environment())}"
+    )
+
+
+def _parts(errors: Mapping[str, float]) -> list[str]:
+    """A line on the error of codes of weights alone and of activations alone, if known."""
+    if not errors:
+        return []
+    told = ", ".join(f"of {name} alone {error:.3g}" for name, error in errors.items())
+    return [f"predicted for the codes {told}"]
+
+
+def _kept(result: Result) -> list[str]:
+    """A line on the ops that stay in fp32 and what decided that; none if no op is low."""
+    found = [one for one in groups(result.plan) if one.format == Format.FP32.label]
+    total = len(result.plan.counted)
+    kept = sum(len(one.nodes) for one in found)
+    if not result.improved or not kept:
+        return []
+    reasons = "; ".join(
+        f"{len(one.nodes)} {_BECAUSE.get(one.decided_by, f'by {one.decided_by}')}"
+        for one in found[:_MOST_REASONS]
+    )
+    more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
+    rest = f"; {more} for other reasons" if more else ""
+    stay = "stays" if kept == 1 else "stay"
+    return [f"{kept} of {number_of(total, 'op')} {stay} fp32: {reasons}{rest}"]
+
+
+def _ran(result: Result) -> list[str]:
+    """A line on the types of the engine's kernels, beside those planned; none if untold.
+
+    Engines fuse ops: an op in fp32 may run inside a kernel on codes.
+    """
+    ran = result.ran
+    if not ran:
+        return []
+    counts = Counter(
+        (one.format.label, ran.get(one.node, _REMOVED)) for one in result.plan.counted
+    )
+    planned = Counter(one.format.label for one in result.plan.counted)
+    told = "; ".join(
+        f"of {number_of(count, 'op')} planned in {label} "
+        + ", ".join(f"{n} in {into}" for (of, into), n in counts.most_common() if of == label)
+        for label, count in planned.items()
+    )
+    return [f"as the engine runs them, fused into kernels of one type each: {told}"]
+
+
+def _phases(phases: Mapping[str, float]) -> list[str]:
+    """A line on what the time was spent on, which adds up; none where that is not known."""
+    long = [(name, s) for name, s in phases.items() if s >= _LEAST_PHASE_S][:_MOST_PHASES]
+    rest = sum(phases.values()) - sum(seconds for _, seconds in long)
+    every = [*long, *([("other", rest)] if rest >= _LEAST_PHASE_S else [])]
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in every)
+    return [f"time by phase: {told}"] if long else []
+
+
+def _files(result: Result) -> list[str]:
+    """Lines on what was written, and on what to do next."""
+    if not result.improved:
+        return ["nothing written: use the model given"]
+    files = [*filter(None, (result.output, result.plan_out)), *result.files]
+    *others, last = map(str, files) if files else [""]
+    wrote = f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
+    lines = [wrote] if files else []
+    if result.output is None:
+        lines.append("the model is .model of the result; .save(PATH) writes it")
+    if result.plan_out is not None:
+        path, here = result.source.absolute(), Path.cwd()
+        path = path.relative_to(here) if path.is_relative_to(here) else path
+        model = shlex.quote(str(path)) if path.exists() else "MODEL"
+        plan = shlex.quote(str(result.plan_out))
+        lines.append(f"why each op has its type: finecast explain {model} --plan {plan}")
+    return lines
