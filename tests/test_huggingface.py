@@ -139,8 +139,7 @@ def test_refusals_say_what_to_give(model: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="training mode"):
         huggingface.export(llama().train(), tmp_path / "m.onnx")
     of: Any = transformers
-    windowed = of.MistralConfig(
-        **_SIZES, num_attention_heads=4, num_hidden_layers=1, sliding_window=4
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    windowed = of.MistralConfig(**_SIZES, **heads, num_hidden_layers=1, sliding_window=4)
     with pytest.raises(UsageError, match=r"DynamicSlidingWindowLayer.*Optimum"):
         huggingface.export(of.MistralForCausalLM(windowed).eval(), tmp_path / "m.onnx")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import finecast
+from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.workload import Workload
-from finecast.engines import installed
+from finecast.engines import get_engine, installed
 from finecast.measure.racing import Effort, Race
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.subject import Built
@@ -76,3 +78,44 @@ def test_an_objective_of_decoding_needs_steps(tmp_path: Path) -> None:
             engine="onnxruntime",
             progress=False,
         )
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+def test_a_model_with_a_state_decodes_as_the_one_with_a_cache() -> None:
+    import openvino
+    from openvino import opset8 as ops
+    from openvino.op.util import Variable, VariableInfo
+
+    path = decoder.folder() / "decoder.onnx"
+    model: Any = openvino.Core().read_model(path)
+    made: Any = ops  # its functions are made at run time
+    ids, results = model.input("input_ids").get_node(), model.get_results()
+    front, zero = made.constant([0], dtype=np.int64), made.constant(0, dtype=np.int64)
+    texts = made.gather(made.shape_of(ids), front, zero)
+    empty = made.concat([texts, made.constant([2, 0, 16], dtype=np.int64)], 0)
+    for name in decoder.empty(1):
+        present = name.replace("past", "present")
+        result = next(r for r in results if present in r.input_value(0).get_names())
+        info: Any = VariableInfo()
+        info.data_shape = openvino.PartialShape([-1, 2, -1, 16])
+        info.data_type, info.variable_id = openvino.Type.f32, name
+        variable = Variable(info)
+        past = model.input(name).get_node()
+        state = made.read_value(made.broadcast(made.constant(np.float32(0)), empty), variable)
+        for reader in [*past.output(0).get_target_inputs()]:
+            reader.replace_source_output(state.output(0))
+        model.add_sinks([made.assign(result.input_value(0).get_node(), variable)])
+        model.add_variables([variable])
+        model.remove_result(result)
+        model.remove_parameter(past)
+    engine = get_engine("openvino")
+    feeds = {"input_ids": np.arange(24, dtype=np.int64).reshape(2, 12)}
+    kept, given = (engine.load(one) for one in (model, path))
+    assert kept.keeps_state
+    found: list[Any] = [
+        DecodingSession(session, Decoding.of(session, 4, {})).run(feeds)["logits"]
+        for session in (kept, given, kept)
+    ]
+    assert found[0].shape == (2, 4, 256)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)  # fp32 of numbers about 1
+    assert np.array_equal(found[0], found[2])  # each text starts with an empty state
