@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from finecast.measure import processor
 from finecast.measure.racing import Effort
+from finecast.native import profiles
 from finecast.tuning import measuring
 
 if TYPE_CHECKING:
@@ -41,9 +42,10 @@ GOLDENS = Path(__file__).parent / "goldens"
 
 @pytest.fixture(autouse=True)
 def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are raced for the fewest rounds: no time decides a test."""
+    """Models are raced for the fewest rounds and profiled in few: no time decides a test."""
     for name in ("RANKING", "FINAL", "DUEL", "BASELINE"):
         monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
+    monkeypatch.setattr(profiles, "_MOST_REPEATS", 15)
 
 
 @pytest.fixture(autouse=True)

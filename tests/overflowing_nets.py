@@ -190,10 +190,11 @@ def _gemma() -> nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverflowingNet:
-    """A net and how its inputs are called."""
+    """A net, how its inputs are called, and the exporter that takes it."""
 
     make: Callable[[], nn.Module]
     inputs: tuple[str, ...]
+    dynamo: bool = False
 
     def module(self) -> nn.Module:
         """The net, always with the same weights."""
@@ -205,9 +206,13 @@ class OverflowingNet:
         draw = np.random.default_rng(1)
         return {n: draw.integers(0, WORDS, (samples, LENGTH)) for n in self.inputs}
 
+    def example(self) -> tuple[Tensor, ...]:
+        """The words as the net takes them."""
+        return tuple(torch.from_numpy(a) for a in self.data().values())
+
     def export(self, path: Path) -> Path:
         """Write the net as ONNX, with 8 samples a call."""
-        ids = tuple(torch.from_numpy(a) for a in self.data().values())
+        ids = self.example()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's exporter warns of itself
             torch.onnx.export(
@@ -216,7 +221,9 @@ class OverflowingNet:
                 path,
                 input_names=[*self.inputs],
                 output_names=["logits"],
-                dynamo=False,
+                dynamo=self.dynamo,
+                external_data=False,
+                verbose=False,
             )
         return path
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "finecast"
 MOST_PARAMETERS = 7
@@ -32,14 +35,30 @@ CHANGES = {
 }
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def modules() -> tuple[tuple[Path, ast.Module, tuple[Definition, ...]], ...]:
+    """Each module with its classes and functions, inner ones included."""
+    found: list[tuple[Path, ast.Module, tuple[Definition, ...]]] = []
     for path in sorted(SOURCE.rglob("*.py")):
-        yield path.relative_to(SOURCE), ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        inside = tuple(n for n in ast.walk(tree) if isinstance(n, Definition))
+        found.append((path.relative_to(SOURCE), tree, inside))
+    return tuple(found)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget() -> Iterator[None]:
+    """The trees take memory that later tests of the process need."""
+    yield
+    modules.cache_clear()
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path, tree in trees():
-        for node in ast.walk(tree):
+    for path, _, nodes in modules():
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{path.as_posix()}:{node.name}", node
 
@@ -56,8 +75,8 @@ def test_few_modules_stand_outside_of_rooms() -> None:
 
 def test_no_two_public_classes_have_one_name() -> None:
     homes: dict[str, list[str]] = {}
-    for path, tree in trees():
-        for node in ast.walk(tree):
+    for path, _, nodes in modules():
+        for node in nodes:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path))
     assert {name: of for name, of in homes.items() if len(of) > 1} == {}
@@ -103,8 +122,8 @@ def mutable_classes() -> set[str]:
     """Classes of our own whose instances can change: all but frozen ones and enums."""
     return {
         node.name
-        for _, tree in trees()
-        for node in ast.walk(tree)
+        for _, _, nodes in modules()
+        for node in nodes
         if isinstance(node, ast.ClassDef)
         and not any("frozen=True" in ast.unparse(d) for d in node.decorator_list)
     }
@@ -125,9 +144,9 @@ def test_modules_keep_no_state() -> None:
     """What is found out about a model lives as long as the model."""
     classes = mutable_classes()
     found: set[str] = set()
-    for path, tree in trees():
+    for path, tree, nodes in modules():
         own = names_of(tree)
-        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+        functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
         changed = {
             name
             for function in functions
@@ -142,8 +161,8 @@ def test_modules_keep_no_state() -> None:
 def test_caches_hold_no_model() -> None:
     held = [
         f"{path}: {node.name}({argument.arg})"
-        for path, tree in trees()
-        for node in ast.walk(tree)
+        for path, _, nodes in modules()
+        for node in nodes
         if isinstance(node, ast.FunctionDef)
         and any("cache" in ast.unparse(d).partition("(")[0] for d in node.decorator_list)
         and "cached_property" not in {ast.unparse(d) for d in node.decorator_list}

@@ -47,13 +47,14 @@ from finecast.reports.frontier import write_frontier
 from finecast.reports.plan_report import PlanReport, read_part, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
+from finecast.tuning import workers
 from finecast.tuning.blaming import Blame, samples_of
 from finecast.tuning.blaming import blame as blamed
 from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
-from finecast.tuning.goal import Goal, TuneRequest
+from finecast.tuning.goal import Execution, Goal, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import is_plan, recorded
@@ -203,7 +204,7 @@ def apply(
     return _savable(Result.of(done), given)
 
 
-@checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions)
+@checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions, Execution)
 def tune(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -238,7 +239,9 @@ def tune(
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
             ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
-            (a page of what was found and why), ``price_book``. And ``user_rules``,
+            (a page of what was found and why), ``price_book``. Of where plans are evaluated
+            (``Execution``): ``jobs``, ``executor``, ``trial_timeout_s``,
+            ``trial_memory_gib``. And ``user_rules``,
             ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
@@ -257,6 +260,7 @@ def tune(
         engine=engine,
         device=_device(target),
         plan_out=plan,
+        execution=group_of(Execution, options),
     )
     with reporting(progress, "tuning") as report:
         how = group_of(ReadOptions, options)
@@ -313,7 +317,7 @@ def tuned(
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         found = (request.study, request.frontier, request.report)
         outcome = replace(
-            _searched(given(), output, request, study),
+            _searched(given(), how, output, request, study),
             source=given().path,
             files=tuple(path for path in found if path is not None),
         )
@@ -339,23 +343,30 @@ def _savable(result: Result, given: Callable[[], OpenedModel]) -> Result:
 
 
 def _searched(
-    model: OpenedModel, output: Destination, options: TuneRequest, study: Study | None
+    model: OpenedModel,
+    how: ReadOptions,
+    output: Destination,
+    options: TuneRequest,
+    study: Study | None,
 ) -> Result:
     """The outcome of a search, its model written if it is better."""
-    subject = model.subject(options.engine, options.device)
-    subject.keeps_prices = options.price_book
-    workload = model.workload(options.data.loaded(), subject.reference)
-    criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
-    outcome = search(
-        subject,
-        workload,
-        replace(options.goal, criterion=criterion),
-        options.policy,
-        user_rules=tuple(options.user_rules.items()),
-        study=study,
-        start=_plan(options.start),
-        progress=options.progress,
-    )
+    with workers.evaluating(model, how, output.path, options) as worker:
+        subject = model.subject(options.engine, options.device)
+        subject.keeps_prices, subject.study = options.price_book, study
+        executor = worker(subject)
+        data = options.data.loaded() if executor is None else executor.data()
+        workload = model.workload(data, subject.reference)
+        criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
+        outcome = search(
+            subject,
+            workload,
+            replace(options.goal, criterion=criterion),
+            options.policy,
+            user_rules=tuple(options.user_rules.items()),
+            executor=executor,
+            start=_plan(options.start),
+            progress=options.progress,
+        )
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.built is not None:
         size, verified = model.write(outcome.built, output, subject, workload)

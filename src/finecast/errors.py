@@ -37,11 +37,13 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--engine": "engine",
     "--eval": "evaluate",
     "--exclude": "Policy.exclude",
+    "--executor": "executor",
     "--external-data/--one-file": "external_data",
     "--force": "force=True",
     "--from-type": "from_type",
     "--include": "Policy.include",
     "--io": "Policy.io",
+    "--jobs": "jobs",
     "--keep": "keep",
     "--labels": "labels",
     "--lower-is-better": "lower_is_better",
@@ -62,6 +64,8 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--target": "target",
     "--timeout": "timeout_s",
     "--tolerance": "tolerance",
+    "--trial-memory": "trial_memory_gib",
+    "--trial-timeout": "trial_timeout_s",
     "--trust": "trust=True",
 }
 """The Python API's names for the command line's options in messages. Options that say what is

@@ -90,16 +90,17 @@ def commands_of(block: Block) -> list[list[str]]:
     ]
 
 
-# Samples of the pages' data: emulated devices and repeated evaluations take most of the time.
-SAMPLES = 256
-
-
-def digits(folder: Path) -> None:
-    """A convolutional net with data: the first samples of the example's."""
+def digits(folder: Path, samples: int = 96) -> None:
+    """A convolutional net, and the first samples of its data: emulation takes long on all."""
     shutil.copy(DIGITS / "digits.onnx", folder / "model.onnx")
     with np.load(DIGITS / "digits_eval.npz") as data:
-        np.savez(folder / "data.npz", **{name: data[name][:SAMPLES] for name in data})
+        np.savez(folder / "data.npz", **{name: data[name][:samples] for name in data})
     shutil.copy(DIGITS / "digits_calib.npz", folder / "calib.npz")
+
+
+def all_digits(folder: Path) -> None:
+    """The same with all samples, of which a certificate needs many."""
+    digits(folder, samples=600)
 
 
 def versions(folder: Path) -> None:
@@ -155,7 +156,7 @@ def decoder(folder: Path) -> None:
 
 
 SETUPS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (digits, versions, ir, module, keras, decoder, nothing)
+    f.__name__: f for f in (digits, all_digits, versions, ir, module, keras, decoder, nothing)
 }
 PAGES = [
     page

@@ -23,7 +23,7 @@ from finecast.frontends import dry_run, dry_run_worker
 from finecast.frontends import onnx as frontend
 from finecast.frontends.dry_run import CrashedError, _Library
 from finecast.frontends.openvino import model as openvino_model
-from finecast.frontends.worker import Worker
+from finecast.processes.worker import Worker
 from tests.engines import crashing_worker
 
 NET = parser.parse_model(

@@ -18,7 +18,7 @@ import pytest
 
 from finecast.frontends.onnx import native, native_worker
 from finecast.frontends.onnx.native import PassDiedError, PassError
-from finecast.frontends.worker import Worker
+from finecast.processes.worker import Worker
 from tests.frontends import hostile_worker
 from tests.frontends.hostile_worker import CRASHES, GROWS, HANGS, NOTHING, PRINTS, SAYS_PID
 from tests.frontends.tools import parse

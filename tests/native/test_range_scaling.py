@@ -220,6 +220,39 @@ def test_it_is_taken_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
     assert epsilons(back) == epsilons(path)
 
 
+LOG_SUM_EXP = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 4, 8] x) => (float[n, 4, 8] y) {
+  [scores] a = MatMul (x, w)
+  [power] b = Exp (a)
+  [total] c = ReduceSum <keepdims = 1> (b, axes)
+  [log] d = Log (c)
+  [end] y = Add (x, d)
+}"""
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_log_sum_exp_without_a_maximum_is_shifted(tmp_path: Path, suffix: str) -> None:
+    made, path = parser.parse_model(LOG_SUM_EXP), tmp_path / "net.onnx"
+    draw = np.random.default_rng(3).standard_normal((8, 8)).astype(np.float32)
+    axes = np.array([-1], np.int64)
+    for name, array in (("w", draw * np.float32(1.5)), ("axes", axes)):
+        made.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(made, path)
+    if suffix == ".xml":
+        found = openvino.convert_model(path)
+        path = path.with_suffix(suffix)
+        openvino.save_model(found, path, compress_to_fp16=False)
+    low, back = tmp_path / f"low{suffix}", tmp_path / f"back{suffix}"
+    done = api.convert(path, low, policy="all:fp16", data={"x": X})
+    (gain,) = done.gains
+    assert not gain.error_without < 1
+    assert gain.error_with < 0.01
+    assert done.plan is not None
+    assert {a.node for a in done.plan.adjustments if a.add} == {"power"}
+    api.convert(low, back, policy=Policy("matmult:bf16", exclude=["."]), verify=False)
+    assert len(graph_of(back).nodes) == len(graph_of(path).nodes)
+
+
 def epsilons(path: Path) -> list[object]:
     nodes = graph_of(path).nodes
     return [n.attributes["epsilon"] for n in nodes if "epsilon" in n.attributes]

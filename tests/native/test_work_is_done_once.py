@@ -13,7 +13,7 @@ from onnx import numpy_helper
 import finecast
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.frontends import onnx as onnx_frontend
-from finecast.frontends.worker import Worker
+from finecast.processes.worker import Worker
 from finecast.rules.policy import Policy
 from tests.frontends.tools import parse
 from tests.native.networks import FRONTENDS

@@ -209,6 +209,35 @@ def test_what_is_not_homogeneous_reads_its_own_numbers() -> None:
     assert made == {("n0", 1): -made["n1", 0], ("n1", 0): -made["n0", 1]}
 
 
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_an_exponential_is_shifted(logarithm: bool) -> None:
+    """A softmax without its maximum, or a log-sum-exp: the sum fits, the end is the same."""
+    net = Net()
+    power = net.op(f"Exp ({net.op(f'MatMul (x, {net.const(W * np.float32(1.5))})')})")
+    total = net.op(f"ReduceSum <keepdims = 1> ({power}, axes)")
+    end = net.op(f"Log ({total})" if logarithm else f"Div ({power}, {total})")
+    end = net.op(f"Add (x, {end})")
+    last: Any = np.array([-1], np.int64)
+    net.constants["axes"] = last
+    model = net.prepared(end)
+    facts, (one,) = scalings_of(model, {"x": X})
+    (shift,) = (a for a in one.adjustments if a.add)
+    exponent = one.exponents[total]
+    assert (shift.node, shift.port) == ("n1", 0)
+    assert shift.add == (pytest.approx(exponent * np.log(2)),)
+    assert one.exponents == {power: exponent, total: exponent}
+    rest = {(a.node, a.port): a.exponents for a in one.adjustments if not a.add}
+    assert rest == ({("n3", 0): (-exponent,)} if logarithm else {})
+    scaled = model.adjusted(one.adjustments)
+    before, after = (values_of(m, [power, total, end]) for m in (model, scaled))
+    for name, numbers in before.items():
+        wanted = np.ldexp(numbers, one.exponents.get(name, 0))
+        np.testing.assert_allclose(after[name], wanted, rtol=1e-4, atol=1e-5)
+    assert all("shifted for that" in r.text for r in one.reasons.values())
+    found = scaled_facts(model.graph, facts, scaled.graph, [one])
+    assert found.keys() < observe(scaled, lambda: [{"x": X}]).keys()
+
+
 def test_an_output_keeps_its_numbers() -> None:
     net = Net()
     assert check(net.prepared(large(net, "x"))) == ()

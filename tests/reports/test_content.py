@@ -224,6 +224,13 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
     )
 
 
+def test_the_fastest_plan_has_no_faster_one() -> None:
+    found = made.result()
+    alone = replace(found.findings, candidates=found.findings.candidates[1:])
+    said = replace(found, findings=alone).report().to_dict()["summary"]["next_faster"]
+    assert said == "There is no next faster plan: this one is the best of 1 plan considered."
+
+
 def test_weights_and_activations_alone(content: dict[str, Any]) -> None:
     alone = content["alone"]["fp16"]
     assert alone["activations"] == 0

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import finecast
+import finecast.tensorflow
 from finecast.engines.tensorflow import TensorFlowEngine
+from finecast.engines.usage import how_to_run
 from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.native_model import with_switches
@@ -40,6 +42,23 @@ def test_a_saved_model_is_served_in_bf16_under_the_names_of_before(
     types = types_of(tmp_path / "low")
     assert {types.pop(n) for n in list(types) if n.endswith("Softmax")} == {"float32"}
     assert set(types.values()) == {"bfloat16"}
+
+
+def test_the_code_that_is_printed_runs_a_saved_model(mlp: Model, tmp_path: Path) -> None:
+    path, inputs = tmp_path / "low", {"x": ((3, 16), "float32")}
+    done = finecast.convert(mlp.path, path, "all:bf16")
+    names: dict[str, Any] = {}
+    exec("\n".join(how_to_run(path, "tensorflow", done.counts, inputs=inputs)), names)
+    assert names["outputs"]["scores"].shape == (3, 8)
+
+
+def test_what_no_library_writes_is_advised_nowhere(mlp: Model, tmp_path: Path) -> None:
+    low = finecast.tensorflow.convert(mlp.path, policy="all:bf16")
+    with pytest.raises(UsageError) as refused:
+        low.save(tmp_path / "low.keras")
+    assert refused.value.fix == f"name it {tmp_path / 'low'}"
+    with pytest.raises(UsageError, match=r"or give finecast\.convert"):
+        low.save(tmp_path / "low.xml")  # convert writes that
 
 
 def test_scope_all_is_every_op_the_last_softmax_too(mlp: Model, tmp_path: Path) -> None:

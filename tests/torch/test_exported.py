@@ -8,6 +8,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import finecast
 import finecast.torch as ft
 from finecast import api
 from finecast.data.sources import DataOptions
+from finecast.engines.usage import how_to_run
 from finecast.errors import ModelError, UsageError
 from finecast.native.torch import integers, subject
 from finecast.numbers.formats import Format
@@ -356,3 +358,11 @@ def test_ops_that_give_sizes_have_no_type_and_no_internal_name(tmp_path: Path) -
     found = api.inspect(path)
     assert {row.kind: row.types for row in found.classes}["shape"] == {"other": len(sizes)}
     assert found.notes["free sizes"].count("(x.") == 2
+
+
+def test_the_code_that_is_printed_runs_a_program(tmp_path: Path) -> None:
+    torch.export.save(program(), tmp_path / "net.pt2")
+    done = api.convert(tmp_path / "net.pt2", tmp_path / "low.pt2", "all:bf16")
+    names: dict[str, Any] = {}
+    exec("\n".join(how_to_run(tmp_path / "low.pt2", "torch-eager", done.counts)), names)
+    assert names["outputs"].shape == (4, 10)

@@ -20,7 +20,7 @@ from finecast.data.criterion import Criterion, CriterionKind
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
 from finecast.native.torch.model import of_module
-from finecast.native.torch.subject import TorchSubject
+from finecast.native.torch.subject import TorchSubject, waiting_notes
 from finecast.native.torch.workload import ModuleWorkload
 from finecast.numbers.formats import Format
 from tests.torch.planned import plan_of
@@ -281,3 +281,17 @@ def test_too_few_steps_are_told(steps: int) -> None:
 def test_options_of_another_kind_are_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ft.tune(nn.Linear(4, 4), (torch.ones(2, 4),), evaluate=lambda _: 1.0, **options)
+
+
+def test_threads_that_spin_are_named_on_a_busy_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert waiting_notes(0.0) == ()
+    (note,) = waiting_notes(0.5)
+    assert "2 threads" in note
+    assert "OMP_NUM_THREADS=1" in note
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert waiting_notes(0.5) == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.planning.plan import Plan
 from finecast.progress import silent
+from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.search import Candidate
+from finecast.tuning.study import Study
 from finecast.tuning.trials import Trials
 
 
@@ -125,6 +128,23 @@ def test_a_budget_counts_trials_and_not_the_baseline() -> None:
     assert len(made.tried) == 2
     assert not made.may_go_on()
     assert made.evaluations == 3
+
+
+def test_an_evaluation_that_ends_its_process_is_one_trial(tmp_path: Path) -> None:
+    """It misses, counts, is told in one line, and no study keeps it."""
+    made = trials({}, [], max_trials=2)
+    made.study = Study(tmp_path / "study.db")
+    bad, good = candidate("bad", 1.0, 2.0), candidate("good", 2.0, 1.0)
+
+    def measure(plan: Plan) -> float:
+        if plan.model == "bad":
+            raise LostTrialError("crashed (SIGSEGV)")
+        return 1.0
+
+    assert made.search([bad, good], measure) is good
+    assert made.lost == ["bad was left out: its evaluation crashed (SIGSEGV)"]
+    assert made.evaluations == 3
+    assert made.study.count() == 1
 
 
 def test_time_is_no_reason_against_the_first_trial() -> None:

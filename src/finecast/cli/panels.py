@@ -26,7 +26,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Search": (
         *("objective", "min_speedup", "max_trials", "timeout_s", "start"),
-        *("check", "max_error"),
+        *("jobs", "executor", "trial_timeout_s", "trial_memory_gib", "check", "max_error"),
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (

@@ -41,7 +41,7 @@ from finecast.native.artefact import Destination
 from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside
 from finecast.progress import shown
-from finecast.tuning.goal import STUDY_SUFFIX, Goal, TuneRequest
+from finecast.tuning.goal import STUDY_SUFFIX, Execution, Goal, TuneRequest
 from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def run(
     rules: Rules,
     device: Device,
     request: Records,
+    execution: Execution,
     running: Engine,
     target: Target = None,
     as_json: Json = False,
@@ -105,7 +106,7 @@ def run(
     files.write("--study", study, beside=journals(study), replaces=False)
     request = replace(
         request,
-        data=data.loaded(),
+        data=data,
         goal=replace(goal, criterion=criterion),
         policy=choice.policy,
         engine=running.engine,
@@ -114,6 +115,7 @@ def run(
         study=study,
         resume=request.resume and _has_trials(study),
         plan_out=plan,
+        execution=execution,
     )
     outcome = _searched(files, model, written, how, request, quiet=as_json)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
@@ -182,7 +184,6 @@ def _searched(
         _interruptible(request.study, model.digest),
         shown("tuning", quiet=quiet) as bar,
     ):
-        how = ReadOptions(from_type=how.from_type)
         return api.tuned(model, written, replace(request, progress=bar), how)
 
 

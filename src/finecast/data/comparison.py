@@ -89,7 +89,14 @@ class MaxAbs:
         got, expected = pair(outputs, reference, "max_abs")
         if not got.size:
             return
-        largest = float(np.abs(_difference(got, expected)).max())
+        self._take(float(np.abs(_difference(got, expected)).max()))
+
+    def absorb(self, later: MaxAbs) -> None:
+        """Take the batches of another one."""
+        if later._largest is not None:
+            self._take(later._largest)
+
+    def _take(self, largest: float) -> None:
         before = largest if self._largest is None else self._largest
         self._largest = float(np.maximum(before, largest))  # keeps NaN, unlike max()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -50,6 +51,23 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of ``count`` parts of the batches: runs of neighbours, as equal as possible."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, batches: range) -> range:
+        """The batches of this part."""
+        first, end = (len(batches) * i // self.count for i in (self.index, self.index + 1))
+        return batches[first:end]
+
+
+WHOLE: Final = Part()
+"""All batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """Samples of a model's inputs, and labels where there are any.
 
@@ -73,10 +91,13 @@ class Dataset:
                 return dim
         return None
 
-    def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, batch_size: int, *, limit: int | None = None, part: Part = WHOLE
+    ) -> Iterator[Batch]:
         """All samples, or the first ``limit``, in batches of ``batch_size`` samples.
 
-        A batch size that is fixed in the model takes the place of ``batch_size``.
+        Of a part they are those of its batches. A batch size that is fixed in the model takes
+        the place of ``batch_size``.
 
         Raises:
             UsageError: If ``batch_size`` is not positive.
@@ -85,7 +106,7 @@ class Dataset:
             raise UsageError(f"batch size {batch_size} is not usable", fix="give 1 or more")
         rows = self.fixed_batch or batch_size
         end = self.size if limit is None else min(limit, self.size)
-        for start in range(0, end, rows):
+        for start in part.of(range(0, end, rows)):
             count = min(rows, end - start)
             fill = rows - count if self.fixed_batch else 0
             yield Batch(
@@ -218,7 +239,7 @@ def _check_names(
 ) -> None:
     for name in [*names, *([labels] if labels is not None else [])]:
         if name not in arrays:
-            have = f"the file's arrays are {', '.join(arrays) or 'none'}"
+            have = f"the arrays are {', '.join(arrays) or 'none'}"
             if name == labels:
                 close = "".join(f"did you mean {n}? " for n in close_names(name, arrays)[:1])
                 raise UsageError(
@@ -227,7 +248,8 @@ def _check_names(
             raise UsageError(
                 f"input {name!r} is missing",
                 where=where,
-                fix=f"{have}; name them as inputs: numpy.savez(FILE, **{{{name!r}: ARRAY}})",
+                fix=f"{have}; name them as inputs: {{{name!r}: ARRAY}}, in a file by"
+                f" numpy.savez(FILE, **{{{name!r}: ARRAY}})",
             )
     for name in arrays:
         if name not in names and name != target:

@@ -19,11 +19,13 @@ from finecast.data.labels import (
 )
 from finecast.data.samples import (
     Floats,
+    Indices,
     MeanMetric,
     Outputs,
     RankedSamples,
     Samples,
     SummedSamples,
+    SumMetric,
     by_sample,
 )
 from finecast.engines.base import Array
@@ -119,7 +121,7 @@ class F1:
     """
 
     def __init__(self) -> None:
-        self._sample: list[Array] = []
+        self._sample: list[Indices] = []
         self._decided: list[Array] = []
         self._labelled: list[Array] = []
         self._count = 0
@@ -148,6 +150,14 @@ class F1:
         self._decided.append(decided[counted])
         self._labelled.append(given[counted])
         self._count += samples
+
+    def absorb(self, later: F1) -> None:
+        """Take the batches of another one, whose samples have the numbers after these."""
+        self._sample += [number + self._count for number in later._sample]
+        self._decided += later._decided
+        self._labelled += later._labelled
+        self._count += later._count
+        self._nan = self._nan or later._nan
 
     def result(self) -> float:
         """2 right / (decided + labelled), averaged over classes."""
@@ -217,6 +227,12 @@ class Agreement(_Share):
         nan = has_nan(scores) or has_nan(expected)
         return self._terms_of(same, is_counted(labels, same.shape), nan)
 
+    def absorb(self, later: SumMetric) -> None:
+        """Take the batches of another one."""
+        super().absorb(later)
+        assert isinstance(later, Agreement)
+        self._seen |= later._seen
+
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all of fp32's are the same.
 
@@ -261,6 +277,11 @@ class Spearman:
             )
         self._values.append(values.astype(np.float64))
         self._labels.append(given.reshape(-1))
+
+    def absorb(self, later: Spearman) -> None:
+        """Take the batches of another one."""
+        self._values += later._values
+        self._labels += later._labels
 
     def result(self) -> float:
         """Spearman's rho; NaN where all values or all labels are equal."""

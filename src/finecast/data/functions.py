@@ -13,7 +13,8 @@ import inspect
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -24,6 +25,27 @@ from finecast.usercode import guarded, line_in
 _FIX: Final = "run the file with python to see more"
 # Attribute of each module loaded here: the digest of the source that it was made from.
 _SOURCE: Final = "__finecast_source__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionElsewhere:
+    """A user's function that is loaded, and runs, in another process alone.
+
+    Attributes:
+        spec: ``FILE.py:FUNCTION``.
+        digest: Gives the ``source_digest`` of the function there.
+        feeds: Gives the feeds that the function yields there.
+    """
+
+    spec: str
+    digest: Callable[[], str]
+    feeds: Callable[[], Iterator[Any]] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The feeds of a calibration function. What evaluates a model is not called here."""
+        assert self.feeds is not None
+        assert not arguments
+        return self.feeds()
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -104,6 +126,8 @@ def source_digest(function: Callable[..., Any]) -> str:
     Modules from elsewhere and data that the function reads do not count. A function without a
     file (typed into a session) has another digest at each call.
     """
+    if isinstance(function, FunctionElsewhere):
+        return function.digest()
     while isinstance(function, functools.partial):
         function = function.func
     code = inspect.unwrap(function)

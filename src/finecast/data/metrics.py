@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -29,6 +29,10 @@ class Accumulator(Protocol):
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> None:
         """Take one batch: the first of the outputs, labels, the fp32 model's outputs."""
+        ...
+
+    def absorb(self, later: Any) -> None:
+        """Take the batches that another one took, which come after these."""
         ...
 
     def result(self) -> float:
@@ -67,6 +71,10 @@ class Metric:
     higher_is_better: bool = True
     ideal: float | None = None
     worst: float | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its name."""
+        return get_metric, (self.name,)
 
 
 METRICS: dict[str, Metric] = {

@@ -192,6 +192,10 @@ class SumMetric(ABC):
         """
         self._terms.append(self.terms(outputs, labels, reference))
 
+    def absorb(self, later: SumMetric) -> None:
+        """Take the batches that another accumulator took, which come after these."""
+        self._terms += later._terms
+
     @property
     def sums(self) -> Floats:
         """The sums over all samples so far; at least one batch was taken."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from finecast.data.metrics import Accumulator, Metric
 from finecast.data.samples import Outputs, Samples
@@ -40,6 +40,10 @@ class Score(float):
         made.samples = MappingProxyType(dict(samples or {}))
         return made
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with its outputs and samples: another process may have computed it."""
+        return Score, (float(self), dict(self.outputs), dict(self.samples))
+
 
 def by_output(value: float) -> dict[str, float]:
     """A metric's value by output, the worst first; empty for a metric of no output."""
@@ -66,6 +70,12 @@ class Scoring:
             total.update({name: outputs[name]}, labels, reference)
             if outputs[name].size:
                 self._filled.add(name)
+
+    def absorb(self, later: Scoring) -> None:
+        """Take the batches that another one took, which come after these."""
+        for name, total in later.totals.items():
+            self.totals[name].absorb(total)
+        self._filled |= later._filled
 
     def result(self) -> Score:
         """The metric of the worst output; NaN before the first batch.

@@ -234,7 +234,9 @@ class DataOptions:
     @property
     def label(self) -> str:
         """The metric's name in reports."""
-        name = self.evaluate_name or getattr(self.evaluate, "__qualname__", "")
+        given = self.evaluate
+        name = given if isinstance(given, str) else getattr(given, "__qualname__", "")
+        name = self.evaluate_name or name
         return name if self.evaluate is not None else self.metric or "agreement"
 
     @property
@@ -416,7 +418,7 @@ def _calibration(options: DataOptions, session: Session) -> CalibrationFunction 
     if calib is None:
         return None
     if callable(calib):
-        calibrate = partial(_user_feeds, calib)
+        calibrate = partial(user_feeds, calib)
         if next(calibrate(), None) is None:
             raise UsageError("the calibration function yields nothing", where="--calib")
         return calibrate
@@ -433,7 +435,13 @@ def _batches_of(
     return partial(_first_batches, found, options.samples, calls)
 
 
-def _user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
+def user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
+    """The feeds that a user's function yields.
+
+    Raises:
+        UserCodeError: If the function fails.
+        UsageError: If it yields something else.
+    """
     name = getattr(calib, "__qualname__", type(calib).__name__)
     with guarded(
         "the calibration function failed", where=name, fix="call it in python to see more"

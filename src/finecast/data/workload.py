@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
-from finecast.data.datasets import Dataset
+from finecast.data.datasets import WHOLE, Batch, Dataset, Part
 from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.evaluation import (
     OtherCallError,
@@ -173,8 +173,10 @@ class Workload(ABC):
         of: Outputs that the user names, of which the metric and the error are; empty for all.
         warnings: Why the metric says little on this data, once the baseline was evaluated.
         samples: Samples that the metric is of, once the baseline was evaluated; 0 if unknown.
+        learns: Names of the attributes that the evaluation of the baseline sets.
     """
 
+    learns: ClassVar[tuple[str, ...]] = ()
     of: tuple[str, ...] = ()
     warnings: Sequence[str] = ()
     samples: int = 0
@@ -183,6 +185,11 @@ class Workload(ABC):
     @abstractmethod
     def higher_is_better(self) -> bool:
         """Which way the metric improves."""
+
+    @property
+    def parts(self) -> int:
+        """The most parts that can be evaluated apart from one another."""
+        return 1
 
     @property
     def digest(self) -> str:
@@ -213,6 +220,7 @@ class Workload(ABC):
         """Feeds to time; call after the baseline was evaluated."""
         return [*self.calibration()]
 
+<<<<<<< HEAD
     @property
     def decodes(self) -> bool:
         """Whether ``timing`` has a first call and a step, that may be timed apart."""
@@ -234,6 +242,16 @@ class Workload(ABC):
             where="--objective",
             fix="give --decode-steps, and a model whose state is in its inputs and outputs",
         )
+=======
+    def learned(self) -> Mapping[str, Any]:
+        """What the evaluation of the baseline set here, by attribute."""
+        return {name: getattr(self, name) for name in self.learns}
+
+    def learn(self, learned: Mapping[str, Any]) -> None:
+        """Take over what a workload of the same data learned in another process."""
+        for name, value in learned.items():
+            setattr(self, name, value)
+>>>>>>> main
 
 
 def whole_batch(feeds: Feeds) -> tuple[Feeds]:
@@ -251,6 +269,8 @@ class DataWorkload(Workload):
     cached session of the reference model once a metric compared with it, ``scored`` the
     outputs that the metric is of, once the baseline was evaluated.
     """
+
+    learns: ClassVar[tuple[str, ...]] = ("warnings", "samples", "scored")
 
     data: Dataset | Stream
     metric: Metric
@@ -291,15 +311,31 @@ class DataWorkload(Workload):
         Raises:
             UsageError: If the metric says nothing on this data.
         """
+        scoring = self.scoring(session, reference)
+        if reference is None:
+            self.warnings = scoring.doubts()
+        return scoring.result()
+
+    @property
+    def parts(self) -> int:
+        """Batches, if they can be evaluated apart from one another; else 1."""
+        if not isinstance(self.data, Dataset):
+            return 1
+        return math.ceil(self.data.size / (self.data.fixed_batch or self.batch))
+
+    def scoring(
+        self, session: Session, reference: Session | None, part: Part = WHOLE
+    ) -> Scoring:
+        """The metric of the batches of a part, to be joined with those of the others."""
         exact, scoring, samples = None, None, 0
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
         session = exact if exact and reference is None else self._decoded(session)
-        for batch in self.data.batches(self.batch):
+        for batch in self._batches(part):
             samples += batch.count
             found = session.run(batch.feeds)
             if scoring is None:
-                if reference is None or not self.scored:
+                if (reference is None and not part.index) or not self.scored:
                     self.scored = scored_outputs(self.metric, self.of, batch.feeds, found)
                 scoring = Scoring(self.metric, self.scored)
             outputs, beside = batch.trim(found), None
@@ -307,10 +343,14 @@ class DataWorkload(Workload):
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
             labels = self.decoding.labels(batch.labels) if self.decoding else batch.labels
             scoring.update(outputs, labels, beside)
-        scoring = scoring or Scoring(self.metric, ())
         if reference is None:
-            self.warnings, self.samples = scoring.doubts(), samples
-        return scoring.result()
+            self.samples = samples
+        return scoring or Scoring(self.metric, self.scored)
+
+    def _batches(self, part: Part) -> Iterable[Batch]:
+        if isinstance(self.data, Dataset):
+            return self.data.batches(self.batch, part=part)
+        return self.data.batches(self.batch)
 
     def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""
@@ -350,6 +390,8 @@ class DataWorkload(Workload):
 @dataclass(slots=True, kw_only=True)
 class FunctionWorkload(Workload):
     """A user's evaluation function; feeds of its first call serve if no others are given."""
+
+    learns: ClassVar[tuple[str, ...]] = ("remembered",)
 
     function: EvalFunction
     name: str

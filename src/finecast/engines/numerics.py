@@ -8,22 +8,31 @@ of sums alone, such as the number of threads, is not among them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import DYNAMIC, Format
 
 HINT: Final = "INFERENCE_PRECISION_HINT"
 """The type that OpenVINO lowers fp32 ops to by itself; ``f32`` for none."""
 HINTS: Final = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 """Its values by the format."""
 DYNAMIC_QUANTIZATION: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-"""Unless it is 0, operands of products with 8-bit weights are rounded to 8 bits, too."""
+"""Unless it is 0, values that meet weights in codes are rounded to 8 bits, too."""
 
 
-def openvino_settings(hint: str) -> dict[str, str | int | bool]:
-    """OpenVINO's properties under a precision hint.
+def dynamic_group(labels: Iterable[str]) -> int:
+    """How many numbers share a scale where kernels round values; 0 if none of ``labels`` does.
+
+    ``labels`` are formats, and may be other texts, too.
+    """
+    known = {fmt.label: fmt.dynamic_group or 0 for fmt in DYNAMIC}
+    return max((known.get(label, 0) for label in labels), default=0)
+
+
+def openvino_settings(hint: str, formats: Iterable[str] = ()) -> dict[str, str | int | bool]:
+    """OpenVINO's properties under a precision hint, for a model with these ``formats``.
 
     Its defaults (2026.4) are those of the mode PERFORMANCE: a cache of keys and values in 8
     bits even in fp32, and dynamic quantization. The cache holds what attention computes, so it
@@ -34,7 +43,7 @@ def openvino_settings(hint: str) -> dict[str, str | int | bool]:
         HINT: hint,
         "EXECUTION_MODE_HINT": "ACCURACY",
         "KV_CACHE_PRECISION": hint,
-        DYNAMIC_QUANTIZATION: 0,
+        DYNAMIC_QUANTIZATION: dynamic_group(formats),
         "CPU_DENORMALS_OPTIMIZATION": False,
     }
 

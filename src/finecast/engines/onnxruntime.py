@@ -24,10 +24,12 @@ from finecast.engines.base import Array, Engine, Feeds, KernelTime, Session, Ten
 from finecast.engines.cpus import cpus
 from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.ports import DTYPES, ONNX_LABELS, ONNX_NAMES, ordered_feeds
+from finecast.engines.probe_models import Probe, build
 from finecast.engines.source import ModelSource, ModelStep, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.files.staging import staging
 from finecast.frontends.dry_run import DryRun, warm_up
+from finecast.frontends.onnx.restating import lowered
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 
@@ -282,6 +284,14 @@ class OnnxRuntimeEngine(Engine):
             return None  # ops on codes become kernels by fusion, which only a run tells
         return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
 
+    def load_probe(self, probe: Probe, fmt: Format) -> OnnxRuntimeSession:
+        """A session of the probe as plans in ``fmt`` are written for this engine.
+
+        Raises:
+            EngineError: If it has no kernels in the format.
+        """
+        return self.load(lowered(build(probe, fmt), self.name))
+
     def load_streams(
         self, model: Path | bytes, fmt: Format = Format.FP32
     ) -> OnnxRuntimeStreams:
@@ -485,6 +495,8 @@ class OnnxRuntimeStreams:
 _TRACED = "_kernel_time"
 # Kernels that read or give such numbers compute in the type of their first input.
 _EIGHT_BITS = frozenset({"int8", "uint8"})
+# Kernels by constant codes: the trace leaves out constants that were packed for a kernel.
+_CODES = {"MatMulNBits": frozenset({"uint8"})}
 _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
 
 
@@ -519,6 +531,7 @@ def kernel_times(
             format=formats[name],
             time_s=_per_run(series, repeats),
             signature=signatures[name],
+            constants=_CODES.get(kinds[name], frozenset()),
         )
         for name, series in times.items()
     ]

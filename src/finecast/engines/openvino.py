@@ -447,7 +447,7 @@ class OpenVinoEngine(Engine):
         with _explained(model, where):
             with self._read(model, where, settings, DryRun.load) as found:
                 read, source, names, dry_run = found
-                stated = _stated(read, settings)
+                stated = _stated(read, source, settings)
                 compiled = self._core.compile_model(read, self.device, stated)
                 sizes = SizeCheck(read)
             yield (_Here(compiled, dry_run), sizes), source, names
@@ -470,8 +470,9 @@ class OpenVinoEngine(Engine):
                     where=where,
                     fix=other_engines(self.name),
                 )
+            stated = _stated(None, source, settings)
             with without_links(model) as place:
-                tried = attempt(self._dry_run(place, where, settings))
+                tried = attempt(self._dry_run(place, where, stated))
                 read = self._core.read_model(place)
 
                 def names(ops: Sequence[OpFacts] | None = None) -> _Names:
@@ -482,8 +483,7 @@ class OpenVinoEngine(Engine):
         own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
         _check_depth(source, where)
-        if settings:
-            settings = _stated(own, settings)
+        settings = _stated(own, source, settings)
         with sent(own) if settings else nullcontext((None, 0)) as (content, described):
             tried = attempt(self._dry_run(content, where, settings, described))
         yield own, source, lambda ops=None: op_names(own), tried
@@ -538,12 +538,18 @@ def _other_engines(model: Loadable) -> str:
     return other_engines("openvino") if _is_onnx(model) else ""
 
 
-def _stated(model: openvino.Model, settings: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` with the hint that the model is made for, if no low one is asked for."""
-    own = hint_of(model)
-    if not own or settings.get(HINT) != HINTS[Format.FP32]:
-        return settings
-    return settings | {k: v for k, v in openvino_settings(own).items() if k in settings}
+def _stated(
+    model: openvino.Model | None, source: ModelSource, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """``settings`` as the model is made for: its hint, and whether kernels round values.
+
+    The hint is that which is asked for, unless that is fp32. Without settings there are none.
+    """
+    asked = str(settings.get(HINT, ""))
+    own = "" if model is None else hint_of(model)
+    hint = own if own and asked == HINTS[Format.FP32] else asked
+    made_for = openvino_settings(hint, source.rounded)
+    return settings | {k: v for k, v in made_for.items() if k in settings}
 
 
 def _hint(fmt: Format) -> str:

@@ -31,7 +31,7 @@ import numpy as np
 from finecast.errors import EngineError
 from finecast.frontends import dry_run_worker
 from finecast.frontends.dry_run_worker import arrays_of, plain
-from finecast.frontends.worker import Answer, Worker, WorkerDiedError
+from finecast.processes.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
 """Of a model in memory that is sent as bytes. Larger ones are passed as a file."""

@@ -25,8 +25,7 @@ from finecast.graph import Graph, Value
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census, risks
 from finecast.native.conversion import Converter
-from finecast.native.device import Program
-from finecast.native.emulated import EmulatedSubject, NativeProgram
+from finecast.native.emulated import EmulatedSubject, Program
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.low_model import LowModel
 from finecast.native.model import OpenedModel, RunOptions
@@ -52,6 +51,8 @@ from finecast.rules.policy import Policy
 _MOST_NODES_COMPILED: Final = 4000
 _MOST_BYTES_COMPILED: Final = 1 << 30
 
+_MOST_PORTS: Final = 8
+"""Inputs or outputs that ``inspect`` names."""
 _NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
@@ -67,7 +68,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
 
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
-        return NativeProgram(source=self, emulation=emulation)
+        return Program(source=self, emulation=emulation)
 
     def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
         """Both in one session, if they are of one library."""
@@ -316,6 +317,9 @@ def counted(
         size_bytes=source.size_bytes,
         opset=source.opset,
     )
+    ports = {"inputs": prepared.graph.inputs, "outputs": prepared.graph.outputs}
+    named = {key: _ports(values) for key, values in ports.items()}
+    found = replace(found, notes=named | found.notes)
     if source.told:
         found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
     if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
@@ -326,6 +330,17 @@ def counted(
     if options.data is None:
         return found
     return replace(found, warnings=risks(prepared.graph, facts, low), low=low)
+
+
+def _ports(values: Sequence[Value]) -> str:
+    """Inputs or outputs with types and shapes; ``?`` stands for a size without a name."""
+    told = [
+        f"{v.name} {v.dtype}"
+        + ("" if v.shape is None else f" [{', '.join(str(d or '?') for d in v.shape)}]")
+        for v in values
+    ]
+    more = len(told) - _MOST_PORTS
+    return "; ".join(told[:_MOST_PORTS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _drawn_shapes(

@@ -41,7 +41,7 @@ from finecast.native.planning import (
 from finecast.native.profiles import profile_ends
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.native.source import AS_IT_IS, EngineBuilt, Source
-from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
+from finecast.native.subject import Built, Examined, Hinted, Origin, Subject, UserRules
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -89,6 +89,11 @@ class EngineSubject(Subject):
     def runner(self) -> str:
         """The name of the engine."""
         return self.engine.name
+
+    @property
+    def runs_in(self) -> str:
+        """The engine, as ``get_engine`` knows it."""
+        return f"{self.engine.name}:{self.engine.device}"
 
     @property
     def verifiers(self) -> Sequence[Engine]:
@@ -167,6 +172,17 @@ class EngineSubject(Subject):
         second = SecondOpinion(source=self.model, engine=self.engine)
         differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs)))
+
+    def made_from(self, origin: Origin) -> Built:
+        """The model of a plan; of a file or a hint a loaded one."""
+        if origin.file is not None:
+            loaded = self.engine.load(origin.file)
+        elif origin.hint is not None:
+            loaded = self.engine.load_hinted(self.model.loadable, origin.hint)
+        else:
+            return self.model.build(origin.plan)
+        model = origin.file or self.model.model
+        return Built(model=model, plan=origin.plan, size_bytes=0, loaded=loaded)
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The fp32 model under each precision hint of the engine, if it has any."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import Workload
@@ -18,15 +18,18 @@ from finecast.graph import Graph
 from finecast.naming import Option
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
-from finecast.native.device import Program
 from finecast.native.low_model import LowModel
-from finecast.native.subject import Built, SourceModel, Subject
+from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
+
+if TYPE_CHECKING:
+    from finecast.native.emulated import Program
 
 ENGINE_OPTION: Final = Option(
     help="openvino, onnxruntime, tensorflow, torch, torch-eager; :DEVICE if not CPU; or"
@@ -112,16 +115,49 @@ class RunOptions:
     progress: Progress = silent
 
 
-class OpenedModel(SourceModel):
-    """A model of one format, read.
+class OpenedModel(ABC):
+    """A model of one format, read, as the verbs ask for it.
 
     Attributes:
+        model: The model in its frontend's form.
+        name: The model's name in messages.
+        digest: Identifies its content, in plans and studies.
         path: Its file or folder.
         external: Files other than ``path`` that are read with it.
     """
 
+    model: Any
+    name: str
+    digest: str
     path: Path
     external: Sequence[Path] = ()
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes of the model where it is stored."""
+
+    @abstractmethod
+    def check_policy(self, policy: Policy) -> None:
+        """Raise UsageError if a policy does not fit the model, as by an unknown name."""
+
+    @abstractmethod
+    def build(self, plan: Plan) -> Built:
+        """The model of ``plan``.
+
+        Raises:
+            ModelError: If the plan was made for another model.
+        """
+
+    def reference_name(self, graph: Graph) -> str:
+        """The baseline's name: fp32, or "the model given" if that was low or quantized."""
+        del graph
+        return Format.FP32.label
+
+    def notes(self, planner: Planner) -> Sequence[str]:
+        """Notes for the user on the model under the planner's policy, whatever is found."""
+        del planner
+        return ()
 
     @abstractmethod
     def to_fp32(self, from_type: str) -> OpenedModel:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
-from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -28,7 +28,19 @@ from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy
 
+if TYPE_CHECKING:
+    from finecast.native.model import OpenedModel
+
 UserRules = Sequence[tuple[str, UserRule]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a model to run is made from: its plan, or a file as it is, or an engine's hint."""
+
+    plan: Plan
+    file: Path | None = None
+    hint: Format | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +64,12 @@ class Built:
     loaded: Session | None = field(default=None, repr=False)
     stays_loaded: bool = False
 
+    @property
+    def origin(self) -> Origin:
+        """What it is made from."""
+        file = self.model if isinstance(self.model, Path) else None
+        return Origin(plan=self.plan, file=file)
+
     def release(self) -> None:
         """Unload what was loaded to run it."""
         if not self.stays_loaded:
@@ -71,6 +89,11 @@ class Hinted(Built):
     format: Format
     exact: Plan
     stays_loaded: bool = True
+
+    @property
+    def origin(self) -> Origin:
+        """The hint."""
+        return Origin(plan=self.plan, hint=self.format)
 
     @property
     def choices(self) -> tuple[tuple[str, Plan], ...]:
@@ -118,47 +141,6 @@ class Examined(ABC):
         return plan
 
 
-class SourceModel(ABC):
-    """The fp32 model that plans are made for, and that they are built of.
-
-    Attributes:
-        model: The model in its frontend's form.
-        name: The model's name in messages.
-        digest: Identifies its content, in plans and studies.
-    """
-
-    model: Any
-    name: str
-    digest: str
-
-    @property
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """Bytes of the model where it is stored."""
-
-    @abstractmethod
-    def check_policy(self, policy: Policy) -> None:
-        """Raise UsageError if a policy does not fit the model, as by an unknown name."""
-
-    @abstractmethod
-    def build(self, plan: Plan) -> Built:
-        """The model of ``plan``.
-
-        Raises:
-            ModelError: If the plan was made for another model.
-        """
-
-    def reference_name(self, graph: Graph) -> str:
-        """The baseline's name: fp32, or "the model given" if that was low or quantized."""
-        del graph
-        return Format.FP32.label
-
-    def notes(self, planner: Planner) -> Sequence[str]:
-        """Notes for the user on the model under the planner's policy, whatever is found."""
-        del planner
-        return ()
-
-
 @dataclass(slots=True, kw_only=True)
 class Subject(ABC):
     """A model joined with the engine that runs it here, or the emulator of another device.
@@ -174,7 +156,7 @@ class Subject(ABC):
             and kept there, where kernels are timed at all.
     """
 
-    model: SourceModel
+    model: OpenedModel
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()
@@ -186,6 +168,11 @@ class Subject(ABC):
     @abstractmethod
     def runner(self) -> str:
         """Identifies what runs plans, with every setting that changes numbers."""
+
+    @property
+    def runs_in(self) -> str:
+        """The engine and its device, ``NAME:DEVICE``; empty if none runs it here."""
+        return ""
 
     @property
     def target(self) -> str:
@@ -269,6 +256,14 @@ class Subject(ABC):
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The inputs on which the output error of a plan is measured: those that are timed."""
         return workload.timing()
+
+    def made_from(self, origin: Origin) -> Built:
+        """The model of an origin, as another process of the same subject made it there.
+
+        Raises:
+            ModelError, EngineError: If it cannot be made.
+        """
+        return self.model.build(origin.plan)
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The model under each precision hint of the engine, if it has any.

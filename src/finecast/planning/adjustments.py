@@ -43,8 +43,9 @@ class Adjustment:
 
     Each channel is multiplied by 2 to the power of its element of ``exponents``, then its
     element of ``add`` is added; an empty tuple skips that part. ``axis`` is negative: -1 is
-    the last. With the axis ``WHOLE`` the operand is multiplied by the only exponent's power;
-    with an ``attribute`` that number of the op is. The decision of the op has the reasons.
+    the last. With the axis ``WHOLE`` there is one exponent, one number to add, or both, for
+    all of the operand; with an ``attribute`` that number of the op is multiplied. The decision
+    of the op has the reasons.
     """
 
     node: str
@@ -60,10 +61,16 @@ class Adjustment:
         return len(self.exponents or self.add)
 
     @property
+    def steps(self) -> list[tuple[str, NDArray[np.float32]]]:
+        """The ops that adjust a value, "multiply" or "add", each with its other operand."""
+        found = [("multiply", self.factors)] if self.exponents else []
+        return [*found, ("add", np.array(self.add[0], np.float32))] if self.add else found
+
+    @property
     def factors(self) -> NDArray[np.float32]:
         """The powers of two, in a shape that multiplies the operand."""
         along = (self.channels, *(1,) * (-self.axis - 1)) if self.axis else ()
-        return self.of(np.ones(along, np.float32))
+        return replace(self, add=()).of(np.ones(along, np.float32))
 
     def of(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """``array``, adjusted."""
@@ -87,7 +94,7 @@ class Adjustment:
     def fits(self, shape: Sequence[Dim]) -> bool:
         """Whether an operand of this shape has as many channels along the axis."""
         if self.axis == WHOLE:
-            return self.channels == 1 and not self.add
+            return self.channels == 1
         return len(shape) >= -self.axis and shape[self.axis] == self.channels
 
     def followed_by(self, other: Adjustment) -> Adjustment:
@@ -137,8 +144,10 @@ class Adjustment:
             raise ValueError("an adjustment that does nothing")
         if exponents and add and len(exponents) != len(add):
             raise ValueError(f"{len(exponents)} exponents and {len(add)} numbers to add")
-        if axis == WHOLE and (len(exponents) != 1 or add):
-            raise ValueError("one exponent for the whole operand, and nothing to add")
+        if axis == WHOLE and max(len(exponents), len(add)) != 1:
+            raise ValueError("one exponent, one number to add for the whole operand, or both")
+        if attribute and add:
+            raise ValueError(f"a number is added to the attribute {attribute!r}")
         return cls(
             node=str(content["node"]),
             port=port,
@@ -164,7 +173,7 @@ class Adjustment:
 
     def _fits_constant(self, value: Value) -> bool:
         if self.axis == WHOLE:
-            return multipliable(value)
+            return multipliable(value) and not self.add
         if self.add:
             return addable(value, self.channels, self.axis)
         return scalable(value, self.channels, self.axis)
@@ -176,7 +185,8 @@ class Adjustment:
             len(shape) >= -self.axis and isinstance(shape[self.axis], int)
         )
         fits = not known or self.fits(shape)
-        return fits and not self.add and value.format is Format.FP32
+        may_add = self.axis == WHOLE or not self.add
+        return fits and may_add and value.format is Format.FP32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +194,8 @@ class AdjustOperand:
     """Apply the adjustment ``what`` to ``value``, which ``node`` reads.
 
     A constant is changed itself if only ``node`` reads it, else a copy of it; any other value
-    is multiplied in front of ``node``. Without a value it is an attribute that is changed.
-    Applied before a plan's other edits, which convert the result.
+    is multiplied, or a number is added to it, in front of ``node``. Without a value it is an
+    attribute that is changed. Applied before a plan's other edits, which convert the result.
     """
 
     value: int | None

@@ -60,7 +60,9 @@ class _Law:
     ``absorbs`` is multiplied so that the sum is right. The operand at port 0 may have any
     exponent if the attribute ``epsilon`` is scaled by it times ``epsilon``. With ``numbers``
     the numbers that the op has as operands have the results' exponent, too. All other
-    operands have their own numbers.
+    operands have their own numbers. With ``shifts`` the results may have any exponent, by
+    that times ln 2 added to the operand at port 0. Of the operands at ``types`` only the type
+    is read, so they may have any exponent.
     """
 
     alike: tuple[int, ...] = ()
@@ -69,6 +71,8 @@ class _Law:
     absorbs: tuple[int, ...] = ()
     epsilon: int = 0
     numbers: bool = False
+    shifts: bool = False
+    types: tuple[int, ...] = ()
 
 
 # Operands and results are all multiplied by one number, or none is.
@@ -97,6 +101,8 @@ _LAWS: Final[Mapping[str, _Law]] = {
     "rsqrt": _Law(factors={0: -1}, weight=2),
     "reciprocal": _Law(factors={0: -1}, weight=1),
     "attention": _Law(alike=(2,)),
+    "exp": _Law(shifts=True),
+    "cast": _Law(alike=(0,), types=(1,)),  # to the type of another value, as type_as
     "addmm": _Law(factors={1: 1, 2: 1}, weight=1, absorbs=(2, 1), alike=(0,)),
     "einsum": _PRODUCT,
     **dict.fromkeys(
@@ -145,6 +151,8 @@ def _law_of(graph: Graph, node: Node, ports: tuple[int, ...]) -> _Law | None:
         return None
     if node.op == "attention" and _gives_more(graph, node):
         return None
+    if node.op == "exp" and node.native.rpartition("::")[2].lower() != node.op:
+        return None  # another base, or less 1
     return _LAWS.get(node.op)
 
 
@@ -466,7 +474,8 @@ def scaled_facts(
     }
     own = {node.name for node in graph.nodes}
     for node in scaled.nodes:
-        factors = [] if node.name in own else _numbers_of(scaled, node)
+        inserted = node.op == "mul" and node.name not in own
+        factors = _numbers_of(scaled, node) if inserted else []
         if len(factors) == 1 and node.inputs[0] in found:  # a multiplication that was inserted
             power = math.frexp(factors[0])[1] - 1
             for index in node.outputs:
@@ -491,6 +500,7 @@ class _Changes:
         made: The adjustments.
         read: By op id, the values that are multiplied in front of it, and what they have then.
         failed: Ids of ops of which no operand can be multiplied so.
+        shifted: Ids of ops to whose operand a number is added, which rounds.
     """
 
     exponents: _Exponents
@@ -498,6 +508,7 @@ class _Changes:
     made: dict[int, list[Adjustment]] = field(default_factory=dict[int, "list[Adjustment]"])
     read: dict[int, dict[int, int]] = field(default_factory=dict[int, "dict[int, int]"])
     failed: set[int] = field(default_factory=set[int])
+    shifted: set[int] = field(default_factory=set[int])
 
     @property
     def graph(self) -> Graph:
@@ -514,12 +525,14 @@ class _Changes:
         for port, value in reads.items():
             if port in law.alike:
                 self._multiply(node, port, value, wanted - self._own(value))
-            elif port not in law.factors and not (law.epsilon and port == 0):
+            elif port not in {*law.factors, *law.types} and not (law.epsilon and port == 0):
                 self._multiply(node, port, value, -self._own(value))
         if law.epsilon:
             self._multiply_attribute(node, "epsilon", law.epsilon * self._own(reads[0]))
         if law.numbers and any(scalars(node)):
             self._multiply_attribute(node, SCALARS, wanted)
+        if law.shifts and wanted:
+            self._shift(node, reads[0], wanted)
         if law.factors:
             factors = {p: reads[p] for p in law.factors}
             self._absorb(node, law, factors, law.weight * wanted)
@@ -535,6 +548,19 @@ class _Changes:
             if index is not None:
                 value = self.graph.values[index]
                 self._multiply(node, port, value, -self._own(value))
+
+    def _shift(self, node: Node, value: Value, exponent: int) -> None:
+        """Add a number to the operand of an exponential, which multiplies its results."""
+        made = self.made.setdefault(node.id, [])
+        before = made.pop() if made else None  # the operand is multiplied first
+        by = Adjustment(
+            node=node.name,
+            axis=WHOLE,
+            exponents=() if before is None else before.exponents,
+            add=(float(np.float32(exponent * math.log(2))),),
+        )
+        made.append(by)
+        self.shifted.add(node.id)
 
     def _multiply_attribute(self, node: Node, name: str, exponent: int) -> None:
         if exponent:
@@ -623,20 +649,30 @@ class _Changes:
         if not adjustments or not seen or not part.isdisjoint(self.failed):
             return None
         largest, smallest = _ends(facts, [*scaled.items(), *inserted])
-        if largest > Format.FP32.max or not served or len(inserted) > len(served):
+        added = len(inserted) + len(part & self.shifted)
+        if largest > Format.FP32.max or not served or added > len(served):
             return None
         smallest = min(smallest, *(self._least_product(n, facts) for n in part), math.inf)
         return RangeScaling(
             exponents={graph.values[i].name: e for i, e in scaled.items()},
             adjustments=tuple(adjustments),
             reasons={
-                graph.nodes[n].name: self._reason(n, served, facts, low, smallest)
+                graph.nodes[n].name: self._reason(
+                    n, served, facts, low, smallest, rounds=bool(part & self.shifted)
+                )
                 for n in sorted(part)
             },
         )
 
     def _reason(
-        self, node: int, served: Collection[int], facts: Facts, low: Format, smallest: float
+        self,
+        node: int,
+        served: Collection[int],
+        facts: Facts,
+        low: Format,
+        smallest: float,
+        *,
+        rounds: bool,
     ) -> Reason:
         """Why values at ``node`` are scaled: it is one of ``served``, or connected to them."""
         nodes = [node] if node in served else served
@@ -649,7 +685,9 @@ class _Changes:
         )
         if node not in served:
             text += ", and so are values of this op"
-        if smallest >= Format.FP32.smallest_normal:
+        if rounds:
+            text += "; the operand of an exponential is shifted for that, which rounds in fp32"
+        elif smallest >= Format.FP32.smallest_normal:
             text += "; no bit of a result in fp32 changes"
         else:
             text += f"; in fp32 that changes what is below {Format.FP32.smallest_normal:.3g}"

@@ -16,6 +16,8 @@ _NAMED: Final = 3
 """Ops that are named as limiting."""
 _LEAST_SHARE: Final = 0.01
 """What adds less than this share of the largest squared error limits nothing."""
+_FASTER: Final = 1.005
+"""What is as good as another one, rounded to percents, is not said to be faster."""
 _FP32: Final = "fp32"
 _INT8: Final = "int8"
 _INT8_STEPS: Final = 2**8 - 1
@@ -33,7 +35,8 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
             for unit in limiting
             if unit["ops"]
         ],
-        "next_faster": next_faster(content["result"], content["plan"]["digest"]),
+        "next_faster": next_faster(content["result"], content["plan"]["digest"])
+        or _none_faster(content["result"]),
     }
 
 
@@ -203,6 +206,8 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
     first = _times_as_good(one, own)
     predicted = _predicted(one, own)
+    if first and max(first, last or first) < _FASTER:
+        return ""  # by the races it is as fast, whatever was predicted
     good, chosen = f"as {_AS_GOOD[found['objective']]}", "as the chosen one"
     how = "predicted to be faster"
     if first and last:
@@ -225,6 +230,14 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
         False: f"it misses {accuracy_asked(found)} with {metric}",
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."
+
+
+def _none_faster(found: Mapping[str, Any] | None) -> str:
+    """That the chosen plan is the fastest one; empty if nothing was chosen."""
+    if found is None or found["verdict"] != "improved" or not found["candidates"]:
+        return ""
+    plans = number_of(len(found["candidates"]), "plan")
+    return f"There is no next faster plan: this one is the best of {plans} considered."
 
 
 def _predicted(one: Mapping[str, Any], own: Mapping[str, Any] | None) -> float | None:

@@ -21,9 +21,7 @@ from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
 from finecast.rules.facts import Facts
 
-# From these magnitudes on fp32 gives -1, 0 or 1. 1 - tanh(x) is about 2 exp(-2x), which is half
-# a unit in the last place at 9.01. 1 - erf(x) is below that from 3.92 on. A sigmoid of a negative
-# number is half of the least number of fp32 at -103.97.
+# negative number is half of the least number of fp32 at -103.97.
 _SATURATES: Final[Mapping[str, float]] = {"tanh": 9.02, "erf": 3.93, "sigmoid": 104.0}
 # Names that the op table joins with these functions and that are other ones.
 _OTHERS: Final = ("ScaledTanh", "erfc", "erfinv", "Erfc", "Erfinv")
@@ -38,7 +36,11 @@ _MOST_READ: Final = 1 << 14
 
 
 def absorbing(graph: Graph, facts: Facts, value: Value, low: Format) -> Node | None:
-    """An op that absorbs overflows of ``value``; None if one of its readers does not."""
+    """An op that absorbs overflows of ``value``; None if one of its readers does not.
+
+    The op that makes the value is taken to add in fp32: of sums in fp16 an Inf less an Inf
+    would be no number.
+    """
     return _Search(graph=graph, facts=facts, low=low).of(value, low.max)
 
 

@@ -24,12 +24,14 @@ from finecast.engines.probe import Speed
 from finecast.engines.usage import Inputs, by_the_hint
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.native.gains import Gain
-from finecast.native.subject import Built, Hinted, SourceModel, Subject
+from finecast.native.model import OpenedModel
+from finecast.native.subject import Built, Hinted, Subject
 from finecast.planning.choices import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
+from finecast.tuning.executor import Executor, LostTrialError
 from finecast.tuning.findings import Findings
 from finecast.tuning.goal import MIN_SPEEDUP, takes
 from finecast.tuning.hint import Anchor, better_alone
@@ -59,6 +61,7 @@ class Conclusion:
 
     subject: Subject
     workload: Workload
+    executor: Executor
     planner: Planner
     analysis: Analysis | None
     trials: Trials
@@ -190,7 +193,7 @@ class Conclusion:
         return self._measured(measurements, ANCHOR, self.trials.baseline, self.subject.model)
 
     def _measured(
-        self, measurements: Measurements, name: str, metric: float, sized: Built | SourceModel
+        self, measurements: Measurements, name: str, metric: float, sized: Built | OpenedModel
     ) -> Measured:
         return Measured(
             metric=float(metric),
@@ -234,8 +237,10 @@ class Conclusion:
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
-            session, truth = self.measuring.session(built), self.subject.truth
-            metric = self.workload.evaluate(session, truth or self.subject.reference)
+            try:
+                metric = self.executor.evaluate(built).metric
+            except LostTrialError as error:
+                metric = self.trials.lose(name, error)
             self.trials.evaluations += 1
             found.append(
                 Anchor(
@@ -288,6 +293,7 @@ class Conclusion:
             reference=subject.model.reference_name(self.planner.graph),
             warnings=(
                 *subject.told,
+                *self.trials.lost,
                 *subject.model.notes(self.planner),
                 *measurements.times.notes,
                 *self._better_alone(anchors, measurements, result, tuned.metric),

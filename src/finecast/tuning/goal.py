@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -202,6 +203,78 @@ class Goal:
         return self.max_trials is None and self.timeout_s is None
 
 
+LOCAL: Final = "local"
+"""The executor of this machine."""
+
+
+def _executor(given: str) -> str:
+    if given in (LOCAL, "ray") or given.startswith("ray://"):
+        return given
+    raise UsageError(
+        f"{given!r} is nothing that evaluates",
+        where="--executor",
+        fix="give local, ray, or ray://HOST:PORT",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Where plans are evaluated, and what one evaluation may take.
+
+    Attributes:
+        jobs: Worker processes that evaluate plans on all data; 0 for none: they are evaluated
+            in this process, as are all models, data and functions that are Python objects.
+        executor: ``local`` for worker processes of this machine, or ``ray`` or
+            ``ray://HOST:PORT`` for the nodes of a cluster.
+        trial_timeout_s: Seconds after which an evaluation is ended; None for ten minutes, or
+            twenty times as long as fp32 takes.
+        trial_memory_gib: Memory that an evaluation may take, in GiB; None for no limit.
+    """
+
+    jobs: int = Option(
+        help="Processes that evaluate plans, where models and functions may crash; 0: none.",
+        kind=int,
+        least=0,
+    ).field(1)
+    executor: str = Option(
+        help="local; or ray, ray://HOST:PORT: plans are evaluated on the nodes of a Ray"
+        " cluster, a part of the data on each.",
+        metavar="local|ray[://ADDRESS]",
+        convert=_executor,
+    ).field(LOCAL)
+    trial_timeout_s: float | None = Option(
+        help="End an evaluation after this time; default 10 min, or 20 times that of fp32.",
+        flags=("--trial-timeout",),
+        metavar="SECONDS",
+        kind=float,
+    ).field(None)
+    trial_memory_gib: float | None = Option(
+        help="End an evaluation that takes more memory.",
+        flags=("--trial-memory",),
+        metavar="GIB",
+        kind=float,
+    ).field(None)
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no evaluation keeps.
+
+        Raises:
+            UsageError: If one is not positive.
+        """
+        convert_options(self)
+        limits = {
+            "--trial-timeout": self.trial_timeout_s,
+            "--trial-memory": self.trial_memory_gib,
+        }
+        for option, limit in limits.items():
+            if limit is not None and not 0 < limit < math.inf:
+                raise UsageError(
+                    f"no evaluation keeps a limit of {limit:g}",
+                    where=option,
+                    fix="give a finite number above 0",
+                )
+
+
 STUDY_SUFFIX: Final = ".study.db"
 """In place of the output's: the study that is kept beside it."""
 
@@ -224,6 +297,7 @@ class TuneRequest:
         report: Where the report is written, as a page (.html) or its data (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
+        execution: Where plans are evaluated, and what an evaluation may take.
         progress: Told of each step.
     """
 
@@ -275,6 +349,7 @@ class TuneRequest:
         flags=("--no-price-book",),
         kind=bool,
     ).field(True)
+    execution: Execution = field(default_factory=Execution)
     progress: Progress = silent
 
     def __post_init__(self) -> None:

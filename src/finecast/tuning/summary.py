@@ -31,7 +31,7 @@ TF32_TIMES: Final = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
     " arithmetic that gives the model their numbers is not counted"
 )
-_MOST_PHASES: Final = 6
+_MOST_PHASES: Final = 8
 _LEAST_PHASE_S: Final = 0.1
 _MOST_REASONS: Final = 3
 _REMOVED: Final = "no kernel"
@@ -41,13 +41,14 @@ _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
     Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
     Objective.MEMORY: ("MB in memory\n(estimated)", lambda cost_bytes: cost_bytes / 1e6),
 }
-# Why ops stay in fp32, by what decided; rules are named.
+_BY_RULES: Final = "may not be lower by the rules"
+# Why ops stay in fp32, by what decided other than rules alone.
 _BECAUSE: Final[Mapping[str, str]] = {
     "time": "gain no time",
     "casts": "gain less than their casts cost",
     "error": "would cost too much accuracy",
     "bytes": "save no bytes",
-    "kernel": "share a kernel with such ops",
+    "kernel": "run in the kernel of a low op",
     "plan": "may have no lower type, or only move numbers",
 }
 
@@ -134,7 +135,7 @@ def notes(result: Result) -> list[str]:
     lines += _phases(result.phases)
     lines += map(Verbatim, _files(result))
     if result.output is not None and result.run_notes:
-        lines += ["run it in Python:", *map(Verbatim, result.run_notes)]
+        lines += map(Verbatim, ("run it in Python:", *result.run_notes))
     return lines
 
 
@@ -143,11 +144,13 @@ def _made_of(result: Result) -> str:
     ops = ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items())
     trials = number_of(result.reused, "trial")
     reused = f", {trials} of the study reused" if result.reused else ""
+    machine = environment()
     return (
         f"{ops or 'no op in fp32'}; {number_of(result.casts, 'cast')} inside;"
         f" {number_of(result.evaluations, 'evaluation')} on all data{reused},"
         f" {number_of(result.probes, 'probe')},"
-        f" {result.seconds:.1f} s on {cpu_label(environment())}"
+        f" {result.seconds:.1f} s on {number_of(machine.cores, 'core')} of"
+        f" {cpu_label(machine)}"
     )
 
 
@@ -166,11 +169,12 @@ def _kept(result: Result) -> list[str]:
     kept = sum(len(one.nodes) for one in found)
     if not result.improved or not kept:
         return []
-    reasons = "; ".join(
-        f"{len(one.nodes)} {_BECAUSE.get(one.decided_by, f'by {one.decided_by}')}"
-        for one in found[:_MOST_REASONS]
-    )
-    more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
+    counts = Counter[str]()
+    for one in found:
+        counts[_BECAUSE.get(one.decided_by, _BY_RULES)] += len(one.nodes)
+    named = counts.most_common(_MOST_REASONS)
+    reasons = "; ".join(f"{count} {because}" for because, count in named)
+    more = kept - sum(count for _, count in named)
     rest = f"; {more} for other reasons" if more else ""
     stay = "stays" if kept == 1 else "stay"
     return [f"{kept} of {number_of(total, 'op')} {stay} fp32: {reasons}{rest}"]
@@ -218,7 +222,8 @@ def _files(result: Result) -> list[str]:
     if result.plan_out is not None:
         path, here = result.source.absolute(), Path.cwd()
         path = path.relative_to(here) if path.is_relative_to(here) else path
-        model = shlex.quote(str(path)) if path.exists() else "MODEL"
-        plan = shlex.quote(str(result.plan_out))
-        lines.append(f"why each op has its type: finecast explain {model} --plan {plan}")
+        command = f"finecast explain {shlex.quote(str(path))}"
+        command += f" --plan {shlex.quote(str(result.plan_out))}"
+        why = command if path.exists() else ".ops of the result"
+        lines.append(f"why each op has its type: {why}")
     return lines

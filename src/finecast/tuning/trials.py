@@ -11,11 +11,11 @@ from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
 from finecast.data.scoring import Score
 from finecast.data.workload import Workload, nonfinite_data
-from finecast.engines.base import Session
-from finecast.errors import ModelError, WrongNumbersError
+from finecast.errors import ModelError
 from finecast.planning.plan import Plan
-from finecast.progress import Progress
+from finecast.progress import Notice, Progress
 from finecast.tuning.certifying import Certifier
+from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget
 from finecast.tuning.search import (
     SAME_TIME,
@@ -55,6 +55,7 @@ class Trials:
         certificates: Those of plans by digest, once ``certify`` was called.
         reused: Digests of plans whose trial was taken from an earlier run.
         evaluations: Number of evaluations on all data in this run.
+        lost: Of each evaluation that ended its process, what was lost.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Trials:
     certificates: dict[str, Certificate] = field(default_factory=dict[str, Certificate])
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
+    lost: list[str] = field(default_factory=list[str])
     _measure: Measure = field(init=False)
     _resume: bool = field(init=False)
     _judged_by: str = field(init=False)
@@ -264,7 +266,11 @@ class Trials:
 
     def _evaluate(self, candidate: Candidate) -> Trial:
         self.progress(f"evaluation of {candidate.name}", len(self.tried), len(self.tried) + 1)
-        metric = self._measure(candidate.plan)
+        study = self.study
+        try:
+            metric = self._measure(candidate.plan)
+        except LostTrialError as error:
+            metric, study = self.lose(candidate.name, error), None
         self.evaluations += 1
         trial = Trial(
             key=self._key(candidate),
@@ -274,9 +280,19 @@ class Trials:
             latency_s=candidate.latency_s if candidate.timed else None,
             plan_json=candidate.plan.to_json(),
         )
-        if self.study is not None:
-            self.study.add(trial)
+        if study is not None:
+            study.add(trial)
         return trial
+
+    def lose(self, name: str, error: LostTrialError) -> float:
+        """Tell that the evaluation of a model ended its process; gives NaN, which misses.
+
+        No study keeps it: an engine that was mended may compute the same model.
+        """
+        text = f"{name} was left out: its evaluation {error.what}"
+        self.lost.append(text)
+        self.progress(Notice(text), len(self.tried), len(self.tried))
+        return math.nan
 
     def _judge(self, candidate: Candidate, trial: Trial) -> bool:
         passed = self.passing(trial.metric)
@@ -312,28 +328,6 @@ def nan_baseline(model: str, workload: Workload, first_nan: Callable[[], str]) -
         where=model,
         fix="check data and metric with the fp32 model first",
     )
-
-
-def baseline_of(
-    workload: Workload, criterion: Criterion, reference: Session, truth: Session | None
-) -> float:
-    """The metric to keep: of ``truth``, the fp64 model, where there is one, else of fp32.
-
-    Raises:
-        WrongNumbersError: If the conversion from fp64 to fp32 alone misses the criterion.
-    """
-    baseline = workload.evaluate(truth or reference, None)
-    if truth is None:
-        return baseline
-    taken = workload.evaluate(reference, truth)
-    if not criterion.passes(taken, baseline):
-        raise WrongNumbersError(
-            f"taken to fp32 the model misses the criterion by itself: {taken:.6g}, and"
-            f" {baseline:.6g} in fp64",
-            where="--from-type fp64",
-            fix="it needs fp64: leave it as it is, or allow more by --tolerance",
-        )
-    return baseline
 
 
 def _relative(snr_db: float) -> float:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
-from finecast.data.criterion import Criterion
 from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError
@@ -42,17 +41,21 @@ from finecast.planning.proposing import (
 )
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
+from finecast.tuning import measuring
 from finecast.tuning.adjusting import Adjustments
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
+from finecast.tuning.executor import Executor, LocalExecutor
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
-from finecast.tuning.measuring import RANKING, Measurements, Measuring
+from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result
 from finecast.tuning.search import Candidate, chain, undecided, worth_timing
-from finecast.tuning.study import Study
-from finecast.tuning.trials import Trials, baseline_of, nan_baseline
+from finecast.tuning.trials import Trials, nan_baseline
+
+if TYPE_CHECKING:
+    from finecast.tuning.study import Study
 
 # A plan may miss the criterion if its predicted output error is above this share of the error
 # that the criterion is expected to allow.
@@ -92,11 +95,14 @@ def tune(
     policy: Policy,
     *,
     user_rules: UserRules = (),
-    study: Study | None = None,
+    executor: Executor | None = None,
     start: Plan | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Find the fastest plan that keeps ``goal`` on all of the workload's data.
+
+    Plans are evaluated by ``executor``; without one, in this process. Trials are kept in the
+    subject's study.
 
     A plan to ``start`` from, of this model or of another version of it, is tried first. If it
     keeps the goal, only faster ones are tried.
@@ -112,7 +118,7 @@ def tune(
         workload = workload.of_call(goal.objective.call)
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
-    subject.study = study
+    executor = executor or LocalExecutor(criterion=goal.criterion, measuring=measuring)
     untried: tuple[str, ...] = ()
     if policy.open_formats:
         untried = tuple(filter(None, (subject.untried,)))
@@ -121,7 +127,7 @@ def tune(
     subject.check_formats(policy)
     subject.model.check_policy(policy)  # refuses a misspelt name before any long work
     progress("baseline", 0, 1)
-    baseline = _baseline(subject, workload, goal.criterion)
+    baseline = _baseline(subject, workload, executor)
     goal.criterion.check(baseline, workload.worst)
     certifier = certifier_of(goal.criterion, baseline)
     if certifier is not None:
@@ -142,6 +148,7 @@ def tune(
         subject=subject,
         examine=examine,
         workload=workload,
+        executor=executor,
         left_out=(*left_out, *untried),
         progress=progress,
         measuring=measuring,
@@ -154,7 +161,7 @@ def tune(
             baseline=baseline,
             certifier=certifier,
             runner=goal.objective.keyed(subject.runner),
-            study=study,
+            study=cast("Study | None", subject.study),  # all of it, not sensitivities alone
             progress=progress,
             budget=budget,
         ),
@@ -198,8 +205,8 @@ def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
     return [n for n in nodes if n.name in words or n.native.rpartition("::")[2] in kinds]
 
 
-def _baseline(subject: Subject, workload: Workload, criterion: Criterion) -> float:
-    value = baseline_of(workload, criterion, subject.reference, subject.truth)
+def _baseline(subject: Subject, workload: Workload, executor: Executor) -> float:
+    value = executor.baseline(workload)
     if math.isnan(value):
         first = partial(subject.first_nan, workload)
         raise nan_baseline(subject.model.name, workload, first)
@@ -211,6 +218,7 @@ class _Tuning:
     """The state of one search.
 
     Attributes:
+        executor: Evaluates models on all data.
         examine: Lets the rules judge the subject's ops under a policy.
         start: Formats by node name of the plan to start from; empty for none.
         started: That plan on this model.
@@ -229,6 +237,7 @@ class _Tuning:
 
     subject: Subject
     workload: Workload
+    executor: Executor
     examine: Callable[[Policy], Examined]
     left_out: tuple[str, ...]
     examined: Examined
@@ -425,6 +434,7 @@ class _Tuning:
         return Conclusion(
             subject=self.subject,
             workload=self.workload,
+            executor=self.executor,
             planner=self.examined.planner,
             analysis=self.analysis,
             trials=self.trials,
@@ -682,7 +692,7 @@ class _Tuning:
             return self._predicted(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
-        effort = replace(RANKING, limit=1 / self._min_speedup, errors=errors)
+        effort = replace(measuring.RANKING, limit=1 / self._min_speedup, errors=errors)
         self.progress("timing", 0, 1)
         found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
@@ -752,8 +762,6 @@ class _Tuning:
 
     def _evaluate(self, plan: Plan) -> float:
         """The metric of the plan's model on all data."""
-        subject = self.subject
-        session = self.measuring.session(self.built[plan.digest])
-        metric = self.workload.evaluate(session, subject.truth or subject.reference)
-        self.errors[plan.digest] = self.measuring.exact().error(session)
-        return metric
+        found = self.executor.evaluate(self.built[plan.digest])
+        self.errors[plan.digest] = found.error
+        return found.metric

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native_worker
 from finecast.frontends.onnx.constants import shape_of
-from finecast.frontends.worker import Worker, WorkerDiedError
+from finecast.processes.worker import Worker, WorkerDiedError
 
 _TITLES: Final = {
     "infer": "shape inference",

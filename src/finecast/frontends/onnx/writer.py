@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import in_blocks
-from finecast.frontends.native_model import OFFSET, NativeModel
+from finecast.frontends.native_model import OFFSET, SCALE, NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -36,7 +37,7 @@ from finecast.frontends.onnx.editor import (
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
 from finecast.graph import SCALARS, Graph, Node
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import Dynamic, Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.adjustments import Adjustment, AdjustOperand
@@ -101,10 +102,10 @@ def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
     """Adjust operands in the model behind ``binding``, which has to be read again then.
 
     A constant gets other numbers; where other ops read it, too, the op gets a copy. A value is
-    multiplied by a node in front of the op, one for all ops that read the same product.
+    changed by nodes in front of the op, which all ops share that read the same of it.
     """
     editor = Editor(binding.model)
-    products: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
+    made: dict[tuple[ir.Value, Adjustment], ir.Value] = {}
     for edit in edits:
         what = edit.what
         if edit.value is None:
@@ -116,10 +117,10 @@ def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
         value = port.value()
         tensor = constant_tensor(value)
         if tensor is None:
-            key = value, what.axis, what.exponents
-            if key not in products:
-                products[key] = _multiplied(editor, value, what)
-            port.read(products[key])
+            key = value, replace(what, node="", port=0)
+            if key not in made:
+                made[key] = _adjusted(editor, value, what)
+            port.read(made[key])
             continue
         if len(value.uses()) > 1:
             value = editor.constant(f"{value.name}_scaled", tensor.numpy())
@@ -145,12 +146,14 @@ def _adjust_attribute(node: ir.Node | None, what: Adjustment) -> None:
             node.metadata_props[f"{ATTRIBUTE_TIMES}{name}"] = str(what.exponents[0])
 
 
-def _multiplied(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:
-    name = editor.fresh(f"finecast_scale_{value.name}")
-    factors = editor.constant(f"{name}_by", what.factors)
-    dtype, shape = value.dtype, value.shape
-    out = editor.op("Mul", [value, factors], name=name, dtype=dtype, shape=shape)
-    editor.made[0].metadata_props.update({MARK: "", SCALES: what.node})
+def _adjusted(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:
+    out, dtype, shape = value, value.dtype, value.shape
+    for kind, by in what.steps:
+        name = editor.fresh(f"{SCALE}_{value.name}")
+        other = editor.constant(f"{name}_by", by)
+        out = editor.op(_KINDS[kind], [out, other], name=name, dtype=dtype, shape=shape)
+    for node in editor.made:
+        node.metadata_props.update({MARK: "", SCALES: what.node})
     editor.place_after(value)
     return out
 
@@ -293,7 +296,7 @@ class EditedModel(NativeModel):
 
     def rounded(self, tensor: ir.Value, how: Rounder) -> ir.Value:
         """``tensor`` rounded, in fp32: as a conversion states it, or as a device does it."""
-        if not self._emulates:
+        if not (self._emulates or isinstance(how.encoding, Dynamic)):
             out = rounding(self._maker, tensor, how.encoding or how.format)
             return self._placed(out, tensor)
         label = self._editor.fresh(f"{tensor.name}_view_{how.format.label}")

@@ -322,11 +322,12 @@ class OvNative(NativeModel):
         note: dict[str, str | int] = {WAS: stored} if what.add else what.to_dict()
         self.changes.adjusted.setdefault(name, []).append(note)
 
-    def multiplied(self, value: int, what: Adjustment) -> openvino.Output:
-        """The port of the product, which is noted as inserted."""
-        port = self.binding.values[value]
-        made = self.op("multiply", port, self.constant(what.factors))
-        name = f"{port.get_node().get_friendly_name()}/scaled"
+    def adjusted(
+        self, tensor: openvino.Output, kind: str, by: NDArray[np.float32]
+    ) -> openvino.Output:
+        """The port of the new op, which is noted as inserted."""
+        made = self.op(kind, tensor, self.constant(by))
+        name = f"{tensor.get_node().get_friendly_name()}/scaled"
         return self._added(made.get_node(), name, Added(scales=True))
 
     def add_switch(self) -> openvino.Output:

@@ -293,13 +293,14 @@ class TensorFlowNative(NativeModel):
         name = f"{base_name(tensor)}/scaled"
         self.give(edit.value, [use], self.add_constant(region, name, array, tf.float32))
 
-    def multiplied(self, value: int, what: Adjustment) -> At:
-        """The result of a new Mul by a constant."""
-        region, tensor = self.tensor(value)
-        node = self.add_node(region, f"{SCALE}/{base_name(tensor)}", "Mul")
-        by = self.add_constant(region, f"{node.name}/by", what.factors, tf.float32)
+    def adjusted(self, tensor: At, kind: str, by: NDArray[np.float32]) -> At:
+        """The result of a new op that reads a constant."""
+        region, name = tensor
+        op = {"multiply": "Mul", "add": "AddV2"}[kind]
+        node = self.add_node(region, f"{SCALE}/{base_name(name)}", op)
+        other = self.add_constant(region, f"{node.name}/by", by, tf.float32)
         node.attr["T"].type = type_number(Format.FP32)
-        node.input.extend((reference(tensor), reference(by.tensor)))
+        node.input.extend((reference(name), reference(other.tensor)))
         return At(region, f"{node.name}:0")
 
     def add_constant(

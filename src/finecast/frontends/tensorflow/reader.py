@@ -121,7 +121,7 @@ class _Reader:
         )
         native = f"tf::{op.type}"
         tied = bool(bodies(op.node_def)) or any(map(is_handle, (*op.inputs, *op.outputs)))
-        scales = op.type == "Mul" and op.name.startswith(SCALE)
+        scales = op.type in ("Mul", "AddV2") and op.name.startswith(SCALE)
         fixed = fixed_types(len(inputs), len(outputs)) if tied or scales else None
         types = fixed or op_types(op)
         slots = (Slot(region=at, node=op.name, attribute=types.attribute),)

@@ -98,9 +98,12 @@ def _unadjusted(model: FrozenModel, made: Sequence[Adjustment]) -> FrozenModel:
         maker = None if value is None or value.producer is None else value.producer
         if node is None or value is None or maker is None:
             left.append(one.undone)
-        elif graph.nodes[maker].name.startswith(SCALE):
-            use = Use(node=node.id, index=one.port)
-            native.give(value.id, [use], native.read_at(maker, 0))
+            continue
+        source = native.read_at(node.id, one.port)
+        while maker is not None and graph.nodes[maker].name.startswith(SCALE):
+            source, read_by = native.read_at(maker, 0), graph.read(graph.nodes[maker], 0)
+            maker = None if read_by is None else read_by.producer
+        native.give(value.id, [Use(node=node.id, index=one.port)], source)
     adjust(native, edits_by(left, graph))
     return native.finish()
 

@@ -321,19 +321,15 @@ class TorchNative(NativeModel):
             copy = self._fx.get_attr(self._stored[key][""])
         _read_instead(node, what.port, _mark(copy, source, source.meta["val"]))
 
-    def multiplied(self, value: int, what: Adjustment) -> FxNode:
-        """The new node that multiplies all of the value by one number."""
-        assert what.of_whole
-        origin = self.tensor(value)
-        factor = math.ldexp(1.0, what.exponents[0])
-        with self._after(origin):
+    def adjusted(self, tensor: FxNode, kind: str, by: NDArray[np.float32]) -> FxNode:
+        """The new node, whose other operand is one number."""
+        aten = torch.ops.aten
+        op = {"multiply": aten.mul.Tensor, "add": aten.add.Tensor}[kind]
+        with self._after(tensor):
             made = self._fx.create_node(
-                "call_function",
-                torch.ops.aten.mul.Tensor,
-                (origin, factor),
-                name=f"{SCALE}_{origin.name}",
+                "call_function", op, (tensor, float(by)), name=f"{SCALE}_{tensor.name}"
             )
-        return _mark(made, origin, origin.meta["val"])
+        return _mark(made, tensor, tensor.meta["val"])
 
     # Copies that round, and are run without the metadata of nodes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -74,6 +75,28 @@ def deployed_frozen() -> Prepare:
     if deployed() is not torch.compile:
         return deployed()
     return partial(torch.compile, options={"freezing": True})
+
+
+def waiting_notes(denied: float) -> tuple[str, ...]:
+    """A note that times are wrong on a busy machine, unless one thread runs a module.
+
+    OpenMP's threads wait for the last one of them by spinning. Where that one waits for a
+    processor, the others compute nothing and count as computing: a net of 12 ms on one thread
+    took 200 ms on two beside other processes, and ten times the processor time.
+
+    Args:
+        denied: The share of the processor time wanted that other processes had.
+    """
+    threads = torch.get_num_threads()
+    passive = "PASSIVE" in os.environ.get("OMP_WAIT_POLICY", "").upper()
+    if not denied or threads == 1 or passive or os.environ.get("GOMP_SPINCOUNT") == "0":
+        return ()
+    note = (
+        f"PyTorch's {threads} threads spin as they wait for one another, so that beside other"
+        " processes times and speedups are wrong: set OMP_NUM_THREADS=1, or tune on a quiet"
+        " machine"
+    )
+    return (note,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +228,9 @@ class TorchSubject(EngineSubject):
                 return Race.of(partial(call, original), {}, effort)
             anchor = self._prepared(None, (args, kwargs))
             self._compile([partial(call, anchor), *calls.values()])
-            return Race.of(partial(call, anchor), calls, effort)
+            race = Race.of(partial(call, anchor), calls, effort)
+            self.tell(*waiting_notes(race.denied))
+            return race
 
     def _compile(self, calls: Sequence[Callable[[], object]]) -> None:
         """Call each module once: ``torch.compile`` compiles at the first call."""

@@ -335,9 +335,15 @@ function tuningSection() {
     [el("span", {}, name), el("div", { class: "fill", style: { width: (100 * s) / most + "%" } }), el("span", {}, digits(s) + " s")]))];
 }
 
+// The model's inputs or outputs, by name, type and shape; nothing where the graph is not known.
+function portsOf(kind) {
+  const ports = data.values.filter((v) => (kind === "input" ? v.from === "input" : v.output));
+  return ports.length ? el("p", {}, `${kind === "input" ? "Inputs" : "Outputs"}: `, ports.slice(0, MOST_ROWS).map((v, i) => [i ? "; " : "", el("code", {}, v.name), ` ${v.dtype}, ${shape(v.shape)}`]), ".") : null;
+}
+
 function runSection() {
   if (!data.how_to_run.length) return null;
-  return [el("pre", { tabindex: 0, role: "region", "aria-label": "Code that runs the model" }, data.how_to_run.map((line) => el("span", {}, line)))];
+  return [el("pre", { tabindex: 0, role: "region", "aria-label": "Code that runs the model" }, data.how_to_run.map((line) => el("span", {}, line))), portsOf("input"), portsOf("output")];
 }
 
 function notesSection() {

@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from finecast.frontends import worker_process
+from finecast.processes import worker_process
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,8 +28,20 @@ Answer: TypeAlias = tuple[Mapping[str, Any], bytes]
 
 
 Answering: TypeAlias = Callable[
-    [Mapping[str, Any], bytes, Callable[[str], None]], tuple[Mapping[str, Any], bytes]
+    [Mapping[str, Any], bytes, Callable[..., None]], tuple[Mapping[str, Any], bytes]
 ]
+Telling: TypeAlias = Callable[[str, str], None]
+"""Gets the status and the text of what a process tells before its answer."""
+_ON_THE_WAY: Final = frozenset({"stage", "stdout", "stderr"})
+_EXITS_S: Final = 1.0
+# numpy's threads would only take memory.
+_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
+IN_WORKER: Final = {"FINECAST_IN_WORKER": "1"}
+"""Set in a process that may crash itself: it starts no further ones against crashes."""
+
+
+def _nobody(status: str, text: str) -> None:
+    del status, text
 
 
 class WorkerDiedError(Exception):
@@ -47,22 +59,23 @@ class _Child:
         OSError: If it cannot be started.
     """
 
-    def __init__(self, file: str, *arguments: str) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         # -P keeps the file's folder, whose modules have names as those of libraries, out of
-        # sys.path. numpy's threads would only take memory.
+        # sys.path. The process leads a group, which ends with it.
         self.process = subprocess.Popen(
-            [sys.executable, "-P", worker_process.__file__, file, *arguments],
+            [sys.executable, "-P", worker_process.__file__, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            env=dict(environment),
+            process_group=0 if hasattr(os, "killpg") else None,
         )
         self.pipes: tuple[Any, Any] = (self.process.stdin, self.process.stdout)
         self.ready = False
         self.stage = ""
 
-    def ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
-        """The answer to a request.
+    def ask(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
+        """The answer to a request; ``tell`` gets what is told on the way, but stages.
 
         On any error the process is ended: the next request would read the rest of an answer.
         """
@@ -72,8 +85,16 @@ class _Child:
             stdin.write(json.dumps({**request, "size": len(payload)}).encode() + b"\n")
             stdin.write(payload)
             stdin.flush()
-            while (answer := self.receive())[0]["status"] == "stage":
-                self.stage = answer[0]["text"]
+            while (header := (answer := self.receive())[0])["status"] in _ON_THE_WAY:
+                if header["status"] == "stage":
+                    self.stage = header["text"]
+                else:
+                    tell(header["status"], header["text"])
+        except EOFError:
+            with suppress(subprocess.TimeoutExpired):  # its exit status tells how it died
+                self.process.wait(_EXITS_S)
+            self.end()
+            raise
         except BaseException:
             self.end()
             raise
@@ -91,6 +112,9 @@ class _Child:
         return header, payload
 
     def end(self) -> None:
+        if hasattr(os, "killpg"):
+            with suppress(OSError):  # all of them have ended
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         for pipe in self.pipes:
@@ -114,23 +138,35 @@ class Worker:
         file: The Python file that answers there, as ``worker_process`` says.
         arguments: What stands behind the file in the process's ``sys.argv``.
         instead: What answers in this process where no other one can be started.
+        environment: Variables that differ from those of this process.
     """
 
-    def __init__(self, file: str, *arguments: str, instead: Answering) -> None:
+    def __init__(
+        self,
+        file: str,
+        *arguments: str,
+        instead: Answering,
+        environment: Mapping[str, str] = _ONE_THREAD,
+    ) -> None:
         self.instead = instead
         self.command = (file, *arguments)
+        self.environment = environment
         self.lock = threading.Lock()
         self.child: _Child | None = None
-        self.startable = bool(sys.executable) and not getattr(sys, "frozen", False)
+        frozen = getattr(sys, "frozen", False) or IN_WORKER.keys() <= os.environ.keys()
+        self.startable = bool(sys.executable) and not frozen
         ref = weakref.ref(self)  # tests make workers that end before the process does
         atexit.register(lambda: (one := ref()) and one.end())
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: (one := ref()) and one.forget())
 
-    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Answer:
+    def ask(
+        self, request: Mapping[str, Any], payload: bytes = b"", tell: Telling = _nobody
+    ) -> Answer:
         """The process's answer, or that of ``instead`` if no process can be started.
 
         A request may have a limit of time, ``seconds``, which the process holds itself to.
+        What the process prints is told as it comes, as ``stdout`` or ``stderr``.
 
         Raises:
             WorkerDiedError: If the process dies.
@@ -138,8 +174,8 @@ class Worker:
         with self.lock:
             child = self.serving()
             if child is not None:
-                return _asked(child, request, payload)
-        header, result = self.instead(request, payload, lambda stage: None)
+                return _asked(child, request, payload, tell)
+        header, result = self.instead(request, payload, lambda *_: None)
         if header["status"] == "died":
             raise WorkerDiedError(header["text"])
         return header, result
@@ -171,7 +207,7 @@ class Worker:
             self.end()
         if self.child is None and self.startable:
             try:
-                self.child = _Child(*self.command)
+                self.child = _Child(self.command, {**os.environ, **self.environment})
             except OSError as error:
                 self.startable = False
                 _LOG.debug("%s cannot be started: %s", self.command, error)
@@ -190,10 +226,10 @@ class Worker:
         self.child, self.lock = None, threading.Lock()
 
 
-def _asked(child: _Child, request: Mapping[str, Any], payload: bytes) -> Answer:
+def _asked(child: _Child, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
     start = time.monotonic()
     try:
-        header, result = child.ask(request, payload)
+        header, result = child.ask(request, payload, tell)
     except (OSError, EOFError) as error:
         limit_s = request.get("seconds")
         if limit_s is None or time.monotonic() - start < limit_s:

@@ -11,10 +11,13 @@ import faulthandler
 import importlib.util
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -27,35 +30,64 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 def serve(answer: Callable[..., Any], source: BinaryIO, target: BinaryIO) -> None:
-    """Answer requests until ``source`` ends.
+    """Answer requests until ``source`` ends: the calling process is gone, or wants no more.
 
     A request is a line of JSON, then a payload, of as many bytes as the line has as ``size``.
     The line may have limits: ``memory`` in bytes, and ``seconds``. An answer has the same
-    form, with a ``status``. Before it there may be lines with the status ``stage``.
+    form, with a ``status``. Before it there may be messages that are told on the way: of the
+    status ``stage``, or another that the caller knows.
     """
+    requests = queue.SimpleQueue[tuple[dict[str, Any], bytes]]()
+    threading.Thread(target=_read, args=(source, requests), daemon=True).start()
     limit_memory = _memory_limit()
-    _send(target, {"status": "ready"})
-    while line := source.readline():
-        request = json.loads(line)
+    send = _sender(target)
+    send({"status": "ready"})
+    while True:
+        request, payload = requests.get()
         if "memory" in request:
             limit_memory(request["memory"])
         if "seconds" in request:
             # A thread in C, so it ends even a call that never returns to Python, and after
             # the calling process is gone.
-            faulthandler.dump_traceback_later(request["seconds"], exit=True)
-        payload = source.read(request["size"])
-        header, result = answer(
-            request, payload, lambda text: _send(target, {"status": "stage", "text": text})
-        )
+            faulthandler.dump_traceback_later(request["seconds"], exit=True, file=2)
+        header, result = answer(request, payload, partial(_tell, send))
         faulthandler.cancel_dump_traceback_later()
-        _send(target, header, result)
+        send(header, result)
 
 
-def _send(target: BinaryIO, header: Mapping[str, str], payload: bytes = b"") -> None:
-    line = json.dumps({**header, "size": len(payload)}).encode()
-    target.write(line + b"\n")
-    target.write(payload)
-    target.flush()
+def _tell(send: Callable[..., None], text: str, status: str = "stage") -> None:
+    """Tell a text before the answer."""
+    send({"status": status, "text": text})
+
+
+def _read(source: BinaryIO, requests: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
+    """Put requests into the queue; where they end, end this process and what it started.
+
+    The caller may have been killed while a request is worked on: nobody waits for its answer.
+    """
+    while line := source.readline():
+        request = json.loads(line)
+        payload = source.read(request["size"])
+        if len(payload) < request["size"]:
+            break
+        requests.put((request, payload))
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def _sender(target: BinaryIO) -> Callable[..., None]:
+    """A function that sends a header and a payload; threads may call it."""
+    lock = threading.Lock()
+
+    def send(header: Mapping[str, str], payload: bytes = b"") -> None:
+        line = json.dumps({**header, "size": len(payload)}).encode()
+        with lock, suppress(BrokenPipeError):  # the caller is gone
+            target.write(line + b"\n")
+            target.write(payload)
+            target.flush()
+
+    return send
 
 
 def _memory_limit() -> Callable[[int], None]:
@@ -97,8 +129,7 @@ def main() -> None:
     assert stated.loader is not None
     served = importlib.util.module_from_spec(stated)
     stated.loader.exec_module(served)
-    with suppress(BrokenPipeError):  # the caller is gone
-        serve(served.answer, source, target)
+    serve(served.answer, source, target)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Processes of finecast's own: what kills one is an error in the process that asked."""

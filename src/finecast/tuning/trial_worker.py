@@ -1,0 +1,181 @@
+"""Evaluates plans, and runs the user's functions, for a process that does not want to crash.
+
+``workers`` has this done in a ``worker_process``; its argument is the folder of the package.
+A request's payload has the arguments of a function below, and the answer's what it returned
+or raised. Both are pickled: the two processes are one program.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from io import TextIOBase
+from typing import TYPE_CHECKING, Any, Final
+
+if __name__ == "finecast_served" and sys.argv[1] not in sys.path:
+    sys.path.insert(0, sys.argv[1])
+
+from finecast.data.functions import load_function, source_digest
+from finecast.data.sources import user_feeds
+from finecast.engines.base import Feeds
+from finecast.errors import FinecastError
+from finecast.native.opening import opened
+from finecast.tuning.executor import Evaluated, LocalExecutor
+from finecast.tuning.measuring import Measuring
+
+if TYPE_CHECKING:
+    from finecast.data.datasets import Part
+    from finecast.data.scoring import Scoring
+    from finecast.native.subject import Built, Origin
+    from finecast.tuning.workers import Opening
+
+_SERVED: Final = "finecast_served"
+"""The name that ``worker_process`` gives the file that it runs."""
+_MOST_ITERATED: Final = 8
+"""Passes over calibration data that are kept: the caller abandons some of them half-way."""
+
+
+class Served:
+    """What this process has opened."""
+
+    def __init__(self) -> None:
+        self.executor: LocalExecutor | None = None
+        self.made: tuple[Origin, Built] | None = None
+        self.passes: OrderedDict[int, Iterator[Feeds]] = OrderedDict()
+        self.begun = 0
+
+    def answer(
+        self, request: Mapping[str, Any], payload: bytes, tell: Callable[..., None]
+    ) -> tuple[dict[str, str], bytes]:
+        """Do what ``request`` calls for. Never raises."""
+        if __name__ == _SERVED:
+            sys.stdout, sys.stderr = (_Told(s, tell) for s in ("stdout", "stderr"))
+        try:
+            found = getattr(self, request["call"])(*pickle.loads(payload))
+            return {"status": "done"}, pickle.dumps(found)
+        except MemoryError:
+            return {"status": "died", "text": "ran out of memory"}, b""
+        except BaseException as error:  # what a user's code raises, Ctrl-C's exception too
+            if not isinstance(error, FinecastError):
+                error.add_note(traceback.format_exc())
+            return {"status": "raised"}, pickle.dumps(error)
+
+    def open(self, opening: Opening, learned: Mapping[str, Any] | None) -> bool:
+        """Open model and data; ``learned`` is what another workload learned of the baseline.
+
+        Returns:
+            Whether it is the model that the calling process has.
+
+        Raises:
+            FinecastError: If that fails here.
+        """
+        self.close()
+        if opening.folder:
+            os.chdir(opening.folder)
+        os.environ.update(opening.environment)
+        how = opening.how
+        model = opened(opening.model, how, output=opening.output)
+        model = model if how.from_type is None else model.to_fp32(how.from_type)
+        if model.digest != opening.digest:
+            return False
+        subject = model.subject(opening.engine, None)
+        workload = model.workload(opening.data.loaded(), subject.reference)
+        if learned is not None:
+            workload.learn(learned)
+        better = workload.higher_is_better
+        self.executor = LocalExecutor(
+            criterion=replace(opening.criterion, higher_is_better=better),
+            measuring=Measuring(
+                objective=opening.objective, subject=subject, workload=workload
+            ),
+        )
+        return True
+
+    def close(self) -> None:
+        """Forget model and data."""
+        self.executor = self.made = None
+        self.passes.clear()
+
+    def baseline(self) -> tuple[float, Mapping[str, Any]]:
+        """The metric to keep, and what the workload learned of its evaluation."""
+        executor = self._executor
+        workload = executor.measuring.workload
+        return executor.baseline(workload), workload.learned()
+
+    def baseline_part(
+        self, part: Part, learned: Mapping[str, Any] | None
+    ) -> tuple[Scoring, Mapping[str, Any]]:
+        """The fp32 model's metric of a part, and what was learned; of the first one before."""
+        executor = self._executor
+        if learned is not None:
+            executor.measuring.workload.learn(learned)
+        return executor.baseline_part(part)
+
+    def evaluate(self, origin: Origin) -> Evaluated:
+        """Evaluate the model of an origin."""
+        return self._executor.evaluate(self._made(origin))
+
+    def evaluate_part(self, part: Part, origin: Origin) -> tuple[Scoring, float]:
+        """Evaluate the model of an origin on a part of the data."""
+        return self._executor.evaluate_part(self._made(origin), part)
+
+    def _made(self, origin: Origin) -> Built:
+        """The model of an origin, which stays for its other parts."""
+        if self.made is None or self.made[0] != origin:
+            self.made = None
+            self.made = origin, self._executor.measuring.subject.made_from(origin)
+        return self.made[1]
+
+    @staticmethod
+    def load(spec: str) -> None:
+        """Import the file of a user's function."""
+        load_function(spec)
+
+    @staticmethod
+    def digest(spec: str) -> str:
+        """The digest of a user's function, and of what it has imported by now."""
+        return source_digest(load_function(spec))
+
+    def begin_feeds(self, spec: str) -> int:
+        """Begin a pass over what a user's function yields; returns its number."""
+        self.begun += 1
+        self.passes[self.begun] = user_feeds(load_function(spec))
+        if len(self.passes) > _MOST_ITERATED:
+            self.passes.popitem(last=False)
+        return self.begun
+
+    def next_feeds(self, spec: str, number: int) -> Feeds | None:
+        """The next feeds of a pass; None at its end."""
+        del spec
+        return next(self.passes[number], None)
+
+    @property
+    def _executor(self) -> LocalExecutor:
+        assert self.executor is not None  # ``open`` made it
+        return self.executor
+
+
+class _Told(TextIOBase):
+    """A standard stream whose text is printed by the calling process."""
+
+    def __init__(self, status: str, print_there: Callable[[str, str], None]) -> None:
+        self._status, self._print = status, print_there
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str, /) -> int:
+        """Have the text printed."""
+        if text:
+            self._print(text, self._status)
+        return len(text)
+
+
+if __name__ == _SERVED:
+    answer = Served().answer

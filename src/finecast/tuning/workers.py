@@ -1,0 +1,529 @@
+"""Evaluations in worker processes, which open model and data by their paths.
+
+The user's own functions are loaded there alone. A worker is started once and kept; it ends
+with this process, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, TypeVar, final
+
+from finecast.data.criterion import Criterion
+from finecast.data.datasets import Part
+from finecast.data.functions import FunctionElsewhere
+from finecast.data.scoring import Scoring
+from finecast.data.sources import DataOptions, is_npz
+from finecast.data.workload import Workload
+from finecast.engines.base import Feeds
+from finecast.errors import (
+    EngineError,
+    FinecastError,
+    OutOfMemoryError,
+    UsageError,
+    UserCodeError,
+)
+from finecast.native.model import OpenedModel, ReadOptions
+from finecast.native.subject import Built, Origin, Subject
+from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, WorkerDiedError
+from finecast.tuning import trial_worker
+from finecast.tuning.executor import Evaluated, Executor, LostTrialError
+from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest
+
+# Without a limit of its own a trial may take this long, and so many times as long as fp32. An
+# emulated format may be many times as slow as fp32; what hangs takes forever.
+_LEAST_TRIAL_S: Final = 600.0
+_TIMES_FP32: Final = 20.0
+# So many parts of the data for each of several workers: none waits long for the slowest.
+_PARTS_A_WORKER: Final = 4
+_NO_LIMIT: Final = 1 << 60
+# A model that takes more than this part of the memory is evaluated in one process alone: a
+# second one has the fp32 model and the plan's once more.
+_LARGE: Final = 16
+# Libraries read variables as they are imported, and then their threads and instructions stay.
+# These name folders, which are read when they are needed, or are no library's.
+_READ_LATE: Final = frozenset(
+    {"HOME", "LOCALAPPDATA", "PYTEST_CURRENT_TEST", "TMPDIR", "USERPROFILE", "XDG_CACHE_HOME"}
+)
+_ALONE: Final = "call it in python alone, on the fp32 model, to see more"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a worker needs to evaluate the plans of a model: all of it by path or as values.
+
+    Attributes:
+        model: The model's file or folder.
+        external: Other files that are read with it.
+        how: How it is read.
+        output: Where the result goes, which decides among frontends.
+        digest: Identifies the model's content.
+        data: The data, with functions as ``FILE.py:FUNCTION``.
+        engine: ``NAME:DEVICE``.
+        has_truth: Whether the baseline is that of an fp64 model, with fp32's beside it.
+        objective: Decides the configuration that models run in.
+        criterion: What of the accuracy is kept.
+        folder: The current folder, from which relative paths start.
+        environment: The environment's variables.
+    """
+
+    model: Path
+    external: tuple[Path, ...]
+    how: ReadOptions
+    output: Path | None
+    digest: str
+    data: DataOptions
+    engine: str
+    has_truth: bool
+    objective: Objective
+    criterion: Criterion
+    folder: str
+    environment: Mapping[str, str]
+
+
+class NodeLostError(WorkerDiedError):
+    """The machine of a worker is gone, and with it what it worked on."""
+
+
+class WorkerProcess(ABC):
+    """A worker process, here or on another machine."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the process unless it runs, without waiting for it."""
+
+    @abstractmethod
+    def relay(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
+        """Its answer to a request; ``tell`` gets what is printed there.
+
+        Raises:
+            WorkerDiedError: If the process dies.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the process; the next request starts another one."""
+
+    def leave(self) -> None:
+        """What is done at the end of a search: nothing, where the process is kept."""
+
+    def opening(self, opening: Opening) -> Opening:
+        """``opening`` with paths as the process knows them."""
+        return opening
+
+    def function(self, spec: str) -> str:
+        """``FILE.py:FUNCTION`` as the process knows it."""
+        return spec
+
+    @final
+    def ask(
+        self, call: str, *arguments: Any, limits: Mapping[str, float] | None = None
+    ) -> Any:
+        """What a function of ``trial_worker`` returns there, or raises.
+
+        Raises:
+            WorkerDiedError: If the process dies.
+            Exception: What the function raises.
+        """
+        request = {"call": call, **(limits or {})}
+        header, result = self.relay(request, pickle.dumps(arguments), _print)
+        found = pickle.loads(result)  # a worker of this search made it
+        if header["status"] == "raised":
+            raise found
+        return found
+
+
+class LocalWorker(WorkerProcess):
+    """A worker process of this machine.
+
+    It is started anew where the environment of this process has changed since.
+    """
+
+    def __init__(self) -> None:
+        self._worker = Worker(
+            trial_worker.__file__,
+            str(Path(trial_worker.__file__).parents[2]),
+            instead=trial_worker.Served().answer,
+            environment=IN_WORKER,
+        )
+        self._environment: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Start it unless it runs, without waiting for it."""
+        now = {k: v for k, v in os.environ.items() if k not in _READ_LATE}
+        if self._environment != now:
+            self._environment = now
+            self._worker.end()
+        self._worker.warm_up()
+
+    def relay(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
+        """Its answer; raises WorkerDiedError."""
+        return self._worker.ask(request, payload, tell)
+
+    def end(self) -> None:
+        """End it."""
+        self._worker.end()
+
+
+def _print(status: str, text: str) -> None:
+    """Print what a user's function printed in a worker."""
+    stream = sys.stdout if status == "stdout" else sys.stderr
+    stream.write(text)
+    stream.flush()
+
+
+@cache
+def kept_worker(number: int) -> LocalWorker:
+    """A worker of this process, for all of its searches: its imports take a second."""
+    del number
+    return LocalWorker()
+
+
+class _Opened:
+    """A worker process with model and data, opened anew after it died."""
+
+    def __init__(self, opening: Opening, process: WorkerProcess) -> None:
+        self._opening, self._process = opening, process
+        self._is_open = False
+
+    def open(self, learned: Mapping[str, Any] | None) -> bool:
+        """Open model and data, unless they are; whether it finds the same model at its path.
+
+        Raises:
+            WorkerDiedError: If that ends the process.
+        """
+        if not self._is_open:
+            opening = self._process.opening(self._opening)
+            # A limit of the search before this one holds no longer.
+            limits = {"memory": _NO_LIMIT}
+            self._is_open = self._process.ask("open", opening, learned, limits=limits)
+        return self._is_open
+
+    def ask(self, call: str, *arguments: Any, limits: Mapping[str, float]) -> Any:
+        """As ``WorkerProcess.ask``."""
+        try:
+            return self._process.ask(call, *arguments, limits=limits)
+        except (WorkerDiedError, OutOfMemoryError):
+            self._is_open = False
+            raise
+
+    def function(self, spec: str) -> str:
+        """``FILE.py:FUNCTION`` as the process knows it."""
+        return self._process.function(spec)
+
+    def close(self) -> None:
+        """Forget model and data; the process stays for the next search."""
+        if self._is_open:
+            with suppress(WorkerDiedError):
+                self._process.ask("close")
+        self._is_open = False
+
+    def end(self) -> None:
+        """End the process."""
+        self._is_open = False
+        self._process.end()
+
+
+class WorkerExecutor(Executor):
+    """Evaluates in worker processes, a part of the data at a time if there are several.
+
+    Law: the parts joined are the whole, bit for bit, as metrics keep terms by batch.
+
+    Args:
+        opening: What they open.
+        execution: What a trial may take.
+        processes: The workers.
+    """
+
+    def __init__(
+        self, opening: Opening, execution: Execution, processes: Sequence[WorkerProcess]
+    ) -> None:
+        self._opening, self._execution = opening, execution
+        self._workers = [_Opened(opening, one) for one in processes]
+        self._learned: Mapping[str, Any] | None = None
+        self._parts, self._fp32_s = 1, 0.0
+
+    @property
+    def _first(self) -> _Opened:
+        return self._workers[0]
+
+    def opens(self) -> bool:
+        """Have the first worker open model and data; whether it finds the same model there.
+
+        Raises:
+            FinecastError: If that fails, or ends the worker.
+        """
+        try:
+            return self._first.open(None)
+        except WorkerDiedError as error:
+            raise self._died(
+                f"opening the model, its data and their functions {error}"
+            ) from error
+
+    def data(self) -> DataOptions:
+        """The data's options for this process, where the user's functions are not loaded.
+
+        Raises:
+            FinecastError: If the functions cannot be loaded.
+        """
+        given = self._opening.data
+        calib, evaluate = given.calib, given.evaluate
+        if isinstance(calib, str) and not is_npz(calib):
+            feeds = partial(self._feeds, calib)
+            given = replace(given, calib=self._elsewhere(calib, feeds))
+        if isinstance(evaluate, str):
+            function = self._elsewhere(evaluate)
+            given = replace(given, evaluate=function, evaluate_name=evaluate)
+        return given
+
+    def baseline(self, workload: Workload) -> float:
+        """The metric to keep.
+
+        Raises:
+            UserCodeError, EngineError: If that ends the process: no plan can be judged.
+        """
+        start = time.perf_counter()
+        several = len(self._workers) > 1
+        self._parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
+        try:
+            if self._parts > 1 and not self._opening.has_truth:
+                baseline, learned = self._joined_baseline()
+            else:
+                limits = self._limits(math.inf)
+                baseline, learned = self._anywhere(lambda w: w.ask("baseline", limits=limits))
+        except WorkerDiedError as error:
+            raise self._died(f"the evaluation of the fp32 model {error}") from error
+        self._fp32_s = time.perf_counter() - start
+        self._learned = learned
+        workload.learn(learned)
+        return baseline
+
+    def _joined_baseline(self) -> tuple[float, Mapping[str, Any]]:
+        """The metric to keep, of parts, and what was learned of them."""
+        limits = self._limits(math.inf)
+        whole = Part(index=0, count=self._parts)
+        scoring, learned = self._anywhere(
+            lambda worker: worker.ask("baseline_part", whole, None, limits=limits)
+        )
+        others = self._in_parts(1, ("baseline_part", learned), limits)
+        for other, _ in others:
+            scoring.absorb(other)
+        samples = learned["samples"] + sum(one["samples"] for _, one in others)
+        told = {"warnings": scoring.doubts(), "samples": samples}
+        return scoring.result(), {**learned, **told}
+
+    def evaluate(self, built: Built) -> Evaluated:
+        """Evaluate a model that the workers make anew from its origin."""
+        limits = self._limits(max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s))
+        try:
+            if self._parts == 1:
+                return self._anywhere(
+                    lambda worker: worker.ask("evaluate", built.origin, limits=limits)
+                )
+            return self._joined(built.origin, limits)
+        except NodeLostError as error:
+            raise EngineError(
+                "no node of the cluster is left",
+                where=f"--executor {self._execution.executor}",
+                fix="run it again with --resume: the study keeps what was finished",
+            ) from error
+        except (WorkerDiedError, OutOfMemoryError) as error:
+            text = error.what if isinstance(error, OutOfMemoryError) else str(error)
+            raise LostTrialError(text) from error
+
+    def _anywhere(self, call: Callable[[_Opened], T]) -> T:
+        """What a worker with model and data gives; of one that is gone, another one.
+
+        Raises:
+            WorkerDiedError: If it dies, or none is left.
+        """
+        while True:
+            try:
+                self._first.open(self._learned)
+                return call(self._first)
+            except NodeLostError:
+                if len(self._workers) == 1:
+                    raise
+                del self._workers[0]
+
+    def _joined(self, origin: Origin, limits: Mapping[str, float]) -> Evaluated:
+        """An evaluation of parts."""
+        (scoring, error), *others = self._in_parts(0, ("evaluate_part", origin), limits)
+        for other, _ in others:
+            scoring.absorb(other)
+        return Evaluated(metric=scoring.result(), error=error)
+
+    def _in_parts(
+        self, first: int, call: tuple[str, Any], limits: Mapping[str, float]
+    ) -> list[tuple[Scoring, Any]]:
+        """What calls give, each of a part, from part ``first`` on, in their order.
+
+        Each worker takes the next part as it is done with one.
+
+        Raises:
+            NodeLostError: If all workers are gone.
+        """
+        name, argument = call
+        waiting = deque(range(first, self._parts))
+        found: dict[int, tuple[Scoring, Any]] = {}
+
+        def work(worker: _Opened) -> _Opened | None:
+            while waiting:
+                with suppress(IndexError):  # another one took the last
+                    index = waiting.popleft()
+                    part = Part(index=index, count=self._parts)
+                    try:
+                        worker.open(self._learned)
+                        found[index] = worker.ask(name, part, argument, limits=limits)
+                    except NodeLostError:
+                        waiting.append(index)
+                        return None
+            return worker
+
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            try:
+                while len(found) < self._parts - first and self._workers:
+                    left = pool.map(work, self._workers)
+                    self._workers = [one for one in left if one is not None]
+            except BaseException:  # a part failed, or Ctrl-C: the others are of no use
+                waiting.clear()
+                for one in self._workers:
+                    with suppress(NodeLostError):
+                        one.end()
+                raise
+        if not self._workers:
+            raise NodeLostError("was on nodes that are gone")
+        return [found[index] for index in sorted(found)]
+
+    def close(self) -> None:
+        """Have the workers forget model and data; they stay for the next search."""
+        for one in self._workers:
+            one.close()
+
+    def _limits(self, default_s: float) -> dict[str, float]:
+        """The limits of an evaluation; without one of the user's own ``default_s`` holds."""
+        execution = self._execution
+        seconds, gib = execution.trial_timeout_s or default_s, execution.trial_memory_gib
+        memory = _NO_LIMIT if gib is None else int(gib * (1 << 30))
+        limits: dict[str, float] = {"memory": memory}
+        return limits if math.isinf(seconds) else {**limits, "seconds": seconds}
+
+    def _elsewhere(
+        self, spec: str, feeds: Callable[[], Iterator[Feeds]] | None = None
+    ) -> FunctionElsewhere:
+        """A function that the first worker has loaded."""
+        self._of_function(spec, "load")
+        return FunctionElsewhere(
+            spec=spec, digest=partial(self._of_function, spec, "digest"), feeds=feeds
+        )
+
+    def _feeds(self, spec: str) -> Iterator[Feeds]:
+        """What a user's function yields in the first worker."""
+        number = self._of_function(spec, "begin_feeds")
+        while (feeds := self._of_function(spec, "next_feeds", number)) is not None:
+            yield feeds
+
+    def _of_function(self, spec: str, call: str, *arguments: Any) -> Any:
+        """What the first worker answers about a user's function.
+
+        Raises:
+            UserCodeError: If the function ends the worker.
+        """
+        try:
+            known = self._first.function(spec)
+            return self._first.ask(call, known, *arguments, limits=self._limits(math.inf))
+        except WorkerDiedError as error:
+            raise UserCodeError(f"it {error}", where=spec, fix=_ALONE) from error
+
+    def _died(self, text: str) -> FinecastError:
+        """The error where the worker died before any trial."""
+        evaluate = self._opening.data.evaluate
+        if isinstance(evaluate, str):
+            return UserCodeError(text, where=evaluate, fix=_ALONE)
+        fix = "try another --engine"
+        return EngineError(text, where=str(self._opening.model), fix=fix)
+
+
+@contextmanager
+def evaluating(
+    model: OpenedModel, how: ReadOptions, output: Path | None, request: TuneRequest
+) -> Generator[Callable[[Subject], WorkerExecutor | None]]:
+    """Gives the executor of a subject of ``model`` in a worker, which starts at once.
+
+    None where the worker could not open the same by path: Python objects, an emulated device,
+    or a model so large that it may not fit into memory twice.
+    """
+    data, execution = request.data, request.execution
+    given = (data.data, data.calib, data.evaluate)
+    paths = all(one is None or isinstance(one, str | Path) for one in given)
+    there = model.path.exists() and how.example_inputs is None
+    small = model.size_bytes <= _memory_bytes() // _LARGE
+    by_path = paths and there and request.device is None
+    processes: Sequence[WorkerProcess] = ()
+    if execution.executor != LOCAL:
+        if not by_path:
+            raise UsageError(
+                "models, data and functions of other machines are read by path, and of a"
+                " device that is emulated nothing is evaluated there",
+                where=f"--executor {execution.executor}",
+                fix="give paths, without --target; or leave it out",
+            )
+        from finecast.tuning.cluster import ray_workers  # it imports this module
+
+        processes = ray_workers(execution.executor)
+    elif by_path and small:
+        processes = [kept_worker(number) for number in range(execution.jobs)]
+    if not processes:
+        yield lambda subject: None
+        return
+    for process in processes:
+        process.start()
+    made: list[WorkerExecutor] = []
+
+    def executor(subject: Subject) -> WorkerExecutor | None:
+        opening = Opening(
+            model=model.path,
+            external=tuple(model.external),
+            how=how,
+            output=output,
+            digest=model.digest,
+            data=data,
+            engine=subject.runs_in,
+            has_truth=subject.truth is not None,
+            objective=request.goal.objective,
+            criterion=request.goal.criterion,
+            folder=os.getcwd(),
+            environment=dict(os.environ),
+        )
+        one = WorkerExecutor(opening, execution, processes)
+        made.append(one)
+        return one if one.opens() else None
+
+    try:
+        yield executor
+    finally:
+        for one in made:
+            one.close()
+        for process in processes:
+            process.leave()
+
+
+def _memory_bytes() -> int:
+    """The memory of this machine; where that is not told, more than any model takes."""
+    if not hasattr(os, "sysconf"):
+        return _NO_LIMIT
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,239 @@
+"""Evaluations in a worker give the numbers of this process; what ends it is one trial."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finecast.data.criterion import Criterion
+from finecast.data.datasets import WHOLE, Part
+from finecast.data.metrics import METRICS
+from finecast.data.scoring import Score, Scoring
+from finecast.data.sources import DataOptions
+from finecast.data.workload import Workload
+from finecast.errors import UserCodeError
+from finecast.native.model import ReadOptions, RunOptions
+from finecast.native.onnx import OnnxModel, read
+from finecast.native.subject import Built, Subject
+from finecast.planning.plan import Plan
+from finecast.rules.policy import Policy
+from finecast.tuning import workers
+from finecast.tuning.executor import Evaluated, Executor, LocalExecutor, LostTrialError
+from finecast.tuning.goal import Execution, Goal, TuneRequest
+from finecast.tuning.measuring import Measuring
+from tests.engines.emulator import models
+
+MINE = """
+import ctypes, pathlib, time
+import numpy as np
+
+HOW = pathlib.Path(__file__).with_name("how")
+X = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+
+def score(run):
+    total = float(next(iter(run({"x": X}).values())).astype(float).sum(axis=0)[0])
+    how = HOW.read_text()
+    print("scored,", how)
+    if how == "crashes":
+        ctypes.string_at(0)
+    elif how == "hangs":
+        ctypes.PyDLL(None).sleep(600)  # and holds Python's lock
+    elif how == "grows":
+        np.ones(1 << 33)
+    return total
+
+def feeds():
+    for index in range(3):
+        yield {"x": X[index:index + 1]}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A net with a user's function, in a worker and here."""
+
+    subject: Subject
+    workload: Workload
+    executor: workers.WorkerExecutor
+    plan: Plan
+    how: Path
+
+    @property
+    def built(self) -> Built:
+        return self.subject.model.build(self.plan)
+
+    def local(self, data: DataOptions) -> Executor:
+        model = self.subject.model
+        assert isinstance(model, OnnxModel)
+        workload = model.workload(data.loaded(), self.subject.reference)
+        measuring = Measuring(
+            objective=Goal().objective, subject=self.subject, workload=workload
+        )
+        local = LocalExecutor(criterion=Criterion(), measuring=measuring)
+        local.baseline(workload)
+        return local
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("net")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "how").write_text("runs")
+    return models.mlp(folder / "mlp.onnx")
+
+
+@pytest.fixture(scope="module")
+def data(net: Path) -> DataOptions:
+    mine = net.with_name("mine.py")
+    return DataOptions(evaluate=f"{mine}:score", calib=f"{mine}:feeds")
+
+
+@pytest.fixture(scope="module")
+def opened(net: Path, data: DataOptions) -> Iterator[Opened]:
+    model = read(net)
+    execution = Execution(trial_timeout_s=8.0, trial_memory_gib=16.0)
+    request = TuneRequest(data=data, execution=execution)
+    with ExitStack() as stack:
+        entered = workers.evaluating(model, ReadOptions(), None, request)
+        executor_of = stack.enter_context(entered)
+        subject = model.subject("onnxruntime", None)
+        executor = executor_of(subject)
+        assert executor is not None
+        workload = model.workload(executor.data(), subject.reference)
+        executor.baseline(workload)
+        yield Opened(
+            subject=subject,
+            workload=workload,
+            executor=executor,
+            plan=model.judge(Policy.parse("all:bf16"), _run_options())[1],
+            how=net.with_name("how"),
+        )
+
+
+def _run_options() -> RunOptions:
+    return RunOptions(engine="onnxruntime")
+
+
+def test_numbers_are_those_of_this_process(opened: Opened, data: DataOptions) -> None:
+    here, there = (
+        opened.local(data).evaluate(opened.built),
+        opened.executor.evaluate(opened.built),
+    )
+    assert (there.metric, there.error) == (here.metric, here.error)
+    assert there.error > 0
+
+
+def test_what_a_function_prints_is_printed_here(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened.executor.evaluate(opened.built)
+    assert capsys.readouterr().out == "scored, runs\n"
+
+
+def test_the_function_is_not_loaded_here(opened: Opened, data: DataOptions) -> None:
+    local = data.loaded()
+    mine = opened.subject.model
+    assert isinstance(mine, OnnxModel)
+    known = mine.workload(local, opened.subject.reference)
+    assert opened.workload.digest == known.digest  # trials of both are of one key
+    mean = [float(feeds["x"].mean()) for feeds in opened.workload.calibration()]
+    assert mean == [float(feeds["x"].mean()) for feeds in known.calibration()]
+    assert len(mean) == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("crashes", "crashed (SIGSEGV)"),
+        ("hangs", "did not end in 8 s"),
+        ("grows", "out of memory"),
+    ],
+)
+def test_what_ends_the_worker_is_one_trial(opened: Opened, how: str, told: str) -> None:
+    before = opened.executor.evaluate(opened.built)
+    opened.how.write_text(how)
+    try:
+        with pytest.raises(LostTrialError, match=re.escape(told)):
+            opened.executor.evaluate(opened.built)
+    finally:
+        opened.how.write_text("runs")
+    assert opened.executor.evaluate(opened.built) == before
+
+
+def test_a_crash_of_the_baseline_names_the_function(opened: Opened) -> None:
+    opened.how.write_text("crashes")
+    try:
+        with pytest.raises(UserCodeError, match=r"fp32 model crashed \(SIGSEGV\) \(.*mine.py"):
+            opened.executor.baseline(opened.workload)
+    finally:
+        opened.how.write_text("runs")
+
+
+def test_objects_are_evaluated_in_this_process(net: Path) -> None:
+    x = np.zeros((4, 16), np.float32)
+    for data in (DataOptions(data={"x": x}), DataOptions(evaluate=lambda run: math.pi)):
+        request = TuneRequest(data=data)
+        with workers.evaluating(read(net), ReadOptions(), None, request) as executor_of:
+            assert executor_of(read(net).subject("onnxruntime", None)) is None
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_parts_joined_are_the_whole(metric: str) -> None:
+    """Bit for bit, after the way to another process and back."""
+    rng = np.random.default_rng(0)
+    wide = (rng.random((11, 4)) * 3).astype(np.float32)
+    labels = rng.integers(0, 4, 11)
+    if metric in ("mse", "mae", "spearman"):
+        wide, labels = wide[:, :1], rng.random((11, 1)).astype(np.float32)
+    exact = wide + rng.normal(size=wide.shape).astype(np.float32) / 4
+    batches = range(0, 11, 3)
+
+    def scoring(part: Part) -> Scoring:
+        found = Scoring(METRICS[metric], ["y"])
+        for start in part.of(batches):
+            rows = slice(start, start + 3)
+            found.update({"y": wide[rows]}, labels[rows], {"y": exact[rows]})
+        return pickle.loads(pickle.dumps(found))
+
+    whole = scoring(WHOLE)
+    for count in (2, 3, 4):
+        first, *others = (scoring(Part(index=i, count=count)) for i in range(count))
+        for other in others:
+            first.absorb(other)
+        assert first.result() == whole.result()
+        assert first.result().outputs == whole.result().outputs
+        for name, samples in whole.result().samples.items():
+            assert first.result().samples[name].value() == samples.value()
+
+
+def test_two_workers_give_the_numbers_of_one(net: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal((40, 16)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    data = DataOptions(data=tmp_path / "data.npz", metric="agreement", batch=16)
+    model, found = read(net), list[Evaluated]()
+    learned = list[tuple[float, Mapping[str, Any]]]()
+    plan = model.judge(Policy.parse("all:bf16"), _run_options())[1]
+    for jobs in (1, 2):
+        request = TuneRequest(data=data, execution=Execution(jobs=jobs))
+        with workers.evaluating(model, ReadOptions(), None, request) as executor_of:
+            subject = model.subject("onnxruntime", None)
+            executor = executor_of(subject)
+            assert executor is not None
+            workload = model.workload(executor.data(), subject.reference)
+            baseline = executor.baseline(workload)
+            learned.append((baseline, workload.learned()))
+            found.append(executor.evaluate(subject.model.build(plan)))
+    assert found[0] == found[1]
+    assert learned[0] == learned[1]
+    assert learned[0][1]["samples"] == 40
+    assert isinstance(found[1].metric, Score)
+    assert found[1].metric.samples["y"].count == 40
