@@ -220,7 +220,6 @@ class Workload(ABC):
         """Feeds to time; call after the baseline was evaluated."""
         return [*self.calibration()]
 
-<<<<<<< HEAD
     @property
     def decodes(self) -> bool:
         """Whether ``timing`` has a first call and a step, that may be timed apart."""
@@ -242,7 +241,7 @@ class Workload(ABC):
             where="--objective",
             fix="give --decode-steps, and a model whose state is in its inputs and outputs",
         )
-=======
+
     def learned(self) -> Mapping[str, Any]:
         """What the evaluation of the baseline set here, by attribute."""
         return {name: getattr(self, name) for name in self.learns}
@@ -251,7 +250,6 @@ class Workload(ABC):
         """Take over what a workload of the same data learned in another process."""
         for name, value in learned.items():
             setattr(self, name, value)
->>>>>>> main
 
 
 def whole_batch(feeds: Feeds) -> tuple[Feeds]:
@@ -265,9 +263,9 @@ class DataWorkload(Workload):
 
     With ``decoding`` the model is given the texts token by token, and the metric is of the
     steps. ``calls`` has the calls of a batch that calibrate and are timed; with ``call`` that
-    one alone is timed. ``exact`` is the
-    cached session of the reference model once a metric compared with it, ``scored`` the
-    outputs that the metric is of, once the baseline was evaluated.
+    one alone is timed. ``exact`` is the cached session of the reference model once a metric
+    compared with it, ``scored`` the outputs that the metric is of, once the baseline was
+    evaluated.
     """
 
     learns: ClassVar[tuple[str, ...]] = ("warnings", "samples", "scored")
