@@ -46,7 +46,12 @@ def chain(
         times=times,
         cast_time=lambda _value, source, to: 0.0 if source is to else CAST_S,
         rounded={
-            f: Roundings(units=np.array(e), lists=[], errors=np.zeros(0))
+            f: Roundings(
+                units=np.array(e),
+                shared=np.zeros(len(np.array(e))),
+                lists=[],
+                errors=np.zeros(0),
+            )
             for f, e in errors.items()
         },
     )

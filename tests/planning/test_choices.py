@@ -49,7 +49,13 @@ def test_choices_are_of_the_first_of_equal_formats(lows: tuple[Format, ...]) -> 
             times={f: np.array([3.0 if f is FP32 else 1.0]) for f in formats},
             cast_time=lambda _value, _source, _to: 0.5,
             rounded={
-                f: Roundings(units=np.ones(1), lists=[], errors=np.zeros(0)) for f in lows
+                f: Roundings(
+                    units=np.ones(1),
+                    shared=np.zeros(len(np.ones(1))),
+                    lists=[],
+                    errors=np.zeros(0),
+                )
+                for f in lows
             },
         ),
     )

@@ -43,7 +43,14 @@ def problem(
         units=make_units(graph, allowed, (BF16,)),
         times={FP32: np.full(COUNT, 9.0), BF16: 9.0 - np.array(gains)},
         cast_time=lambda _value, source, to: 0.0 if source is to else cast_s,
-        rounded={BF16: Roundings(units=np.array(errors), lists=[], errors=np.zeros(0))},
+        rounded={
+            BF16: Roundings(
+                units=np.array(errors),
+                shared=np.zeros(len(np.array(errors))),
+                lists=[],
+                errors=np.zeros(0),
+            )
+        },
     )
     policy = Policy.parse("auto:bf16")
     return Planner(graph=graph, policy=policy, permissions=allowed), analysis

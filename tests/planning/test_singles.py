@@ -37,7 +37,10 @@ def chain(*kernels: tuple[int, ...]) -> tuple[Planner, Analysis]:
         cast_time=lambda _value, source, to: 0.0 if source is to else 0.25,
         rounded={
             BF16: Roundings(
-                units=np.array([ERROR[i] for i in firsts]), lists=[], errors=np.zeros(0)
+                units=np.array([ERROR[i] for i in firsts]),
+                shared=np.zeros(len(np.array([ERROR[i] for i in firsts]))),
+                lists=[],
+                errors=np.zeros(0),
             )
         },
     )

@@ -52,7 +52,11 @@ def planned(count: int) -> tuple[Planner, Analysis, Plan]:
         units=make_units(graph, allowed, [FP16]),
         times={FP32: np.full(count, 100 * US), FP16: np.full(count, 40 * US)},
         cast_time=lambda _value, source, to: 0.0 if source is to else 6 * US,
-        rounded={FP16: Roundings(units=errors, lists=[], errors=np.zeros(0))},
+        rounded={
+            FP16: Roundings(
+                units=errors, shared=np.zeros(len(errors)), lists=[], errors=np.zeros(0)
+            )
+        },
         node_time=lambda _node, fmt: 100 * US if fmt is FP32 else 40 * US,
     )
     steps = [p.plan for p in propose(planner, analysis)]

@@ -50,19 +50,35 @@ class Priced(Enum):
 class Roundings:
     """Squared relative output errors of rounding to one low format.
 
-    A unit u in the format adds ``units[u]``: the error of its constants, and what changes
-    where all readers of its result read the same rounding, which may be negative. Rounding r
-    adds ``errors[r]``, once, if any of the units or pins in ``lists[r]`` has the format.
+    A unit u in the format adds ``units[u]``, the error of its constants, and ``shared[u]``,
+    what changes as all readers of its result read the same rounding, which may be negative.
+    Rounding r adds ``errors[r]``, once, if any of the units or pins in ``lists[r]`` has the
+    format.
     """
 
     units: NDArray[np.float64]
+    shared: NDArray[np.float64]
     lists: Sequence[Sequence[int]]
     errors: NDArray[np.float64]
 
     @property
     def total(self) -> float:
         """The squared error of everything rounded."""
-        return float(self.units.sum() + self.errors.sum())
+        return float(self.units.sum()) + self.values
+
+    @property
+    def values(self) -> float:
+        """The squared error of all values rounded, without constants."""
+        return max(float(self.errors.sum() + self.shared.sum()), 0.0)
+
+    @property
+    def by_unit(self) -> NDArray[np.float64]:
+        """The squared error of the values that each unit rounds if it alone is low."""
+        found = self.shared.copy()
+        for units, error in zip(self.lists, self.errors, strict=True):
+            for unit in {u for u in units if u >= 0}:
+                found[unit] += error
+        return np.maximum(found, 0.0)
 
 
 def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floats:
@@ -159,7 +175,9 @@ def build_problem(
     cast = np.array([table for _, _, table in rows], dtype=np.float64)
     return LabelProblem(
         time=np.where(permitted, np.stack([*times.values()], axis=1), np.inf),
-        error=np.stack([np.zeros(len(units.members)), *(r.units for r in rounded)], axis=1),
+        error=np.stack(
+            [np.zeros(len(units.members)), *(r.units + r.shared for r in rounded)], axis=1
+        ),
         producer=np.array([p for p, _, _ in rows], dtype=np.int64),
         consumers=Rows.of([c for _, c, _ in rows]),
         cast=cast.reshape(-1, len(formats), len(formats)).transpose(1, 2, 0),
@@ -247,8 +265,8 @@ def roundings(
     """
     error = np.zeros(len(units.members))
     error[list(points.weight_units)] = sensitivity.weights
-    for (unit, _), error_together in zip(points.shared, sensitivity.shared, strict=True):
-        error[unit] += error_together
+    shared = np.zeros(len(units.members))
+    shared[[unit for unit, _ in points.shared]] = sensitivity.shared
     lists = [
         (
             *point.readers,
@@ -257,7 +275,7 @@ def roundings(
         )
         for point in points.points
     ]
-    return Roundings(units=error, lists=lists, errors=sensitivity.values)
+    return Roundings(units=error, shared=shared, lists=lists, errors=sensitivity.values)
 
 
 def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
@@ -351,4 +369,5 @@ def _parts(
         for units, error in zip(rounded.lists, rounded.errors, strict=True)
         if not low.isdisjoint(units)
     )
-    return sum(float(rounded.units[u]) for u in low), sum(values)
+    shared = sum(float(rounded.shared[u]) for u in low)
+    return sum(float(rounded.units[u]) for u in low), max(sum(values) + shared, 0.0)

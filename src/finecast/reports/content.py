@@ -308,10 +308,7 @@ class _Content:
             return found
         together = analysis.saturation.together
         for fmt, rounded in analysis.rounded.items():
-            values = np.zeros(len(rounded.units))
-            for units, error in zip(rounded.lists, rounded.errors, strict=True):
-                for unit in {u for u in units if u >= 0}:
-                    values[unit] += error
+            values = rounded.by_unit
             for unit, nodes in enumerate(analysis.units.members):
                 errors = {
                     "weights": together(float(rounded.units[unit])) ** 0.5,
@@ -330,7 +327,7 @@ class _Content:
         return {
             fmt.label: {
                 "weights": together(float(rounded.units.sum())) ** 0.5,
-                "activations": together(float(rounded.errors.sum())) ** 0.5,
+                "activations": together(rounded.values) ** 0.5,
                 "both": together(rounded.total) ** 0.5,
             }
             for fmt, rounded in analysis.rounded.items()

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from finecast.native.subject import Examined
 from finecast.numbers.formats import Format
 from finecast.planning.choices import Proposal
@@ -186,10 +184,7 @@ def sensitivities(planner: Planner, analysis: Analysis) -> tuple[UnitSensitivity
     graph, members = planner.graph, analysis.units.members
     found: list[UnitSensitivity] = []
     for fmt, rounded in analysis.rounded.items():
-        errors = np.array(rounded.units, dtype=np.float64)
-        for units, error in zip(rounded.lists, rounded.errors, strict=True):
-            for unit in {u for u in units if u >= 0}:
-                errors[unit] += error
+        errors = rounded.units + rounded.by_unit
         found += [
             UnitSensitivity(
                 nodes=tuple(graph.nodes[n].name for n in members[unit]),
