@@ -940,14 +940,17 @@ def report(
         _check_same_model(given, found)
     found = found.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
-        blame=blame.to_dict()
-        if isinstance(blame, Blame)
-        else blame and read_part(Path(blame)),
+        blame=None if blame is None else _blamed(blame),
     )
     with files.locked():
         if path is not None:
             found.save(path, force=force)
     return found
+
+
+def _blamed(found: Blame | str | Path) -> dict[str, Any]:
+    """What ``blame`` found, or a file of what it printed."""
+    return found.to_dict() if isinstance(found, Blame) else read_part(Path(found))
 
 
 def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Difference:
