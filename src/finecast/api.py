@@ -940,7 +940,7 @@ def report(
         _check_same_model(given, found)
     found = found.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
-        blame=None if blame is None else _blamed(blame),
+        blame=blame.to_dict() if isinstance(blame, Blame) else _part_at(blame),
     )
     with files.locked():
         if path is not None:
@@ -948,9 +948,9 @@ def report(
     return found
 
 
-def _blamed(found: Blame | str | Path) -> dict[str, Any]:
-    """What ``blame`` found, or a file of what it printed."""
-    return found.to_dict() if isinstance(found, Blame) else read_part(Path(found))
+def _part_at(path: str | Path | None) -> dict[str, Any] | None:
+    """A part of a report that a file has; None without one."""
+    return None if path is None else read_part(Path(path))
 
 
 def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Difference:
