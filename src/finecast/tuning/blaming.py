@@ -188,8 +188,8 @@ class Blame(Report):
         least = "" if self.is_minimal else " (fewer may do)"
         if self.spread:
             return (
-                f"no few ops to blame: {against}, limit {self.limit:.6g}; the error is spread:"
-                f" {self.spread} of {number_of(self.ops, 'op')}{least} in fp32 give"
+                f"no small set of ops to blame: {against}, limit {self.limit:.6g}; the error"
+                f" is spread: {self.spread} of {number_of(self.ops, 'op')}{least} in fp32 give"
                 f" {self.restored:.6g}"
             )
         count = number_of(len(self.culprits), "op")
