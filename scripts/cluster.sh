@@ -1,12 +1,11 @@
 #!/bin/sh
-# Two Ray nodes on this machine: run a command beside them, and stop them at its end.
+# Runs a command beside two Ray nodes on this machine, and stops the nodes at its end.
 #
-#     scripts/cluster.sh [-k SECONDS] COMMAND...
+#     scripts/cluster.sh [-k SECONDS] finecast tune model.onnx ... --executor ray
 #
-# With -k the second node is killed (SIGKILL) so many seconds after the command began.
-# RAY names the ray command; its Python has finecast with the extra "cluster".
+# With -k the second node is killed (SIGKILL) so many seconds after the command began. The ray
+# command has to be that of the Python which runs finecast (pip install 'finecast[cluster]').
 set -eu
-RAY=${RAY:-ray}
 kill_after=""
 if [ "${1:-}" = "-k" ]; then
     kill_after=$2
@@ -15,22 +14,38 @@ fi
 port=$((20000 + $$ % 20000))
 folder=$(mktemp -d)
 
-start() {
-    # In the foreground: the node is this shell's child, and ends with it.
-    "$RAY" start --block --num-cpus=2 --include-dashboard=false --temp-dir="$folder/ray" "$@" \
-        >>"$folder/log" 2>&1 &
-}
-
-start --head --port="$port"
-head=$!
-second=""
 finish() {
-    kill $head $second 2>/dev/null || true
+    # The nodes' own processes end with them.
+    kill "$head" "$second" 2>/dev/null || true
     wait 2>/dev/null || true
     rm -rf "$folder"
 }
+
+started() {
+    ray start --block --num-cpus=2 "$@" >>"$folder/log" 2>&1 &
+}
+
+started --head --port="$port" --include-dashboard=false --temp-dir="$folder/ray"
+head=$!
+second=$head
 trap finish EXIT INT TERM
 
-nodes() {
-    RAY_ADDRESS=127.0.0.1:$port "$RAY" list nodes --format=json 2>/dev/null | grep -c ALIVE || true
+# Waits until so many nodes are there; a node that could not be started ends the script.
+wait_for() {
+    until [ "$(RAY_ADDRESS=127.0.0.1:$port ray status 2>/dev/null | grep -c ' node_')" -ge "$1" ]; do
+        if ! kill -0 "$head" || ! kill -0 "$second"; then
+            cat "$folder/log" >&2
+            exit 1
+        fi
+        sleep 1
+    done
 }
+
+wait_for 1
+started --address="127.0.0.1:$port"
+second=$!
+wait_for 2
+if [ -n "$kill_after" ]; then
+    (sleep "$kill_after" && kill -KILL "$second") &
+fi
+RAY_ADDRESS=127.0.0.1:$port "$@"

@@ -7,10 +7,11 @@ import onnx_ir as ir
 import pytest
 
 from finecast.engines.loading import exact_session
+from finecast.frontends.native_model import with_mean_errors
 from finecast.frontends.onnx.editor import name_nodes
-from finecast.frontends.onnx.instrument import with_mean_errors
 from finecast.frontends.onnx.reader import read
 from finecast.frontends.onnx.types import infer
+from finecast.frontends.onnx.writer import EditedModel
 from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.biases import biases
@@ -62,7 +63,8 @@ def test_an_error_is_shown_where_it_arises(opset: int) -> None:
     formats = dict.fromkeys(codes, INT8)
     places = biases(graph, formats)
     assert [graph.nodes[p.node].name for p in places] == ["bias", "second"]
-    session = exact_session(with_mean_errors(model, formats, codes, places))
+    coded, plain = (EditedModel(*read(model.clone())) for _ in range(2))
+    session = exact_session(with_mean_errors(coded, plain, formats, codes, places))
     shown = [a.reshape(-1) for a in session.run({"x": X}).values()]
 
     def rounded(node: int, x: np.ndarray, w: np.ndarray) -> np.ndarray:

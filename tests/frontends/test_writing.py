@@ -15,7 +15,6 @@ from onnx import helper
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx.definitions import following
-from finecast.frontends.onnx.instrument import with_switches
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.points import SWITCH, Switch
@@ -216,8 +215,7 @@ def switched(
     }
     nodes = {n.name: n.id for n in graph.nodes}
     return ir.to_proto(
-        with_switches(
-            prepared.model,
+        prepared.with_switches(
             [
                 *(Switch(ports=dict.fromkeys(read[v], Format.BF16)) for v in values),
                 *(Switch(ports={(nodes[name], 1): Format.BF16}) for name in weights),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -80,3 +80,34 @@ def test_constants_alone_have_no_codes_of_values() -> None:
         Encodings.from_dict(weights, Encodings(constants={1: one}, result=VALUE).to_dict())
     with pytest.raises(ValueError, match="int8 needs the parameters of an input"):
         Encodings.from_dict(Format.INT8, stored.to_dict())
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**31), st.sampled_from([0, 1]))
+def test_the_least_error_of_a_group_is_no_larger(seed: int, channel: int) -> None:
+    draw = np.random.default_rng(seed)
+    array = draw.standard_normal((128, 128)).astype(np.float32)
+    array[: draw.integers(1, 64)] = 0
+    fmt = Format.INT4_WEIGHTS
+    plain = Scaled.of_constant(fmt, array, (channel,))
+    best = Scaled.of_constant(fmt, array, (channel,), least_error=True)
+    squares = [
+        np.square(e.round(array) - array)
+        .reshape(e.split(array.shape))
+        .sum(axis=(e.axis or 0) + 1)
+        for e in (plain, best)
+    ]
+    assert (squares[1] <= squares[0] * (1 + 1e-5)).all()
+    assert squares[1].sum() < 0.95 * squares[0].sum()
+
+
+@pytest.mark.parametrize("fmt", [Format.INT8_WEIGHTS, Format.INT4_WEIGHTS])
+def test_moved_codes_stand_for_the_same_numbers(fmt: Format) -> None:
+    array = np.random.default_rng(0).standard_normal((128, 4)).astype(np.float32)
+    found = Scaled.of_constant(fmt, array, (1,))
+    other = found.moved(-1)
+    assert np.array_equal(other.round(array), found.round(array))
+    assert np.array_equal(other.encode(array).astype(int), found.encode(array).astype(int) - 1)
+    assert found.moved(0) == found
+    with pytest.raises(ValueError, match="does not have codes"):
+        found.moved(1)

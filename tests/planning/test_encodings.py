@@ -109,7 +109,7 @@ def test_parameters_that_were_changed_are_refused(toy: Format) -> None:
 def test_parameters_that_are_left_out_are_refused(toy: Format, what: str) -> None:
     content = json.loads(plan(toy).to_json())
     del content["decisions"][0][what]
-    with pytest.raises(UsageError, match="not a finecast plan: KeyError"):
+    with pytest.raises(UsageError, match=f"not a finecast plan: it has no {what!r}"):
         Plan.from_json(json.dumps(content))
 
 

@@ -114,6 +114,31 @@ def test_a_channel_of_large_values_is_smoothed(factor: float) -> None:
     assert share == pytest.approx(found_share, rel=0.25)
 
 
+def test_weights_by_groups_are_smoothed_by_the_values_that_they_meet() -> None:
+    """A channel of large values decides the error, and gets more of its group's range."""
+    text = ROWS.replace("16", "128")
+    graph = nets.prepared(text, nets.drawn(1, g=(128,), o=(128,), w=(128, 6))).graph
+    product = next(n for n in graph.nodes if n.name == "q")
+    (site,) = smoothable(graph, {product.id})
+    rows = np.random.default_rng(0).standard_normal((200, 128))
+    rows[:, 3] *= 20
+    fmt = Format.INT4_WEIGHTS
+    (one,) = smoothed(graph, [site], {site.readers[0].value: facts(rows)}, fmt)
+    assert one.exponents[3] == one.exponents.max() > 0
+    (constant,) = (v.constant for v in graph.values if v.name == "w")
+    assert constant is not None
+    weights = constant.read().astype(np.float32)
+
+    def off(exponents: NDArray[np.int32]) -> float:
+        up = np.exp2(exponents.astype(np.float32))[:, None]
+        w = weights * up
+        scales = np.abs(w.reshape(4, 32, 6)).max(axis=1, keepdims=True) / 7
+        low = (np.rint(w.reshape(4, 32, 6) / scales) * scales).reshape(w.shape) / up
+        return float(np.sum((rows @ low - rows @ weights) ** 2))
+
+    assert off(one.exponents) < 0.5 * off(0 * one.exponents)
+
+
 def test_values_that_were_not_seen_are_left() -> None:
     graph = nets.prepared(ROWS, nets.drawn(1, g=(16,), o=(16,), w=(16, 6))).graph
     product = next(n for n in graph.nodes if n.name == "q")

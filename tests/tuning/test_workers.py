@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,6 +220,7 @@ def test_two_workers_give_the_numbers_of_one(net: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=x)
     data = DataOptions(data=tmp_path / "data.npz", metric="agreement", batch=16)
     model, found = read(net), list[Evaluated]()
+    learned = list[tuple[float, Mapping[str, Any]]]()
     plan = model.judge(Policy.parse("all:bf16"), _run_options())[1]
     for jobs in (1, 2):
         request = TuneRequest(data=data, execution=Execution(jobs=jobs))
@@ -226,8 +228,12 @@ def test_two_workers_give_the_numbers_of_one(net: Path, tmp_path: Path) -> None:
             subject = model.subject("onnxruntime", None)
             executor = executor_of(subject)
             assert executor is not None
-            executor.baseline(model.workload(executor.data(), subject.reference))
+            workload = model.workload(executor.data(), subject.reference)
+            baseline = executor.baseline(workload)
+            learned.append((baseline, workload.learned()))
             found.append(executor.evaluate(subject.model.build(plan)))
     assert found[0] == found[1]
+    assert learned[0] == learned[1]
+    assert learned[0][1]["samples"] == 40
     assert isinstance(found[1].metric, Score)
     assert found[1].metric.samples["y"].count == 40

@@ -42,9 +42,10 @@ class Casting(CastOptions):
         typer.Option(
             "--auto-cast-type",
             metavar="FORMAT[,FORMAT]",
-            help="bf16, fp16; int8, with --data; in OpenVINO int8_weights or int4_weights,"
-            " weights alone; for a device that has it int8, fp8_e4m3 or tf32. Several: auto"
-            " mixes them, other scopes take the first that an op may have.",
+            help="bf16, fp16; int8, with --data; weights in codes by exact or rounded values:"
+            " int8_weights, int4_weights, int8_dynamic, int4_dynamic; for a device that has it"
+            " int8, fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first"
+            " that an op may have.",
         ),
     ] = None
 

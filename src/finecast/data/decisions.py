@@ -25,6 +25,7 @@ from finecast.data.samples import (
     RankedSamples,
     Samples,
     SummedSamples,
+    SumMetric,
     by_sample,
 )
 from finecast.engines.base import Array
@@ -225,6 +226,12 @@ class Agreement(_Share):
             self._seen.update(np.unique(decided)[:2].tolist())
         nan = has_nan(scores) or has_nan(expected)
         return self._terms_of(same, is_counted(labels, same.shape), nan)
+
+    def absorb(self, later: SumMetric) -> None:
+        """Take the batches of another one."""
+        super().absorb(later)
+        assert isinstance(later, Agreement)
+        self._seen |= later._seen
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all of fp32's are the same.

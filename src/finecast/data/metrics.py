@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Accumulator(Protocol):
         """Take one batch: the first of the outputs, labels, the fp32 model's outputs."""
         ...
 
-    def absorb(self, later: Self) -> None:
+    def absorb(self, later: Any) -> None:
         """Take the batches that another one took, which come after these."""
         ...
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,11 +192,8 @@ class SumMetric(ABC):
         """
         self._terms.append(self.terms(outputs, labels, reference))
 
-    def absorb(self, later: Self) -> None:
-        """Take the batches that another accumulator took, which come after these.
-
-        Doubts stay those of these batches.
-        """
+    def absorb(self, later: SumMetric) -> None:
+        """Take the batches that another accumulator took, which come after these."""
         self._terms += later._terms
 
     @property

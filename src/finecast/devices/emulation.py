@@ -25,7 +25,7 @@ from finecast.devices.targets import (
 )
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
-from finecast.numbers.encodings import Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
 from finecast.ops import OpKind, Tier, by_name
@@ -95,7 +95,7 @@ class Emulation:
     def conversion(
         self,
         fmt: Format,
-        encoding: Scaled | None = None,
+        encoding: Scaled | Dynamic | None = None,
         *,
         standalone: bool = False,
         flush: bool = False,

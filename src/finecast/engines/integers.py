@@ -15,18 +15,25 @@ class Fusion:
     """What an engine needs so that it fuses quantized ops into kernels on integers.
 
     ``coded_results``: results have to be codes, too (``rules.scaled_operands.coded_result``);
-    otherwise its kernels can give floats. ``if_named``: the format loses so many digits that
-    it is not tried unless it is named.
+    otherwise its kernels can give floats. ``if_named``: it is not tried unless it is named,
+    as it loses many digits, or gains in few models.
     """
 
     coded_results: bool = False
     if_named: bool = False
 
 
+_WEIGHTS: Final = {
+    "openvino": Fusion(if_named=True),
+    "onnxruntime": Fusion(if_named=True),
+}
 FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT8: {"openvino": Fusion(), "onnxruntime": Fusion(coded_results=True)},
     Format.INT8_WEIGHTS: {"openvino": Fusion()},
-    Format.INT4_WEIGHTS: {"openvino": Fusion(if_named=True)},
+    # ONNX Runtime's products by exact values and weights in 8 bits are slower than fp32.
+    Format.INT4_WEIGHTS: _WEIGHTS,
+    Format.INT8_DYNAMIC: _WEIGHTS,
+    Format.INT4_DYNAMIC: _WEIGHTS,
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 

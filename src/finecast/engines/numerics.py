@@ -8,22 +8,33 @@ of sums alone, such as the number of threads, is not among them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from finecast.numbers.formats import Format
+import numpy as np
+
+from finecast.numbers.formats import DYNAMIC, Format
 
 HINT: Final = "INFERENCE_PRECISION_HINT"
 """The type that OpenVINO lowers fp32 ops to by itself; ``f32`` for none."""
 HINTS: Final = {Format.FP32: "f32", Format.BF16: "bf16", Format.FP16: "f16"}
 """Its values by the format."""
 DYNAMIC_QUANTIZATION: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-"""Unless it is 0, operands of products with 8-bit weights are rounded to 8 bits, too."""
+"""Unless it is 0, values that meet weights in codes are rounded to 8 bits, too."""
 
 
-def openvino_settings(hint: str) -> dict[str, str | int | bool]:
-    """OpenVINO's properties under a precision hint.
+def dynamic_group(labels: Iterable[str]) -> int:
+    """How many numbers share a scale where kernels round values; 0 if none of ``labels`` does.
+
+    ``labels`` are formats, and may be other texts, too.
+    """
+    known = {fmt.label: fmt.dynamic_group or 0 for fmt in DYNAMIC}
+    return max((known.get(label, 0) for label in labels), default=0)
+
+
+def openvino_settings(hint: str, formats: Iterable[str] = ()) -> dict[str, str | int | bool]:
+    """OpenVINO's properties under a precision hint, for a model with these ``formats``.
 
     Its defaults (2026.4) are those of the mode PERFORMANCE: a cache of keys and values in 8
     bits even in fp32, and dynamic quantization. The cache holds what attention computes, so it
@@ -34,7 +45,7 @@ def openvino_settings(hint: str) -> dict[str, str | int | bool]:
         HINT: hint,
         "EXECUTION_MODE_HINT": "ACCURACY",
         "KV_CACHE_PRECISION": hint,
-        DYNAMIC_QUANTIZATION: 0,
+        DYNAMIC_QUANTIZATION: dynamic_group(formats),
         "CPU_DENORMALS_OPTIMIZATION": False,
     }
 
@@ -68,8 +79,18 @@ TENSORFLOW_REWRITES: Final[Mapping[Format, str]] = MappingProxyType(
 )
 """The one of them that lowers a model to a format on a CPU."""
 
-# Environment variables by which the libraries round operands or change kernels.
-_VARIABLES: Final = (
+OF_SPEED: Final = frozenset(
+    {
+        *("PERFORMANCE_HINT", "NUM_STREAMS", "INFERENCE_NUM_THREADS"),
+        *("threads", "intra_op_num_threads", "inter_op_num_threads", "execution_mode"),
+    }
+)
+"""Settings that sessions report and that change speed, and of numbers the order of sums."""
+
+DENORMALS: Final = "denormal numbers"
+
+
+VARIABLES: Final = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "DNNL_DEFAULT_FPMATH_MODE",
     "TF_SET_ONEDNN_FPMATH_MODE",
@@ -77,6 +98,19 @@ _VARIABLES: Final = (
     "TF_ENABLE_AUTO_MIXED_PRECISION",
     "NVIDIA_TF32_OVERRIDE",
 )
+"""Environment variables by which the libraries round operands or change kernels."""
+
+
+def process_settings() -> dict[str, str]:
+    """What decides numbers in this process, whatever the engine: variables that are set.
+
+    And whether results below the least normal number are kept: a library that was compiled
+    for speed may have told the processor to replace them by 0, for all code of the thread.
+    """
+    least = np.finfo(np.float32).smallest_normal
+    kept = bool((np.full(4, least, np.float32) * np.float32(0.5)).all())
+    found = {name: value for name in VARIABLES if (value := os.environ.get(name))}
+    return {**found, DENORMALS: "kept" if kept else "0"}
 
 
 def recorded() -> dict[str, dict[str, str]]:
@@ -85,6 +119,6 @@ def recorded() -> dict[str, dict[str, str]]:
         "openvino": openvino_settings(HINTS[Format.FP32]),
         "onnxruntime": ONNXRUNTIME,
         "tensorflow": dict.fromkeys(TENSORFLOW, "OFF"),
-        "variables": {n: v for n in _VARIABLES if (v := os.environ.get(n))},
+        "variables": {n: v for n in VARIABLES if (v := os.environ.get(n))},
     }
     return {engine: {k: str(v) for k, v in found.items()} for engine, found in stated.items()}

@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Capability, Engine
 from finecast.engines.integers import FUSIONS, engines_for, fuses
-from finecast.engines.probe_models import Probe, admitted, probes_of
+from finecast.engines.probe_models import (
+    Probe,
+    admitted,
+    of_weights,
+    probes_of,
+)
 from finecast.errors import EngineError
+from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy, Scope
 
@@ -143,10 +149,35 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
             speeds.append(_speed(reference.run, attempt.run))
     if reasons or not speeds:
         return Capability(runs=False, reason="; ".join(dict.fromkeys(reasons)))
+    if fmt.dynamic_group is not None and (why := _rounding_fault(engine, fmt)):
+        return Capability(runs=False, reason=why)
     if emulated:
         speed = min(1.0, *speeds)
         return Capability(runs=True, speed=speed, reason="computed in fp32", in_fp32=True)
     return Capability(runs=True, speed=max(speeds))
+
+
+def _rounding_fault(engine: Engine, fmt: Format) -> str:
+    """Why kernels do not round values as the format says; empty if they do.
+
+    In one model they have to round the values that meet some constants, and to read those
+    exactly that meet others.
+    """
+    (model,) = probes_of(fmt)
+    how = Dynamic(format=fmt, group=fmt.dynamic_group or 0)
+    x = np.random.default_rng(2).standard_normal(model.x_shape).astype(np.float32)
+    w = of_weights(model, fmt).round(model.w.astype(np.float32))
+    exact, rounded = (np.maximum(v @ w, 0) for v in (x, how.round(x)))
+    for apart, wanted, other in ((False, rounded, exact), (True, exact, rounded)):
+        try:
+            loaded = engine.load_probe(replace(model, apart=apart), fmt)
+            got = loaded.run({"x": x})["y"].astype(np.float64)
+        except EngineError as error:
+            return _cause(error)
+        if np.linalg.norm(got - wanted) > np.linalg.norm(got - other):
+            kind = "rounds values that must stay exact" if apart else "does not round values"
+            return f"{engine.name} {kind} here"
+    return ""
 
 
 def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.ports import ONNX_NAMES
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 
 _OPSET = 22  # the first in which bf16 convolutions are legal
@@ -19,13 +20,18 @@ _IR_VERSION = 10
 @final
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """``op``, then Relu, ``depth`` times, on seeded data; large beside the cost of a call."""
+    """``op``, then Relu, ``depth`` times, on seeded data; large beside the cost of a call.
+
+    With ``apart`` values stay exact though the format is dynamic: the codes of constants are
+    those that plans have for such products beside others whose kernels round values.
+    """
 
     name: str
     op: str
     x_shape: tuple[int, ...]
     w_shape: tuple[int, ...]
     depth: int
+    apart: bool = False
 
     @cached_property
     def x(self) -> NDArray[np.float64]:
@@ -118,11 +124,18 @@ def build(probe: Probe, fmt: Format) -> bytes:
     return _finished(probe, nodes, [weights])
 
 
+def of_weights(probe: Probe, fmt: Format) -> Scaled:
+    """How the weights of a probe are stored in a format with scales."""
+    channels = (1,) if fmt.group_sizes else ()
+    return Scaled.of_constant(fmt, probe.w.astype(np.float32), channels)
+
+
 def build_scaled(probe: Probe, fmt: Format) -> bytes:
     """The probe with products on codes, whose scales fit its data."""
     from onnx import helper, numpy_helper
 
-    from finecast.numbers.encodings import Scaled
+    from finecast.frontends.onnx.editor import ROUNDING
+    from finecast.planning.edits import APART
 
     nodes: list[Any] = []
     constants: list[Any] = []
@@ -131,8 +144,10 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         scale = np.asarray(encoding.scale[0], np.float32)
         if encoding.group is not None:
             scale = encoding.spread(weights.shape).squeeze((encoding.axis or 0) + 1)
-        zero = np.full(scale.shape, encoding.zero_point, encoding.dtype)
         constants.append(numpy_helper.from_array(scale, f"{name}_scale"))
+        if not (encoding.zero_point or fmt.encodes_values):
+            return [f"{name}_scale"]
+        zero = np.full(scale.shape, encoding.zero_point, encoding.dtype)
         constants.append(numpy_helper.from_array(zero, f"{name}_zero"))
         return [f"{name}_scale", f"{name}_zero"]
 
@@ -141,11 +156,12 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         nodes.append(made)
 
     weights = probe.w.astype(np.float32)
-    of_weights = Scaled.of_constant(fmt, weights, (1,) if fmt.group_sizes else ())
-    constants.append(numpy_helper.from_array(of_weights.encode(weights), "w"))
-    stated = {"axis": of_weights.axis, "block_size": of_weights.group}
-    grouping = stated if of_weights.group is not None else {}
-    node("DequantizeLinear", ["w", *parameters("w", of_weights)], "w_read", **grouping)
+    coded = of_weights(probe, fmt).moved(APART if probe.apart else 0)
+    constants.append(numpy_helper.from_array(coded.encode(weights), "w"))
+    stated = {"axis": coded.axis, "block_size": coded.group}
+    grouping = stated if coded.group is not None else {}
+    node("DequantizeLinear", ["w", *parameters("w", coded)], "w_read", **grouping)
+    nodes[-1].metadata_props.add(key=ROUNDING, value=f"{fmt.label} w_read")
     pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
     value = "x"
     for i, stage in enumerate(probe.stages[:-1]):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from finecast.engines.base import TensorSpec
 from finecast.engines.ports import ONNX_LABELS
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
 from finecast.frontends.wire import Field, fields, prefix
@@ -34,7 +35,8 @@ class ModelSource:
     """Ports and nodes of an ONNX model; nodes in file order, which ONNX has topological.
 
     ``depth`` is how many levels bodies of control flow are nested, ``opset`` the version of
-    ONNX's own operation set; ``miscomputed`` says what OpenVINO computes wrongly in the model.
+    ONNX's own operation set; ``miscomputed`` says what OpenVINO computes wrongly in the model;
+    ``rounded`` are labels of the formats that finecast noted at nodes which round.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -43,6 +45,7 @@ class ModelSource:
     depth: int = 0
     opset: int = 0
     miscomputed: str = ""
+    rounded: frozenset[str] = frozenset()
 
     @property
     def producers(self) -> dict[str, str]:
@@ -85,13 +88,24 @@ def read_source(model: Path | bytes) -> ModelSource:
         depth=_depth(proto.graph),
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
         miscomputed=miscomputed(proto.graph),
+        rounded=frozenset(_rounded(proto.graph)),
     )
 
 
 def _depth(graph: onnx.GraphProto) -> int:
-    attributes = (a for node in graph.node for a in node.attribute)
-    inner = (g for a in attributes for g in (*([a.g] if a.HasField("g") else ()), *a.graphs))
-    return max((1 + _depth(body) for body in inner), default=0)
+    return max((1 + _depth(body) for body in _bodies(graph)), default=0)
+
+
+def _rounded(graph: onnx.GraphProto) -> Iterator[str]:
+    notes = (p for node in graph.node for p in node.metadata_props if p.key == ROUNDING)
+    yield from (note.value.partition(" ")[0] for note in notes)
+    for body in _bodies(graph):
+        yield from _rounded(body)
+
+
+def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for attribute in (a for node in graph.node for a in node.attribute):
+        yield from (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
 
 
 def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:

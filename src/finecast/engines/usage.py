@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.engines.numerics import (
+    DYNAMIC_QUANTIZATION,
     HINTS,
     ONNXRUNTIME_CHANGED,
     TENSORFLOW_REWRITES,
+    dynamic_group,
     openvino_settings,
 )
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import DYNAMIC, Format
 from finecast.planning.plan import Plan
 
 Inputs = Mapping[str, tuple[tuple[int, ...], str]]
@@ -94,11 +96,16 @@ USAGES: Final[Mapping[str, Usage]] = {
         " OpenVINO serves one request at a time",
         notes={
             ("bf16", ".onnx"): "ONNX Runtime has no bf16 on CPUs",
-            (
-                "int8_weights",
-                "",
-            ): "by default OpenVINO rounds what meets such weights, too: faster"
-            " and less exact",
+            **{
+                (label, ".onnx"): "by default OpenVINO rounds what meets such weights, too:"
+                " faster and less exact"
+                for label in ("int8_weights", "int4_weights")
+            },
+            **{
+                (fmt.label, ""): f"{DYNAMIC_QUANTIZATION} has OpenVINO round what meets such"
+                " weights, as planned; with 0 it does not: slower and more exact"
+                for fmt in DYNAMIC
+            },
         },
         hint="openvino.Core().compile_model({path}, {device}, {settings})",
     ),
@@ -163,11 +170,11 @@ def how_to_run(
     ]
     lines = [f"import {', '.join(usage.modules)}"]
     lines += [line for label, of in usage.low.items() if label in formats for line in of]
-    for note in filter(None, notes):
+    for note in dict.fromkeys(filter(None, notes)):
         indent = "# "
         lines += textwrap.wrap(f"# {note}", _WIDTH, subsequent_indent=indent)
     if usage.settings:
-        found = _settings(HINTS[low or Format.FP32], throughput=throughput)
+        found = _settings(HINTS[low or Format.FP32], formats, throughput=throughput)
         lines += ["settings = {", *_filled(found), "}"]
     parts = {"path": repr(str(output)), "device": repr(device or "CPU")}
     before = (*usage.before, *(usage.throughput if throughput else ()))
@@ -202,17 +209,19 @@ def _filled(settings: Mapping[str, Any]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def by_the_hint(engine: str, fmt: Format, model: str) -> str:
-    """How an fp32 model is run by an engine's hint; empty where the engine has none.
+def by_the_hint(engine: str, fmt: Format, model: str, formats: Collection[str] = ()) -> str:
+    """How a model is run by an engine's hint; empty where the engine has none.
 
     Args:
         engine: The engine, as ``NAME`` or ``NAME:DEVICE``.
         fmt: The format that the hint lowers to.
         model: The model in Python: a variable, or a literal of its path.
+        formats: Labels of the formats that the model itself states.
     """
     name, _, device = engine.partition(":")
     settings = ", ".join(
-        f"{_literal(k)}: {_literal(v)}" for k, v in _settings(HINTS.get(fmt, "")).items()
+        f"{_literal(k)}: {_literal(v)}"
+        for k, v in _settings(HINTS.get(fmt, ""), formats).items()
     )
     return (
         USAGES[name].hint.format(
@@ -227,19 +236,25 @@ def by_the_hint(engine: str, fmt: Format, model: str) -> str:
 
 
 def in_memory_notes(plan: Plan) -> tuple[str, ...]:
-    """What to tell the user of a model in memory that computes low by a hint alone."""
+    """What to tell users of a model in memory that computes low by the engine's settings."""
     low = _lowered_by(plan.counts) if plan.by_hint else None
-    code = by_the_hint(plan.engine, low, "model") if low is not None else ""
+    made_for = low or (Format.FP32 if dynamic_group(plan.counts) else None)
+    code = by_the_hint(plan.engine, made_for, "model", plan.counts) if made_for else ""
     if not code:
         return ()
+    if low is None:
+        made = f"the model is made for {plan.engine}'s dynamic quantization: run it by {code}"
+        return (f"{made}; with a {DYNAMIC_QUANTIZATION} of 0 all values are read exactly",)
     made = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
     return (f'{made}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
 
 
-def _settings(hint: str, *, throughput: bool = False) -> dict[str, Any]:
-    """OpenVINO's settings under a precision hint."""
+def _settings(
+    hint: str, formats: Collection[str] = (), *, throughput: bool = False
+) -> dict[str, Any]:
+    """OpenVINO's settings under a precision hint, for a model with these formats."""
     serving = {"PERFORMANCE_HINT": "THROUGHPUT"} if throughput else {}
-    return openvino_settings(hint) | serving
+    return openvino_settings(hint, formats) | serving
 
 
 def _literal(value: object) -> str:

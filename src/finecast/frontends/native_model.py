@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from finecast.errors import ModelError
 from finecast.frontends import rounding
 from finecast.graph import Graph
-from finecast.numbers.encodings import Encoding, Encodings
+from finecast.numbers.encodings import Encoding, Encodings, Reading
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.adjustments import Adjustment, AdjustOperand
@@ -27,6 +27,7 @@ from finecast.planning.edits import (
     ConvertConstant,
     Edit,
     InsertCast,
+    KernelRounding,
     RoundTrip,
     SetFormat,
     SetPort,
@@ -270,6 +271,8 @@ def replay(model: NativeModel, changes: Iterable[Edit], exact: Collection[int] =
                 model.give(edit.value, edit.uses, low)
             case RoundTrip():
                 _round_trip(model, edit)
+            case KernelRounding():
+                pass  # the engine's kernels do it where they find constants in such a format
 
 
 def _round_trip(model: NativeModel, edit: RoundTrip) -> None:
@@ -306,7 +309,7 @@ def with_switches(model: NativeModel, switches: Sequence[Switch]) -> Any:
     elements false it computes what the model computes.
     """
     graph = model.graph
-    made: dict[tuple[int, Encoding, int], Any] = {}
+    made: dict[tuple[int, Reading, int], Any] = {}
     for k, switch in enumerate(switches):
         for (node, index), encoding in switch.ports.items():
             value = graph.nodes[node].inputs[index]
@@ -322,13 +325,13 @@ def with_switches(model: NativeModel, switches: Sequence[Switch]) -> Any:
     return model.finish(len(switches))
 
 
-def _switched(model: NativeModel, value: int, encoding: Encoding, k: int) -> Any:
+def _switched(model: NativeModel, value: int, encoding: Reading, k: int) -> Any:
     """The value, rounded if element ``k`` of the switch is true."""
     exact = model.tensor(value)
     return model.switched(k, _rounded(model, value, exact, encoding), exact)
 
 
-def _rounded(model: NativeModel, value: int, tensor: Any, encoding: Encoding) -> Any:
+def _rounded(model: NativeModel, value: int, tensor: Any, encoding: Reading) -> Any:
     """``tensor``, which holds ``value`` after earlier roundings, rounded.
 
     A constant is rounded here, not when the model runs.
@@ -340,8 +343,7 @@ def _rounded(model: NativeModel, value: int, tensor: Any, encoding: Encoding) ->
             encoding=None if isinstance(encoding, Format) else encoding,
         )
         return model.rounded(tensor, how)
-    array = stats.read().astype(np.float32)
-    return model.constant(encoding.decode(encoding.encode(array)))
+    return model.constant(encoding.round(stats.read().astype(np.float32)))
 
 
 def with_roundings(model: NativeModel, changes: Iterable[Edit]) -> Any:
@@ -358,7 +360,7 @@ def _round_as(model: NativeModel, changes: Iterable[Edit], current: dict[int, An
     """Round what the edits round; ``current`` has the tensors of values that have others."""
     graph = model.graph
 
-    def round_for(value: int, to: Encoding, uses: Iterable[Use]) -> Any:
+    def round_for(value: int, to: Reading, uses: Iterable[Use]) -> Any:
         low = _rounded(model, value, current.get(value, model.tensor(value)), to)
         model.give(value, uses, low)
         return low
@@ -374,7 +376,7 @@ def _round_as(model: NativeModel, changes: Iterable[Edit], current: dict[int, An
                     stored(value.id, edit.to)
             case SetPort() if graph.values[edit.value].is_input:
                 stored(edit.value, edit.to)
-            case InsertCast() | ConvertConstant() | RoundTrip():
+            case InsertCast() | ConvertConstant() | RoundTrip() | KernelRounding():
                 if edit.to is not Format.FP32:
                     round_for(edit.value, edit.to, edit.uses)
             case _:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from finecast.frontends.joining import ModelPair
-from finecast.frontends.native_model import NativeModel, with_switches
+from finecast.frontends.native_model import NativeModel, with_mean_errors, with_switches
 from finecast.frontends.replaying import Restated, resolve_io
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encodings
@@ -20,27 +20,51 @@ from finecast.planning.points import Switch
 from finecast.rules.policy import Adjust
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLibrary:
+    """The formats of a library's models.
+
+    Attributes:
+        name: What messages call models of this kind.
+        types: Formats that are tensor types of the library.
+        states: Formats that values can be rounded to, by a type or by arithmetic.
+    """
+
+    name: str
+    types: Collection[Format]
+    states: Collection[Format]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel(ABC):
     """A model prepared for a policy; makes copies that output or round its values.
 
+    The defaults are those of a model that is planned as it was read: nothing is raised or
+    converted first.
+
     Attributes:
         graph: The model's graph.
+        of: The formats of its library's models.
         adjusts: The kinds of adjustments that its operands can have; ``with_mean_errors`` is
             for those of models on whose operands there are codes.
     """
 
+    adjusts: ClassVar[Collection[Adjust]] = ()
+
     graph: Graph
-    adjusts: Collection[Adjust] = ()
+    of: ModelLibrary
 
     @property
-    @abstractmethod
+    @final
     def library(self) -> str:
         """The name of the model's library in messages."""
+        return self.of.name
 
     @property
-    @abstractmethod
+    @final
     def states(self) -> Collection[Format]:
-        """Formats that models of this kind can state."""
+        """Formats that values of such a model can be rounded to."""
+        return self.of.states
 
     @property
     def hints(self) -> Collection[Format] | None:
@@ -60,17 +84,18 @@ class PreparedModel(ABC):
         del formats
         return 0
 
-    @abstractmethod
     def can_cast(self, fmt: Format) -> bool:
         """Whether the model can round to ``fmt`` by casts around an op."""
+        return fmt in self.of.states
 
-    @abstractmethod
+    @final
     def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
         """Formats that the user asks for of inputs and outputs, by value id.
 
         Raises:
             UsageError: If a name is unknown, or a port cannot have the format.
         """
+        return resolve_io(self.graph, io, self.of.types, self.of.name)
 
     @abstractmethod
     def observable(self) -> Mapping[str, int]:
@@ -80,27 +105,35 @@ class PreparedModel(ABC):
     def with_outputs(self, names: Sequence[str]) -> Any:
         """A native copy whose outputs are just the values called ``names``."""
 
+    @abstractmethod
+    def roundable(self) -> NativeModel:
+        """A copy in fp32 whose values can be rounded."""
+
     def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
         """Copies of this model and of ``low``, of the same library, to be joined.
 
         Args:
             low: The other model.
             by_types: Whether values of ``low`` may be rounded in fp32 in place of low ops.
-                An engine may have no kernels of a low type, or compute fp16 in fp32.
+                An engine may have no kernels of a low type, or compute fp16 in fp32. By
+                default they are not: the library's own engine computes in all its types.
 
         Raises:
             ModelError: If they cannot be stated in one model.
         """
-        raise NotImplementedError(self.library)
+        del by_types
+        return ModelPair.of(self.roundable(), low.roundable())
 
-    @abstractmethod
+    @final
     def with_switches(self, switches: Sequence[Switch]) -> Any:
         """A native copy in fp32 with these roundings, which its input ``SWITCH`` turns on."""
+        return with_switches(self.roundable(), switches)
 
     @abstractmethod
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes by observable name, as far as they can be inferred from those of inputs."""
 
+    @final
     def with_mean_errors(
         self,
         formats: Mapping[int, Format],
@@ -108,7 +141,7 @@ class PreparedModel(ABC):
         places: Sequence[Bias],
     ) -> Any:
         """A native copy that outputs the mean error by channel of each product on codes."""
-        raise NotImplementedError(self.library)
+        return with_mean_errors(self.roundable(), self.roundable(), formats, encodings, places)
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> PreparedModel:
         """A copy with these adjustments, as a plan that has them makes it before its edits."""
@@ -138,63 +171,3 @@ class AppliedModel(ABC):
     @abstractmethod
     def with_outputs(self, names: Sequence[str]) -> Any:
         """A native copy whose outputs are just the values called ``names``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLibrary:
-    """The formats of a library's models.
-
-    Attributes:
-        name: What messages call models of this kind.
-        types: Formats that are tensor types of the library.
-        states: Formats that values can be rounded to, by a type or by arithmetic.
-    """
-
-    name: str
-    types: Collection[Format]
-    states: Collection[Format]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedAsIs(PreparedModel):
-    """A model that is planned as it was read: nothing is raised or converted first."""
-
-    graph: Graph
-    of: ModelLibrary
-
-    @property
-    @final
-    def library(self) -> str:
-        """What messages call models of this kind."""
-        return self.of.name
-
-    @property
-    @final
-    def states(self) -> Collection[Format]:
-        """Formats that values of such a model can be rounded to."""
-        return self.of.states
-
-    @final
-    def can_cast(self, fmt: Format) -> bool:
-        """Whether values can be rounded to ``fmt``."""
-        return fmt in self.of.states
-
-    @final
-    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """The formats that ``io`` declares for ports by name, by value id."""
-        return resolve_io(self.graph, io, self.of.types, self.of.name)
-
-    @final
-    def with_switches(self, switches: Sequence[Switch]) -> Any:
-        """A copy whose extra input switches each of ``switches`` on or off."""
-        return with_switches(self.roundable(), switches)
-
-    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
-        """Copies of both; the library's own engine computes in all its types."""
-        assert isinstance(low, PreparedAsIs)
-        del by_types
-        return ModelPair.of(self.roundable(), low.roundable())
-
-    @abstractmethod
-    def roundable(self) -> NativeModel:
-        """A copy whose values can be rounded."""

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from finecast.numbers.encodings import Scaled
+from finecast.numbers.encodings import Dynamic, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.numbers.roundmodes import Rounder
@@ -60,6 +60,8 @@ def converted(op: Op, x: Any, how: Rounder) -> Any:
 
     Overflows saturate, and subnormals become 0, where ``how`` says so.
     """
+    if isinstance(how.encoding, Dynamic):
+        return dynamic(op, x, how.encoding)
     if how.encoding is not None:
         return coded(op, x, how.encoding)
     fmt = how.format
@@ -85,6 +87,15 @@ def coded(op: Op, x: Any, encoding: Scaled) -> Any:
     low, high = encoding.grid.lowest - zero, encoding.grid.highest - zero
     numbers = op("multiply", op("clamp", steps, min_value=low, max_value=high), scale)
     return op("select", op("is_nan", x), 0.0, numbers)
+
+
+def dynamic(op: Op, x: Any, encoding: Dynamic) -> Any:
+    """The tensor ``x`` as a kernel rounds it by scales that it finds for groups of numbers."""
+    rows = op("reshape", x, [-1, encoding.group], special_zero=False)
+    ends = op("reduce_max", op("abs", rows), [1], keep_dims=True)
+    scales = op("divide", op("maximum", ends, float(encoding.least)), float(encoding.largest))
+    steps = op("round", op("divide", rows, scales), mode="half_to_even")
+    return op("reshape", op("multiply", steps, scales), op("shape_of", x), special_zero=False)
 
 
 def _high_part(op: Op, x: Any, fmt: Format) -> Any:

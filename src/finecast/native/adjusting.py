@@ -78,9 +78,13 @@ class Adjuster:
 
     @property
     def _codes(self) -> Format | None:
-        """The policy's format whose operands are codes, if there is one."""
-        found = (f for f in self.planner.policy.formats if f.needs_ranges)
-        return next(found, None)
+        """The policy's format on codes that loses most: by values, or else by groups."""
+        formats = self.planner.policy.formats
+        found = (
+            *(f for f in formats if f.needs_ranges),
+            *(f for f in formats if f.group_sizes),
+        )
+        return next(iter(found), None)
 
     def _rescaled(self, model: PreparedModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
         """``model`` after these kinds of rescaling; cached."""
@@ -117,7 +121,7 @@ class Adjuster:
 
     def _planned(self, plan: Plan, rescaled: _Rescaled) -> Plan:
         """``plan`` with the adjustments of ``rescaled``, and encodings by its facts."""
-        coded = {name for name, f in plan.formats.items() if f.needs_ranges}
+        coded = {n for n, f in plan.formats.items() if f.needs_ranges or f.group_sizes}
         if not coded or not rescaled.steps:
             return plan
         results = {f for f in plan.formats.values() if codes_results(self.planner.engine, f)}

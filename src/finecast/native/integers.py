@@ -1,4 +1,4 @@
-"""Ops that a plan puts in int8 or int8_weights, and that the engine computes in fp32.
+"""Ops that a plan puts on codes, and that the engine computes otherwise.
 
 Engines fuse quantize and dequantize nodes into integer kernels by patterns of their own. Where
 no pattern fits they compute in fp32 between the roundings, or from widened weights, without a
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from finecast.data.deviation import LIMIT, deviation, excused
 from finecast.engines.base import (
@@ -25,12 +27,14 @@ from finecast.engines.integers import fuses, not_as_planned
 from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.prepared import AppliedModel
-from finecast.graph import Graph
+from finecast.graph import Graph, Node
 from finecast.native.source import Source
+from finecast.numbers.encodings import Dynamic, Scaled
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
+from finecast.rules.scaled_operands import summed
 
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
@@ -92,7 +96,9 @@ def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds)
     for fmt in (f for f in planner.policy.formats if fuses(engine.name, f)):
         for _ in range(_MOST_TURNS):
             plan = planner.lowest(fmt)
-            failed = unfused(engine, plan, source.build(plan).applied, feeds)
+            applied = source.build(plan).applied
+            failed = unfused(engine, plan, applied, feeds)
+            failed = failed or not_rounded(engine, plan, applied, feeds)
             if not failed:
                 break
             planner = planner.without(fmt, failed)
@@ -127,6 +133,80 @@ def unfused(
             session.run(feeds)
         return not_as_planned([*map(_without_time, session.kernel_formats())], planned)
     return not_as_planned(kernels_of(engine, applied.model, feeds, repeats=1), planned)
+
+
+def not_rounded(
+    engine: Engine, plan: Plan, applied: AppliedModel, feeds: Feeds
+) -> dict[str, str]:
+    """Ops whose kernels round what they read where the plan has it exact, or the reverse.
+
+    Engines do not tell whether a kernel rounds the values that it reads. So operands and
+    results of products by constant codes are shown, and each result is compared with both
+    products: that of the exact operand, and that of the rounded one. By name, with what ran.
+
+    Raises:
+        EngineError: If the engine cannot run the model with these outputs.
+    """
+    low = next((f for f in plan.low_formats if f.dynamic_group is not None), None)
+    if low is None:
+        return {}
+    how = Dynamic(format=low, group=low.dynamic_group or 0)
+    graph, known = applied.graph, {n.name: n for n in applied.graph.nodes}
+    shown = {value: name for name, value in applied.observable().items()}
+    given = {v.id: feeds[v.name] for v in graph.inputs if v.name in feeds}
+    products: dict[str, tuple[Node, Scaled]] = {}
+    for name, encodings in plan.encodings.items():
+        node = known[name]
+        weights = encodings.constants.get(1)
+        read, made = node.inputs[0], node.outputs[0]
+        whole = not (summed(graph, node) or 1) % how.group
+        if weights is not None and whole and made in shown and {read} & {*shown, *given}:
+            products[name] = node, weights
+    if not products:  # an earlier conversion stored all of these constants
+        return {}
+    ends = (v for node, _ in products.values() for v in (node.inputs[0], node.outputs[0]))
+    names = dict.fromkeys(shown[v] for v in ends if v is not None and v in shown)
+    found = from_memory(applied.with_outputs([*names]), engine.load_tried).run(feeds)
+    arrays = given | {value: found[name] for value, name in shown.items() if name in names}
+    failed: dict[str, str] = {}
+    for name, (node, weights) in products.items():
+        read, made = node.inputs[0], node.outputs[0]
+        assert read is not None
+        assert made is not None
+        rounds = _rounds(graph, node, weights, (arrays[read], arrays[made]), how)
+        if rounds is not (plan.formats[name].dynamic_group is not None):
+            kind = "rounds" if rounds else "does not round"
+            failed[name] = f"a kernel that {kind} what it reads"
+    return failed
+
+
+# Rows of an operand that are multiplied here, to see what a kernel made of them.
+_ROWS_COMPARED: Final = 16
+
+
+def _rounds(
+    graph: Graph,
+    node: Node,
+    weights: Scaled,
+    ran: tuple[Array, Array],
+    how: Dynamic,
+) -> bool:
+    """Whether the result of a product is nearer to that of the rounded operand.
+
+    ``ran`` are the operand and the result; a bias that the op adds is left out of both
+    products, as the mean difference by column.
+    """
+    value = graph.read(node, 1)
+    assert value is not None
+    assert value.constant is not None
+    matrix = weights.round(value.constant.read().astype(np.float32))
+    matrix = matrix.T if node.op == "linear" or node.attributes.get("transB") else matrix
+    x, y = (a.reshape(-1, a.shape[-1])[:_ROWS_COMPARED].astype(np.float32) for a in ran)
+    bias = graph.read(node, 2)
+    if bias is not None and bias.constant is not None:
+        y = y - bias.constant.read().astype(np.float32)
+    exact, rounded = (np.linalg.norm(y - one @ matrix) for one in (x, how.round(x)))
+    return bool(rounded < exact)
 
 
 def kernels_of(
@@ -172,7 +252,8 @@ def check_on_integers(
     Raises:
         EngineError: If one does not; names the first.
     """
-    for name, ran in unfused(engine, plan, applied, feeds, session).items():
+    failed = unfused(engine, plan, applied, feeds, session)
+    for name, ran in (failed or not_rounded(engine, plan, applied, feeds)).items():
         raise EngineError(
             f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
             fix="keep it in fp32 by --exclude",

@@ -10,7 +10,7 @@ Code outside this package asks a format what it does (``encodes_values``, ``need
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -33,6 +33,22 @@ class Grid:
     lowest: int
     highest: int
     symmetric: bool = False
+
+    def moved(self, zero_point: int) -> Grid:
+        """The grid whose codes are larger by ``zero_point``, and stand for the same numbers.
+
+        A grid moved by 0 is itself.
+
+        Raises:
+            ValueError: If the type that stores codes does not have all of them.
+        """
+        if not zero_point:
+            return self
+        lowest, highest = self.lowest + zero_point, self.highest + zero_point
+        held = ml_dtypes.iinfo(self.dtype)
+        if lowest < held.min or highest > held.max:
+            raise ValueError(f"{self.dtype.name} does not have codes {lowest} to {highest}")
+        return replace(self, lowest=lowest, highest=highest, symmetric=False)
 
     def fit(
         self, lows: NDArray[np.float64], highs: NDArray[np.float64]
@@ -61,12 +77,15 @@ class _Codes:
 
     Without a grid for ``values`` the format is for constants alone: ops read values as they
     are, and compute in fp32 on decoded constants. With ``groups``, sizes in order of
-    preference, the numbers of a channel have a scale for each group of so many.
+    preference, the numbers of a channel have a scale for each group of so many. Of a
+    ``dynamic`` format the kernels themselves round the values that meet such constants, to 8
+    bits: they find a scale for each so many numbers in a row.
     """
 
     values: Grid | None
     constants: Grid
     groups: tuple[int, ...] = ()
+    dynamic: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +100,10 @@ class _Layout:
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
 _UINT8: Final = Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255)
 _INT8: Final = Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True)
+# Values that kernels round have few numbers to a scale: one that is far larger than the others
+# costs only its group digits. 32 is OpenVINO's default (2026.4), and the least that ONNX
+# Runtime takes.
+_DYNAMIC_GROUP: Final = 32
 _INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmetric=True)
 
 
@@ -112,6 +135,20 @@ class Format(Enum):
         mantissa_bits=3,
         bits=4,
         codes=_Codes(values=None, constants=_INT4, groups=(128, 64, 32)),
+    )
+    INT8_DYNAMIC = _Layout(
+        exponent_bits=8,
+        mantissa_bits=7,
+        bits=8,
+        codes=_Codes(values=None, constants=_INT8, dynamic=_DYNAMIC_GROUP),
+    )
+    INT4_DYNAMIC = _Layout(
+        exponent_bits=8,
+        mantissa_bits=3,
+        bits=4,
+        codes=_Codes(
+            values=None, constants=_INT4, groups=(128, 64, 32), dynamic=_DYNAMIC_GROUP
+        ),
     )
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
@@ -158,9 +195,18 @@ class Format(Enum):
 
     @property
     def encodes_values(self) -> bool:
-        """Whether an op in it rounds the values that it reads; constants it always rounds."""
+        """Whether values are rounded before an op in it reads them; constants always are."""
         codes = self.value.codes
         return codes is None or codes.values is not None
+
+    @property
+    def dynamic_group(self) -> int | None:
+        """How many numbers of a value share a scale that a kernel finds as it reads them.
+
+        None if kernels read values as they are, or as codes that were made before.
+        """
+        codes = self.value.codes
+        return None if codes is None else codes.dynamic
 
     @property
     def encodes_results(self) -> bool:
@@ -299,11 +345,15 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.INT8: np.dtype(np.int8),
     Format.INT8_WEIGHTS: np.dtype(np.int8),
     Format.INT4_WEIGHTS: np.dtype(ml_dtypes.int4),
+    Format.INT8_DYNAMIC: np.dtype(np.int8),
+    Format.INT4_DYNAMIC: np.dtype(ml_dtypes.int4),
 }
 FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 """Floating-point formats: each rounds a number by itself, without parameters."""
 CODED: Final = tuple(f for f in Format if f.has_scales)
 """Formats of integer codes: how each rounds depends on the parameters of an encoding."""
+DYNAMIC: Final = tuple(f for f in CODED if f.dynamic_group is not None)
+"""Formats of codes whose kernels round values as they read them."""
 _BY_LABEL = {f.label: f for f in Format}
 # What PyTorch, numpy, ONNX and tools that compress weights call them.
 _BY_ALIAS = {
@@ -322,4 +372,8 @@ _BY_ALIAS = {
     "w8": Format.INT8_WEIGHTS,
     "int4-weights": Format.INT4_WEIGHTS,
     "w4": Format.INT4_WEIGHTS,
+    "int8-dynamic": Format.INT8_DYNAMIC,
+    "w8a8-dynamic": Format.INT8_DYNAMIC,
+    "int4-dynamic": Format.INT4_DYNAMIC,
+    "w4a8-dynamic": Format.INT4_DYNAMIC,
 }

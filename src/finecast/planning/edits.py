@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from finecast.graph import ROUNDS, Graph
-from finecast.numbers.encodings import Encoding, Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encoding, Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import READS_ANY_FORMAT
 from finecast.rules.scaled_operands import coded_result, moved_by, reading
@@ -73,7 +73,23 @@ class RoundTrip:
     uses: tuple[Use, ...]
 
 
-Edit: TypeAlias = InsertCast | ConvertConstant | SetFormat | SetPort | RoundTrip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRounding:
+    """Kernels of ``uses`` round ``value`` as they read it: the model states no rounding."""
+
+    value: int
+    to: Dynamic
+    uses: tuple[Use, ...]
+
+
+Edit: TypeAlias = (
+    InsertCast | ConvertConstant | SetFormat | SetPort | RoundTrip | KernelRounding
+)
+
+APART: Final = -1
+"""What is added to the codes of constants that meet exact values in a model where other values
+are rounded by kernels. OpenVINO (2026.4) rounds no value that meets signed codes with a zero
+point, and folds away a zero point of 0. A probe checks this (``engines.probe``)."""
 
 
 def edits(
@@ -111,10 +127,28 @@ def edits(
         constant = graph.values[value_id].constant is not None
         kind = ConvertConstant if constant else InsertCast
         changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
-    rounded = _rounded(graph, for_operands, stored, encodings or {})
+    inside = _in_kernels(graph, for_operands, encodings or {})
+    rounded = _rounded(
+        graph, for_operands, stored, encodings or {}, apart=APART if inside else 0
+    )
     if moves_codes:
         _hoist(graph, rounded, stored)
-    return (*changed, *_round_trips(graph, rounded))
+    return (*changed, *_round_trips(graph, rounded), *inside)
+
+
+def _in_kernels(
+    graph: Graph, for_operands: Mapping[int, Format], encodings: Mapping[int, Encodings]
+) -> list[KernelRounding]:
+    """The values that kernels round as they read them, by value and encoding."""
+    found: dict[tuple[int, Dynamic], list[Use]] = {}
+    for number in for_operands:
+        operands = encodings[number].operands if number in encodings else {}
+        for index, to in operands.items():
+            source = graph.nodes[number].inputs[index]
+            if source is not None and isinstance(to, Dynamic):
+                found.setdefault((source, to), []).append(Use(node=number, index=index))
+    ordered = sorted(found.items(), key=lambda item: item[0][0])
+    return [KernelRounding(value=v, to=to, uses=tuple(uses)) for (v, to), uses in ordered]
 
 
 def _rounded(
@@ -122,8 +156,12 @@ def _rounded(
     for_operands: Mapping[int, Format],
     stored: Mapping[int, Format],
     encodings: Mapping[int, Encodings],
+    apart: int,
 ) -> dict[tuple[int, Encoding], list[Use]]:
-    """Uses of each value that read it rounded, by value and encoding."""
+    """Uses of each value that read it rounded, by value and encoding.
+
+    ``apart`` is added to the codes of constants that meet values which no kernel rounds.
+    """
     wanted: dict[tuple[int, Encoding], list[Use]] = {}
     for number, fmt in for_operands.items():
         node, scaled = graph.nodes[number], encodings.get(number)
@@ -133,7 +171,9 @@ def _rounded(
             if source is None or not follows or _holds(fmt, stored.get(source)):
                 continue
             to = scaled.at(index) if scaled is not None else fmt
-            if to is not None:
+            if isinstance(to, Scaled) and not (fmt.encodes_values or fmt.dynamic_group):
+                to = to.moved(apart)
+            if to is not None and not isinstance(to, Dynamic):
                 wanted.setdefault((source, to), []).append(Use(node=number, index=index))
         if scaled is not None and isinstance(scaled.result, Scaled):
             value = coded_result(graph, node)

@@ -18,13 +18,13 @@ from finecast.graph import Graph, Node
 from finecast.graph.matching import Matching, match
 from finecast.graph.structure import OpStructure, Structure, structure_of
 from finecast.naming import number_of
-from finecast.numbers.encodings import Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Decision, Plan
 from finecast.rules.base import DECISION, Reason
 from finecast.rules.policy import BY_HINT, Policy
-from finecast.rules.scaled_operands import coded_result, scaled_operands
+from finecast.rules.scaled_operands import coded_result, rounded_operands, scaled_operands
 
 _LEAST_PLACED: Final = 0.5
 """The least share of a plan's ops that another version of its model has, and of the version's
@@ -236,7 +236,9 @@ def _encodings(graph: Graph, node: Node, old: Decision) -> Encodings:
     """
     values = [scaled for _, scaled in sorted(old.encodings.operands.items())]
     constants: dict[int, Scaled] = {}
-    operands: dict[int, Scaled] = {}
+    operands: dict[int, Scaled | Dynamic] = {
+        index: values.pop(0) for index in rounded_operands(graph, node, old.format) if values
+    }
     for index, axes in scaled_operands(graph, node, old.format).items():
         value = graph.read(node, index)
         assert value is not None

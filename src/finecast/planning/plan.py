@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.graph.structure import Structure, read_structure, write_structure
-from finecast.numbers.encodings import Encodings
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
@@ -421,7 +421,7 @@ def _wrong_input(graph: Graph, node: Node, encodings: Encodings) -> int | None:
             value = graph.values[source] if source is not None and own else None
             if value is None or (value.constant is not None) is not constant:
                 return index
-            if value.constant is not None:
+            if value.constant is not None and isinstance(encoding, Scaled):
                 try:
                     encoding.spread(value.constant.read().shape)
                 except ValueError:

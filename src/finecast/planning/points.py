@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
-from finecast.numbers.encodings import Encoding, Scaled
+from finecast.numbers.encodings import Reading, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import READS_SHAPE_ONLY, by_name
 from finecast.planning.units import Units
@@ -60,7 +60,7 @@ class RoundingPoint:
     readers: tuple[int, ...]
     makers: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
-    encoding: Encoding | None = None
+    encoding: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ def scaled_points(
     the unit that encodes it only: readers in other formats read it unrounded. A result that
     its op encodes is rounded for all of its readers.
     """
-    shared: dict[int, Encoding] = {}
+    shared: dict[int, Reading] = {}
     places: dict[_Class, list[Place]] = {}
     makers: dict[int, set[int]] = {}
     weights: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -301,8 +301,8 @@ class Switch:
         outputs: Encodings of model outputs that it rounds, by their number.
     """
 
-    ports: Mapping[Port, Encoding] = field(default_factory=dict[Port, Encoding])
-    outputs: Mapping[int, Encoding] = field(default_factory=dict[int, Encoding])
+    ports: Mapping[Port, Reading] = field(default_factory=dict[Port, Reading])
+    outputs: Mapping[int, Reading] = field(default_factory=dict[int, Reading])
 
 
 def switches(
@@ -324,10 +324,10 @@ def _switch(
     permissions: Mapping[int, Permission],
     places: Iterable[Place],
     fmt: Format,
-    shared: Encoding | None = None,
+    shared: Reading | None = None,
 ) -> Switch:
-    ports: dict[Port, Encoding] = {}
-    outputs: dict[int, Encoding] = {}
+    ports: dict[Port, Reading] = {}
+    outputs: dict[int, Reading] = {}
     for node, index in places:
         if not fmt.has_scales:
             if node is None:
@@ -344,6 +344,6 @@ def _switch(
 
 def _encoding(
     permissions: Mapping[int, Permission], node: int, index: int, fmt: Format
-) -> Encoding | None:
+) -> Reading | None:
     of = permissions[node].encodings.get(fmt) if node in permissions else None
     return of.at(index) if of is not None else None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.graph import Graph
+from finecast.numbers.encodings import group_size
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, constant_at
 from finecast.planning.plan import Decision, Plan
@@ -359,12 +360,17 @@ class _Product:
         channels are uncorrelated.
         """
         factors = np.exp2(exponents.astype(np.float64))
-        seen, codes = self.seen, fmt.grid(constant=False)
+        seen = self.seen
         largest = self.largest * factors.astype(np.float32)[:, None]
+        size = group_size(fmt, len(largest)) or len(largest)
         if not self.apart:
-            largest = largest.max(axis=0, keepdims=True)
-        span = (seen.highest / factors).max() - (seen.lowest / factors).min()
-        step = span / (codes.highest - codes.lowest)
+            groups = largest.reshape(-1, size, largest.shape[1]).max(axis=1)
+            largest = groups.repeat(size, axis=0)
+        step = 0.0
+        if fmt.encodes_values:
+            codes = fmt.grid(constant=False)
+            span = (seen.highest / factors).max() - (seen.lowest / factors).min()
+            step = span / (codes.highest - codes.lowest)
         steps = largest.astype(np.float64) / fmt.grid(constant=True).highest
         power = (seen.power / factors**2)[:, None]
         of_values = step**2 * np.sum(self.squares * factors**2)

@@ -16,6 +16,8 @@ _NAMED: Final = 3
 """Ops that are named as limiting."""
 _LEAST_SHARE: Final = 0.01
 """What adds less than this share of the largest squared error limits nothing."""
+_FASTER: Final = 1.005
+"""What is as good as another one, rounded to percents, is not said to be faster."""
 _FP32: Final = "fp32"
 _INT8: Final = "int8"
 _INT8_STEPS: Final = 2**8 - 1
@@ -204,6 +206,8 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
     first = _times_as_good(one, own)
     predicted = _predicted(one, own)
+    if first and max(first, last or first) < _FASTER:
+        return ""  # by the races it is as fast, whatever was predicted
     good, chosen = f"as {_AS_GOOD[found['objective']]}", "as the chosen one"
     how = "predicted to be faster"
     if first and last:

@@ -8,12 +8,17 @@ from dataclasses import replace
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
-from finecast.numbers.encodings import Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format, Grid
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered
-from finecast.rules.scaled_operands import coded_result, origin, scaled_operands
+from finecast.rules.scaled_operands import (
+    coded_result,
+    origin,
+    rounded_operands,
+    scaled_operands,
+)
 
 
 def calibrated(
@@ -27,8 +32,9 @@ def calibrated(
 ) -> Encodings:
     """The encodings of the operands of ``node`` in ``fmt``, a format with parameters.
 
-    Laws: the encoding of a constant covers all of its numbers; that of a value covers the
-    part of its observed range that ``calibration`` chooses. Operands that the model came with
+    Laws: the encoding of a constant covers all of its numbers, or those that the calibration
+    ``mse`` leaves in a group's range; that of a value covers the part of its observed range
+    that ``calibration`` chooses. Operands that the model came with
     encodings for keep those. Values that are only moved from one another have the same
     encoding. With ``results`` the result is encoded as well, where ``coded_result`` has one.
 
@@ -36,7 +42,10 @@ def calibrated(
         ValueError: If the op cannot run in ``fmt``, or an operand was not observed or had NaN
             or Inf; names the operand.
     """
-    operands: dict[int, Scaled] = {}
+    group = fmt.dynamic_group or 0
+    operands: dict[int, Scaled | Dynamic] = {
+        index: Dynamic(format=fmt, group=group) for index in rounded_operands(graph, node, fmt)
+    }
     constants: dict[int, Scaled] = {}
     for index, axes in scaled_operands(graph, node, fmt).items():
         source = node.inputs[index]
@@ -47,7 +56,12 @@ def calibrated(
                 operands[index] = _encoded(graph, value, facts, fmt, calibration)
             else:
                 came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
-                found = Scaled.of_constant(fmt, value.constant.read(), axes)
+                found = Scaled.of_constant(
+                    fmt,
+                    value.constant.read(),
+                    axes,
+                    least_error=calibration is Calibration.MSE,
+                )
                 constants[index] = found if came is None or not _fits(came, axes) else came
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error

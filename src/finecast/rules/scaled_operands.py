@@ -22,6 +22,8 @@ from finecast.rules.folded import settled
 Axes = Mapping[int, tuple[int, ...]]
 
 _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
+_PRODUCTS: Final = frozenset({"linear", "matmul", "gemm"})
+_MATRIX: Final = 2  # dimensions
 _CONVOLUTIONS: Final = frozenset({"conv", "group_conv"})
 _BIASES_AND_SCALES: Final = frozenset({"add", "sub", "mul", "batch_norm"})
 
@@ -43,6 +45,34 @@ def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
     if find is None:
         raise ValueError(f"no engine here computes {node.op} from weights in {fmt.label}")
     return {i: a for i, a in find(graph, node).items() if _is_constant(graph, node, i)}
+
+
+def rounded_operands(graph: Graph, node: Node, fmt: Format) -> tuple[int, ...]:
+    """The operands that a kernel in ``fmt`` itself rounds as it reads them; mostly none.
+
+    Raises:
+        ValueError: If no engine rounds values for the op; says why.
+    """
+    group = fmt.dynamic_group
+    if group is None:
+        return ()
+    if node.op not in _PRODUCTS or node.attributes.get("transA"):
+        raise ValueError(f"no engine here rounds values for {node.op} as it runs")
+    count = summed(graph, node)
+    if count is None or count % group:
+        raise ValueError(f"its sums of {count} numbers are not whole groups of {group}")
+    return (0,)
+
+
+def summed(graph: Graph, node: Node) -> int | None:
+    """How many numbers a product by a matrix sums; None if that is unknown, or another op."""
+    weights = _operand(graph, node, 1)
+    shape = () if weights is None else weights.shape or ()
+    by_row = node.op == "linear" or node.attributes.get("transB")
+    if node.op not in _PRODUCTS or len(shape) != _MATRIX:
+        return None
+    count = shape[-1 if by_row else -2]
+    return count if isinstance(count, int) else None
 
 
 def coded_result(graph: Graph, node: Node) -> Value | None:

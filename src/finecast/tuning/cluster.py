@@ -14,6 +14,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -185,10 +186,15 @@ class RayWorker(WorkerProcess):
         Raises:
             NodeLostError: If the node or its actor is gone, or does not answer.
         """
-        gone = (self.ray.exceptions.RayActorError, self.ray.exceptions.GetTimeoutError)
+        known = self.ray.exceptions
         try:
             return self.ray.get(reference, timeout=timeout)
-        except gone as error:
+        except (
+            known.RayActorError,
+            known.ActorUnschedulableError,
+            known.ActorUnavailableError,
+            known.GetTimeoutError,
+        ) as error:
             raise NodeLostError(f"was on {self.node}, which is gone") from error
 
 
@@ -224,11 +230,12 @@ def ray_workers(executor: str) -> Sequence[RayWorker]:
         strategy = scheduling.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         actor = made.options(num_cpus=1, scheduling_strategy=strategy).remote(variables)
         worker = RayWorker(ray=ray, actor=actor, node=f"node {node['NodeID'][:8]}")
-        if worker.describes(environment().as_json()):
-            found.append(worker)
-        else:
-            others.append(worker.node)
-            worker.leave()
+        with suppress(NodeLostError):
+            if worker.describes(environment().as_json()):
+                found.append(worker)
+                continue
+        others.append(worker.node)
+        worker.leave()
     if not found:
         raise EngineError(
             f"no node computes as this machine does: {', '.join(others)}",

@@ -7,7 +7,9 @@ that evaluation alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
@@ -83,6 +85,15 @@ class LocalExecutor(Executor):
         workload = self.measuring.workload
         metric = workload.evaluate(session, subject.truth or subject.reference)
         return Evaluated(metric=metric, error=self.measuring.exact().error(session))
+
+    def baseline_part(self, part: Part) -> tuple[Scoring, Mapping[str, Any]]:
+        """The fp32 model's metric of a part of the data, and what the workload learned.
+
+        The first part comes first: by its first batch the outputs are chosen.
+        """
+        workload = self.measuring.workload
+        assert isinstance(workload, DataWorkload)
+        return workload.scoring(self._subject.reference, None, part), workload.learned()
 
     def evaluate_part(self, built: Built, part: Part) -> tuple[Scoring, float]:
         """The metric of a part of the data, and of the first part the output error."""

@@ -31,7 +31,7 @@ TF32_TIMES: Final = (
     "times are those of tf32 products, which the compiler or runtime has to switch on; the"
     " arithmetic that gives the model their numbers is not counted"
 )
-_MOST_PHASES: Final = 6
+_MOST_PHASES: Final = 8
 _LEAST_PHASE_S: Final = 0.1
 _MOST_REASONS: Final = 3
 _REMOVED: Final = "no kernel"
@@ -41,13 +41,14 @@ _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
     Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
     Objective.MEMORY: ("MB in memory\n(estimated)", lambda cost_bytes: cost_bytes / 1e6),
 }
-# Why ops stay in fp32, by what decided; rules are named.
+_BY_RULES: Final = "may not be lower by the rules"
+# Why ops stay in fp32, by what decided other than rules alone.
 _BECAUSE: Final[Mapping[str, str]] = {
     "time": "gain no time",
     "casts": "gain less than their casts cost",
     "error": "would cost too much accuracy",
     "bytes": "save no bytes",
-    "kernel": "share a kernel with such ops",
+    "kernel": "run in the kernel of a low op",
     "plan": "may have no lower type, or only move numbers",
 }
 
@@ -134,7 +135,7 @@ def notes(result: Result) -> list[str]:
     lines += _phases(result.phases)
     lines += map(Verbatim, _files(result))
     if result.output is not None and result.run_notes:
-        lines += ["run it in Python:", *map(Verbatim, result.run_notes)]
+        lines += map(Verbatim, ("run it in Python:", *result.run_notes))
     return lines
 
 
@@ -168,11 +169,12 @@ def _kept(result: Result) -> list[str]:
     kept = sum(len(one.nodes) for one in found)
     if not result.improved or not kept:
         return []
-    reasons = "; ".join(
-        f"{len(one.nodes)} {_BECAUSE.get(by := one.decided_by, f'may not be lower by {by}')}"
-        for one in found[:_MOST_REASONS]
-    )
-    more = sum(len(one.nodes) for one in found[_MOST_REASONS:])
+    counts = Counter[str]()
+    for one in found:
+        counts[_BECAUSE.get(one.decided_by, _BY_RULES)] += len(one.nodes)
+    named = counts.most_common(_MOST_REASONS)
+    reasons = "; ".join(f"{count} {because}" for because, count in named)
+    more = kept - sum(count for _, count in named)
     rest = f"; {more} for other reasons" if more else ""
     stay = "stays" if kept == 1 else "stay"
     return [f"{kept} of {number_of(total, 'op')} {stay} fp32: {reasons}{rest}"]
@@ -211,7 +213,7 @@ def _files(result: Result) -> list[str]:
     """Lines on what was written, and on what to do next."""
     if not result.improved:
         return ["nothing written: use the model given"]
-    files = [*filter(None, (result.output, result.plan_out)), *result.files]
+    files = [*filter(None, (result.output, result.plan_out, result.lock)), *result.files]
     *others, last = map(str, files) if files else [""]
     wrote = f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
     lines = [wrote] if files else []
@@ -220,7 +222,11 @@ def _files(result: Result) -> list[str]:
     if result.plan_out is not None:
         path, here = result.source.absolute(), Path.cwd()
         path = path.relative_to(here) if path.is_relative_to(here) else path
-        model = shlex.quote(str(path)) if path.exists() else "MODEL"
-        plan = shlex.quote(str(result.plan_out))
-        lines.append(f"why each op has its type: finecast explain {model} --plan {plan}")
+        command = f"finecast explain {shlex.quote(str(path))}"
+        command += f" --plan {shlex.quote(str(result.plan_out))}"
+        why = command if path.exists() else ".ops of the result"
+        lines.append(f"why each op has its type: {why}")
+    if result.lock is not None:
+        written = shlex.quote(str(result.output))
+        lines.append(f"on the machine that will run it: finecast verify {written}")
     return lines

@@ -107,11 +107,20 @@ class Served:
         workload = executor.measuring.workload
         return executor.baseline(workload), workload.learned()
 
+    def baseline_part(
+        self, part: Part, learned: Mapping[str, Any] | None
+    ) -> tuple[Scoring, Mapping[str, Any]]:
+        """The fp32 model's metric of a part, and what was learned; of the first one before."""
+        executor = self._executor
+        if learned is not None:
+            executor.measuring.workload.learn(learned)
+        return executor.baseline_part(part)
+
     def evaluate(self, origin: Origin) -> Evaluated:
         """Evaluate the model of an origin."""
         return self._executor.evaluate(self._made(origin))
 
-    def evaluate_part(self, origin: Origin, part: Part) -> tuple[Scoring, float]:
+    def evaluate_part(self, part: Part, origin: Origin) -> tuple[Scoring, float]:
         """Evaluate the model of an origin on a part of the data."""
         return self._executor.evaluate_part(self._made(origin), part)
 

@@ -74,6 +74,7 @@ class Opening:
         digest: Identifies the model's content.
         data: The data, with functions as ``FILE.py:FUNCTION``.
         engine: ``NAME:DEVICE``.
+        has_truth: Whether the baseline is that of an fp64 model, with fp32's beside it.
         objective: Decides the configuration that models run in.
         criterion: What of the accuracy is kept.
         folder: The current folder, from which relative paths start.
@@ -87,6 +88,7 @@ class Opening:
     digest: str
     data: DataOptions
     engine: str
+    has_truth: bool
     objective: Objective
     criterion: Criterion
     folder: str
@@ -206,7 +208,9 @@ class _Opened:
         """
         if not self._is_open:
             opening = self._process.opening(self._opening)
-            self._is_open = self._process.ask("open", opening, learned)
+            # A limit of the search before this one holds no longer.
+            limits = {"memory": _NO_LIMIT}
+            self._is_open = self._process.ask("open", opening, learned, limits=limits)
         return self._is_open
 
     def ask(self, call: str, *arguments: Any, limits: Mapping[str, float]) -> Any:
@@ -235,7 +239,7 @@ class _Opened:
 
 
 class WorkerExecutor(Executor):
-    """Evaluates in worker processes: the baseline in the first, parts of the data in all.
+    """Evaluates in worker processes, a part of the data at a time if there are several.
 
     Law: the parts joined are the whole, bit for bit, as metrics keep terms by batch.
 
@@ -266,7 +270,9 @@ class WorkerExecutor(Executor):
         try:
             return self._first.open(None)
         except WorkerDiedError as error:
-            raise self._died(f"to load the model {error}") from error
+            raise self._died(
+                f"opening the model, its data and their functions {error}"
+            ) from error
 
     def data(self) -> DataOptions:
         """The data's options for this process, where the user's functions are not loaded.
@@ -285,24 +291,40 @@ class WorkerExecutor(Executor):
         return given
 
     def baseline(self, workload: Workload) -> float:
-        """The metric to keep, by the first worker.
+        """The metric to keep.
 
         Raises:
             UserCodeError, EngineError: If that ends the process: no plan can be judged.
         """
         start = time.perf_counter()
-        limits = self._limits(math.inf)
+        several = len(self._workers) > 1
+        self._parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
         try:
-            found = self._anywhere(lambda worker: worker.ask("baseline", limits=limits))
+            if self._parts > 1 and not self._opening.has_truth:
+                baseline, learned = self._joined_baseline()
+            else:
+                limits = self._limits(math.inf)
+                baseline, learned = self._anywhere(lambda w: w.ask("baseline", limits=limits))
         except WorkerDiedError as error:
             raise self._died(f"the evaluation of the fp32 model {error}") from error
         self._fp32_s = time.perf_counter() - start
-        baseline, learned = found
         self._learned = learned
         workload.learn(learned)
-        several = len(self._workers) > 1
-        self._parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
         return baseline
+
+    def _joined_baseline(self) -> tuple[float, Mapping[str, Any]]:
+        """The metric to keep, of parts, and what was learned of them."""
+        limits = self._limits(math.inf)
+        whole = Part(index=0, count=self._parts)
+        scoring, learned = self._anywhere(
+            lambda worker: worker.ask("baseline_part", whole, None, limits=limits)
+        )
+        others = self._in_parts(1, ("baseline_part", learned), limits)
+        for other, _ in others:
+            scoring.absorb(other)
+        samples = learned["samples"] + sum(one["samples"] for _, one in others)
+        told = {"warnings": scoring.doubts(), "samples": samples}
+        return scoring.result(), {**learned, **told}
 
     def evaluate(self, built: Built) -> Evaluated:
         """Evaluate a model that the workers make anew from its origin."""
@@ -339,26 +361,42 @@ class WorkerExecutor(Executor):
                 del self._workers[0]
 
     def _joined(self, origin: Origin, limits: Mapping[str, float]) -> Evaluated:
-        """The parts of an evaluation: each worker takes the next as it is done with one."""
-        waiting = deque(Part(index=i, count=self._parts) for i in range(self._parts))
-        found: dict[int, tuple[Scoring, float]] = {}
+        """An evaluation of parts."""
+        (scoring, error), *others = self._in_parts(0, ("evaluate_part", origin), limits)
+        for other, _ in others:
+            scoring.absorb(other)
+        return Evaluated(metric=scoring.result(), error=error)
+
+    def _in_parts(
+        self, first: int, call: tuple[str, Any], limits: Mapping[str, float]
+    ) -> list[tuple[Scoring, Any]]:
+        """What calls give, each of a part, from part ``first`` on, in their order.
+
+        Each worker takes the next part as it is done with one.
+
+        Raises:
+            NodeLostError: If all workers are gone.
+        """
+        name, argument = call
+        waiting = deque(range(first, self._parts))
+        found: dict[int, tuple[Scoring, Any]] = {}
 
         def work(worker: _Opened) -> _Opened | None:
-            with suppress(IndexError):  # no part is left
-                while part := waiting.popleft():
+            while waiting:
+                with suppress(IndexError):  # another one took the last
+                    index = waiting.popleft()
+                    part = Part(index=index, count=self._parts)
                     try:
                         worker.open(self._learned)
-                        found[part.index] = worker.ask(
-                            "evaluate_part", origin, part, limits=limits
-                        )
+                        found[index] = worker.ask(name, part, argument, limits=limits)
                     except NodeLostError:
-                        waiting.append(part)
+                        waiting.append(index)
                         return None
             return worker
 
         with ThreadPoolExecutor(len(self._workers)) as pool:
             try:
-                while len(found) < self._parts and self._workers:
+                while len(found) < self._parts - first and self._workers:
                     left = pool.map(work, self._workers)
                     self._workers = [one for one in left if one is not None]
             except BaseException:  # a part failed, or Ctrl-C: the others are of no use
@@ -369,10 +407,7 @@ class WorkerExecutor(Executor):
                 raise
         if not self._workers:
             raise NodeLostError("was on nodes that are gone")
-        scoring, error = found[0]
-        for index in range(1, self._parts):
-            scoring.absorb(found[index][0])
-        return Evaluated(metric=scoring.result(), error=error)
+        return [found[index] for index in sorted(found)]
 
     def close(self) -> None:
         """Have the workers forget model and data; they stay for the next search."""
@@ -468,6 +503,7 @@ def evaluating(
             digest=model.digest,
             data=data,
             engine=subject.runs_in,
+            has_truth=subject.truth is not None,
             objective=request.goal.objective,
             criterion=request.goal.criterion,
             folder=os.getcwd(),

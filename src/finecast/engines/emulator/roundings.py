@@ -28,7 +28,7 @@ from finecast.devices.emulation import (
     is_relayout,
 )
 from finecast.graph import PHI, Graph, Node, Value
-from finecast.numbers.encodings import Scaled
+from finecast.numbers.encodings import Dynamic, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
@@ -48,7 +48,7 @@ class RoundTo:
     flush: bool = False
     own: bool = False
     instead: bool = False
-    encoding: Scaled | None = None
+    encoding: Scaled | Dynamic | None = None
 
 
 Roundings = Mapping[RoundTo, frozenset[Bit]]
@@ -275,7 +275,7 @@ class GraphRoundings:
         return {} if node.format is not Format.FP32 else self._reads(node, parameter=False)
 
     def _reads(
-        self, node: Node, *, parameter: bool, encoding: Scaled | None = None
+        self, node: Node, *, parameter: bool, encoding: Scaled | Dynamic | None = None
     ) -> dict[RoundTo, frozenset[Bit]]:
         found: dict[RoundTo, frozenset[Bit]] = {}
         own = Format.FP32 if parameter else self.own(node)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 import onnx
 import onnx_ir as ir
@@ -14,16 +15,12 @@ from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.joining import ModelPair
+from finecast.frontends.onnx.coded_products import is_coded
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
 from finecast.frontends.onnx.editor import drop_dead, name_nodes
 from finecast.frontends.onnx.functions import inline_functions
-from finecast.frontends.onnx.instrument import (
-    observable,
-    with_mean_errors,
-    with_outputs,
-    with_switches,
-)
+from finecast.frontends.onnx.instrument import observable, with_outputs
 from finecast.frontends.onnx.model import (
     POLICY_KEY,
     OnnxFile,
@@ -58,16 +55,13 @@ from finecast.frontends.onnx.types import (
 from finecast.frontends.onnx.undo import PLAN_KEY, undo
 from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
 from finecast.frontends.onnx.writer import EditedModel, adjust, apply_edits
-from finecast.frontends.prepared import AppliedModel, PreparedModel
-from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
-from finecast.graph import PHI, Graph, Node
-from finecast.numbers.encodings import Encodings
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
+from finecast.frontends.replaying import Restated, check_made_for, edits_of
+from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
-from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
-from finecast.planning.points import Switch
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
 
@@ -99,6 +93,9 @@ __all__ = [
 ]
 
 
+_LIBRARY: Final = ModelLibrary(name="ONNX", types=DATA_TYPES, states=STATEMENTS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared(PreparedModel):
     """A model ready to be planned.
@@ -108,7 +105,6 @@ class Prepared(PreparedModel):
 
     file: OnnxFile
     model: ir.Model
-    graph: Graph
     binding: OnnxBinding
     own_nodes: frozenset[str] = frozenset()
     """Names of the nodes before the opset was raised."""
@@ -116,17 +112,8 @@ class Prepared(PreparedModel):
     """Label of the policy that it was prepared for."""
     shaped: tuple[ir.Value, ...] = ()
     """Values whose shape was inferred, not stated: a converted model does not state it."""
+    of: ModelLibrary = _LIBRARY
     adjusts = tuple(Adjust)
-
-    @property
-    def library(self) -> str:
-        """What messages call models of this kind."""
-        return "ONNX"
-
-    @property
-    def states(self) -> Collection[Format]:
-        """Formats that ONNX has nodes to round to."""
-        return STATEMENTS
 
     @property
     def from_type(self) -> str:
@@ -166,10 +153,6 @@ class Prepared(PreparedModel):
         opset = opset_of(self.model)
         return stated_since(fmt, opset) == opset
 
-    def resolve_io(self, io: Mapping[str, Format]) -> dict[int, Format]:
-        """The formats that ``io`` declares for ports by name, by value id."""
-        return resolve_io(self.graph, io, DATA_TYPES, self.library)
-
     def observable(self) -> dict[str, int]:
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""
         return observable(self.graph, self.binding)
@@ -197,18 +180,9 @@ class Prepared(PreparedModel):
         stored = {i: fmt for i, fmt in formats if fmt is not None}
         return ModelPair(exact=exact, low=other, stored=stored, rounds=True)
 
-    def with_switches(self, switches: Sequence[Switch]) -> ir.Model:
-        """A copy in fp32 whose extra input switches each of ``switches`` on or off."""
-        return with_switches(widen(self.model), switches)
-
-    def with_mean_errors(
-        self,
-        formats: Mapping[int, Format],
-        encodings: Mapping[int, Encodings],
-        places: Sequence[Bias],
-    ) -> ir.Model:
-        """A copy whose outputs are the mean errors of products on codes, by channel."""
-        return with_mean_errors(self.model, formats, encodings, places)
+    def roundable(self) -> EditedModel:
+        """A copy in fp32 whose values can be rounded."""
+        return EditedModel(*read(widen(self.model).clone()))
 
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of values outside of bodies, by name, where onnx's inference knows them."""
@@ -342,7 +316,8 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         prepared, done, rounded = _replay(prepared, plan)
         note_decisions(prepared.graph, prepared.binding, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
-        if done and not plan.keep_ops:
+        coded = any(is_coded(node) for node in model.graph.all_nodes())
+        if (done or coded) and not plan.keep_ops:
             model, stated = restate(model, plan.engine)
         stated = (*stated, *restated(prepared.graph, rounded))
     if done:

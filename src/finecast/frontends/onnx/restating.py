@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from finecast.errors import ModelError
+from finecast.frontends.onnx.coded_products import is_coded, write_product
 from finecast.frontends.onnx.constants import constant_tensor, unrounded
 from finecast.frontends.onnx.editor import MARK, Editor, is_read
 from finecast.frontends.onnx.joint_constants import combine_norm
@@ -95,6 +97,12 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
             found.append(Restated(nodes=names, reason=row.reason))
     _drop_operands(editor.model)
     return editor.model, tuple(found)
+
+
+def lowered(model: bytes, engine: str) -> bytes:
+    """A serialized model with its ops rewritten for ``engine``."""
+    restated, _ = restate(ir.from_proto(onnx.ModelProto.FromString(model)), engine)
+    return ir.to_proto(restated).SerializeToString()
 
 
 def _drop_operands(model: ir.Model) -> None:
@@ -393,6 +401,14 @@ RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
             since=24,
             applies=_is_scaled_swish,
         ),
-    )
+    ),
+    "onnxruntime": (
+        _Row(
+            restate=write_product,
+            reason="weights in codes are read by MatMulNBits, which says of each product"
+            " whether it rounds what it reads; other nodes for it may be far slower than fp32",
+            applies=is_coded,
+        ),
+    ),
 }
 """Rewritings for each engine, by its name; for other engines ops stay as they are."""

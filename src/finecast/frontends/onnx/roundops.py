@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.onnx.constants import DATA_TYPES
-from finecast.numbers.encodings import Scaled
+from finecast.numbers.encodings import Dynamic, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
 
@@ -61,6 +61,8 @@ class RoundOps:
     ) -> tuple[list[ir.Node], ir.Value]:
         """Nodes, in order, and the value that the last one gives: ``value`` rounded."""
         self.made, self.label, self.count = [], label, 0
+        if isinstance(how.encoding, Dynamic):
+            return self.made, self._by_groups(value, how.encoding)
         if how.encoding is not None:
             return self.made, self._by_codes(value, how.encoding)
         if how.format is Format.FP32:  # only subnormals change, as in an engine's own sums
@@ -99,10 +101,10 @@ class RoundOps:
         kind: str,
         *inputs: ir.Value,
         dtype: ir.DataType = ir.DataType.FLOAT,
-        **attributes: int,
+        **attributes: int | list[int],
     ) -> ir.Value:
         """Append one node; returns its result."""
-        other_shape = dtype is _INT or kind in ("Gather", "Reshape")
+        other_shape = dtype is _INT or kind in ("Gather", "Reshape", "MaxPool")
         shape = None if other_shape else inputs[0].shape
         out = ir.val(f"{self.label}_{self.count}", dtype, shape)
         self.count += 1
@@ -116,6 +118,31 @@ class RoundOps:
         dtype = ir.DataType.from_numpy(encoding.dtype)
         codes = self.op("QuantizeLinear", value, scale, zero, dtype=dtype)
         return self.op("DequantizeLinear", codes, scale, zero)
+
+    def _by_groups(self, value: ir.Value, encoding: Dynamic) -> ir.Value:
+        """By the scales that a kernel finds for groups of numbers in a row."""
+        group = encoding.group
+        rows = self.op("Reshape", value, self._sizes([1, -1, group]))
+        # ReduceMax takes its axes as an attribute or as an input, by the operation set.
+        wide = self.op("MaxPool", self.op("Abs", rows), kernel_shape=[group], strides=[group])
+        largest = self.scalar(float(encoding.largest))
+        ends = self.op("Max", wide, self.scalar(float(encoding.least)))
+        scales = self.op("Div", ends, largest)
+        steps = self.op("Round", self.op("Div", rows, scales))
+        shape = self.op("Shape", value, dtype=_INT)
+        out = self.op("Reshape", self.op("Mul", steps, scales), shape)
+        out.shape = value.shape
+        return out
+
+    def _sizes(self, numbers: list[int]) -> ir.Value:
+        """A list of int64."""
+        key = "_".join(str(n) for n in numbers).replace("-", "m")
+        if key not in self.constants:
+            name = f"finecast_sizes_{key}"
+            tensor = ir.tensor(np.array(numbers, np.int64), name=name)
+            self.constants[key] = ir.val(name, const_value=tensor)
+            self.register(self.constants[key])
+        return self.constants[key]
 
     def _by_cast(self, value: ir.Value, how: Rounder) -> ir.Value:
         if how.saturate:

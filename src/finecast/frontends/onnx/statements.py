@@ -181,24 +181,28 @@ def _parameters(maker: Maker, value: ir.Value, to: Scaled) -> list[ir.Value]:
         scale = to.spread(shape).squeeze((to.axis or 0) + 1)
     else:
         scale = np.array(to.scale if to.axis is not None else to.scale[0], np.float32)
-    zero = np.full_like(scale, to.zero_point, to.dtype)
     constant = maker.editor.constant
-    return [constant(f"{value.name}_scale", scale), constant(f"{value.name}_zero", zero)]
+    scales = constant(f"{value.name}_scale", scale)
+    if not (to.zero_point or to.format.encodes_values):
+        return [scales]  # OpenVINO's kernels round no value that meets a zero point, even of 0
+    zero = np.full_like(scale, to.zero_point, to.dtype)
+    return [scales, constant(f"{value.name}_zero", zero)]
 
 
 def reader(fmt: Format) -> Callable[[Sequence[ir.Node]], Scaled]:
     """A function that reads the encoding in ``fmt`` off the node that ``dequantize`` made."""
 
     def read(nodes: Sequence[ir.Node]) -> Scaled:
-        scale, zero = (constant_tensor(v) for v in nodes[0].inputs[1:] if v is not None)
-        if scale is None or zero is None:
+        scale, *zeros = (constant_tensor(v) for v in nodes[0].inputs[1:] if v is not None)
+        if scale is None or None in zeros:
             raise ValueError("the scale or zero point is not a constant")
         stated = nodes[0].attributes
+        moved = int(zeros[0].numpy().reshape(-1)[0]) if zeros and zeros[0] is not None else 0
         return Scaled(
             format=fmt,
-            grid=fmt.grid(constant=True),
+            grid=fmt.grid(constant=True).moved(moved),
             scale=tuple(float(s) for s in scale.numpy().reshape(-1)),
-            zero_point=int(zero.numpy().reshape(-1)[0]),
+            zero_point=moved,
             axis=stated.get_int("axis"),
             group=stated.get_int("block_size"),
         )

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from finecast.devices.faults import is_mended
+from finecast.frontends.onnx.coded_products import restore_products
 from finecast.frontends.onnx.constants import ComputedTensor, constant_tensor, set_constant
 from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, drop_unread
 from finecast.frontends.onnx.model import POLICY_KEY
@@ -49,6 +50,7 @@ def undo(model: ir.Model, policy: str) -> None:
     Law: a model that was never converted, or whose conversion stays, is left as it is, but for
     what stands there because of a fault that the installed engine no longer has.
     """
+    restore_products(model)
     _take_out_mended(model)
     was = model.metadata_props.get(POLICY_KEY)
     if was is None or conversion_stays(was, policy):

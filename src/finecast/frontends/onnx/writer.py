@@ -37,7 +37,7 @@ from finecast.frontends.onnx.editor import (
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
 from finecast.graph import SCALARS, Graph, Node
-from finecast.numbers.encodings import Encoding
+from finecast.numbers.encodings import Dynamic, Encoding
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.adjustments import Adjustment, AdjustOperand
@@ -296,7 +296,7 @@ class EditedModel(NativeModel):
 
     def rounded(self, tensor: ir.Value, how: Rounder) -> ir.Value:
         """``tensor`` rounded, in fp32: as a conversion states it, or as a device does it."""
-        if not self._emulates:
+        if not (self._emulates or isinstance(how.encoding, Dynamic)):
             out = rounding(self._maker, tensor, how.encoding or how.format)
             return self._placed(out, tensor)
         label = self._editor.fresh(f"{tensor.name}_view_{how.format.label}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
-from finecast.frontends.native_model import adjust, with_mean_errors
-from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark
+from finecast.frontends.native_model import adjust
+from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark, state_rounding
 from finecast.frontends.openvino.marks import marked, state_hint, unmark_ops
 from finecast.frontends.openvino.model import (
     OvFile,
@@ -30,13 +30,11 @@ from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
-from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import Dim
-from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
-from finecast.planning.biases import Bias
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Adjust, Policy, Scope, conversion_stays
 from finecast.rules.quantized import quantized_notes
@@ -68,7 +66,7 @@ _LIBRARY: Final = ModelLibrary(name="OpenVINO", types=TYPES, states=STATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OvPrepared(PreparedAsIs):
+class OvPrepared(PreparedModel):
     """A model ready to be planned, and the copies of it that show and round its values."""
 
     file: OvFile
@@ -93,15 +91,6 @@ class OvPrepared(PreparedAsIs):
     def roundable(self) -> OvNative:
         """A copy whose values can be rounded."""
         return OvNative.copy_of(self.model)
-
-    def with_mean_errors(
-        self,
-        formats: Mapping[int, Format],
-        encodings: Mapping[int, Encodings],
-        places: Sequence[Bias],
-    ) -> openvino.Model:
-        """A copy whose outputs are the mean errors of products on codes, by channel."""
-        return with_mean_errors(self.roundable(), self.roundable(), formats, encodings, places)
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> OvPrepared:
         """A copy with adjusted operands, to plan by; plans are applied to the original."""
@@ -173,6 +162,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
         state_hint(copy, "")  # the model's own types decide, whatever was noted before
+        state_rounding(copy, plan.low_formats)
         stated = restated(graph, rounded)
         if not plan.keep_ops:
             stated += restate(copy)

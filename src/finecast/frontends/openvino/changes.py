@@ -7,11 +7,13 @@ the names of ops, which IR keeps.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from finecast.numbers.formats import Format
 from finecast.rules.policy import BY_HINT
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ PLAN_KEY: Final = (ROOT, "plan")
 POLICY_KEY: Final = (ROOT, "policy")
 HINT_KEY: Final = (ROOT, "precision_hint")
 _CHANGES_KEY: Final = (ROOT, "changes")
+_ROUNDING_KEY: Final = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+"""OpenVINO's own setting for this model, which stands unless a program states another."""
 WAS: Final = "was"
 """The key, in the note of an adjustment that added numbers, of the constant's bytes before."""
 STORED: Final = np.dtype("<f4")
@@ -121,6 +125,24 @@ def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
     model.set_rt_info(policy, list(POLICY_KEY))
 
 
+def rounded_to(model: openvino.Model) -> frozenset[str]:
+    """Labels of the formats that earlier conversions rounded numbers of the model to."""
+    changes = changes_of(model)
+    return frozenset(a.rounds for a in changes.added.values()) if changes else frozenset()
+
+
+def state_rounding(model: openvino.Model, formats: Iterable[Format]) -> None:
+    """Have programs that load the model round the values that a plan in ``formats`` rounds.
+
+    By default OpenVINO rounds all values that meet weights in codes. Without such weights the
+    model says nothing.
+    """
+    coded = [fmt for fmt in formats if fmt.has_scales and not fmt.encodes_values]
+    if coded:
+        groups = max(fmt.dynamic_group or 0 for fmt in coded)
+        model.set_rt_info(groups, list(_ROUNDING_KEY))
+
+
 def keep(model: openvino.Model, changes: Changes) -> None:
     """Write ``changes`` into the notes of ``model``."""
     added = {name: [a.rounds, a.constant] for name, a in changes.added.items()}
@@ -140,6 +162,12 @@ def unmark(model: openvino.Model) -> None:
     notes: Any = model.get_rt_info()
     if ROOT in notes:
         del notes[ROOT]
+    section, name = _ROUNDING_KEY
+    if model.has_rt_info([section, name]):
+        others = {k: v for k, v in notes[section].items() if k != name}
+        del notes[section]
+        for option, value in others.items():
+            model.set_rt_info(value, [section, option])
 
 
 def _read(model: openvino.Model, path: tuple[str, str]) -> str:

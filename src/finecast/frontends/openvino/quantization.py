@@ -35,18 +35,22 @@ def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> dict[str, open
     """The ops that store ``array`` as codes and decode them, by suffixes for their names.
 
     ``_back`` is the last one: a Multiply, or with groups a Reshape behind it. OpenVINO
-    recognises this form as compressed weights, which its kernels read as codes. The zero
-    point must be 0.
+    recognises this form as compressed weights, which its kernels read as codes. A zero point
+    is subtracted from each code; that of 0 is left out.
     """
     from openvino import opset13
 
-    if encoding.zero_point:
-        raise ValueError("codes of constants are symmetric around 0")
     codes = _constant(encoding.encode(array).reshape(encoding.split(array.shape)))
-    scale = opset13.constant(encoding.spread(array.shape))
-    wide = opset13.convert(codes, "f32")
-    decoded = opset13.multiply(wide, scale)
-    stored = {"": codes, "_scale": scale, "_wide": wide}
+    scales = encoding.spread(array.shape)
+    scale = opset13.constant(scales)
+    wide = steps = opset13.convert(codes, "f32")
+    stored: dict[str, openvino.Node] = {"": codes, "_scale": scale, "_wide": wide}
+    if encoding.zero_point:
+        zero = _constant(np.full(scales.shape, encoding.zero_point, encoding.dtype))
+        zeros = opset13.convert(zero, "f32")
+        steps = opset13.subtract(wide, zeros)
+        stored |= {"_zero": zero, "_zero_wide": zeros, "_steps": steps}
+    decoded = opset13.multiply(steps, scale)
     if encoding.group is None:
         return stored | {"_back": decoded}
     shape = opset13.constant(np.array(array.shape, np.int64))
@@ -74,11 +78,23 @@ def decoded_numbers(op: Any) -> NDArray[np.float32] | None:
         return None if inner is None else inner.reshape(shape)
     if op.get_type_name() != "Multiply":
         return None
-    wide, scale = (value.get_node() for value in op.input_values())
-    codes = wide.input_value(0).get_node() if wide.get_type_name() == "Convert" else None
-    if codes is None or {codes.get_type_name(), scale.get_type_name()} != {"Constant"}:
+    steps, scale = (value.get_node() for value in op.input_values())
+    if scale.get_type_name() != "Constant":
         return None
-    return _read(codes).astype(np.float32) * numbers_of(scale).astype(np.float32)
+    if steps.get_type_name() == "Subtract":
+        parts = [_widened(value.get_node()) for value in steps.input_values()]
+        numbers = None if parts[0] is None or parts[1] is None else parts[0] - parts[1]
+    else:
+        numbers = _widened(steps)
+    return None if numbers is None else numbers * numbers_of(scale).astype(np.float32)
+
+
+def _widened(op: Any) -> NDArray[np.float32] | None:
+    """The numbers of constant codes that a Convert gives in fp32; None of another op."""
+    codes = op.input_value(0).get_node() if op.get_type_name() == "Convert" else None
+    if codes is None or codes.get_type_name() != "Constant":
+        return None
+    return _read(codes).astype(np.float32)
 
 
 def _read(codes: Any) -> NDArray[np.generic]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from finecast.frontends.native_model import adjust, replay
-from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
 from finecast.frontends.saved_models import converted_to
 from finecast.frontends.tensorflow.library import DTYPES
@@ -84,7 +84,7 @@ _LIBRARY: Final = ModelLibrary(name="TensorFlow", types=DTYPES, states=DTYPES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorFlowPrepared(PreparedAsIs):
+class TensorFlowPrepared(PreparedModel):
     """A model ready to be planned, and the copies of it that show and round its values."""
 
     file: TensorFlowFile

@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedAsIs
+from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture
@@ -86,7 +86,7 @@ class TorchFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchPrepared(Shown, PreparedAsIs):
+class TorchPrepared(Shown, PreparedModel):
     """A graph of PyTorch's ops ready to be planned.
 
     Of a program it makes copies that show and round its values; a training graph that the

@@ -1,0 +1,167 @@
+"""Layers of a 7B decoder's shapes by weights in codes: each format beside the engine's best.
+
+    python -m benchmarks.bench_weights [ROWSxCOLUMNS ...]
+
+A layer is one product of as many rows as a batch has. It is written in each format for each
+engine, as finecast writes it, and timed in turns with the fp32 layer. The rows beside those
+formats are what an engine has without finecast: its own precision hint, and its default
+settings for the same file. Times are processor time of one thread, so that they hold on a
+machine that others use in part; but a busy machine's memory and caches are shared, and then
+batch 1, which reads weights alone, is slower than it would be. Between calls an array that is
+larger than the caches is read: the weights of a whole decoder do not fit them.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import numpy as np
+import onnx
+import onnxruntime
+import openvino
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.common import report
+from finecast import api
+from finecast.engines.base import Array
+from finecast.engines.numerics import ONNXRUNTIME_CHANGED, openvino_settings
+from finecast.numbers.formats import Format
+
+# Numbers that are summed, and columns: projections of attention, and both of a feed-forward
+# layer, in Llama-7B.
+_SHAPES: Final = ((4096, 4096), (4096, 11008), (11008, 4096))
+_BATCHES: Final = (1, 64)
+_TURNS: Final = {1: 25, 64: 9}
+_FORMATS: Final = {
+    "openvino": ("bf16", "int8_weights", "int4_weights", "int8_dynamic", "int4_dynamic"),
+    "onnxruntime": ("int4_weights", "int8_dynamic", "int4_dynamic"),
+}
+_CACHE_BYTES: Final = 128 << 20
+
+Call = Callable[[], Array]
+# What loads a file and gives a call of it on some feeds.
+_Load = Callable[[Path, Array], Call]
+
+
+def main() -> None:
+    """Time all layers, or those of the shapes that are named."""
+    named = [tuple(map(int, text.split("x"))) for text in sys.argv[1:]]
+    with tempfile.TemporaryDirectory() as folder:
+        for rows, columns in named or _SHAPES:
+            path = _layer(Path(folder), rows, columns)
+            for engine, formats in _FORMATS.items():
+                _formats(path, engine, formats, rows, f"{rows} x {columns}")
+
+
+def _layer(folder: Path, rows: int, columns: int) -> Path:
+    draw = np.random.default_rng(0)
+    weights = draw.standard_normal((rows, columns), dtype=np.float32) / np.sqrt(rows)
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+        for name, size in (("x", rows), ("y", columns))
+    ]
+    # The Relu stands for the ops between layers: nothing is fused with an input of the model.
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("MatMul", ["r", "w"], ["y"], name="product"),
+    ]
+    constants = [numpy_helper.from_array(weights.astype(np.float32), "w")]
+    graph = helper.make_graph(nodes, "layer", ports[:1], ports[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    path = folder / "layer.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def _formats(path: Path, engine: str, formats: tuple[str, ...], rows: int, shape: str) -> None:
+    draw = np.random.default_rng(1)
+    feeds = {n: draw.standard_normal((n, rows)).astype(np.float32) for n in _BATCHES}
+    for name, file, load in _candidates(path, engine, formats):
+        size_mb = round(1e-6 * file.stat().st_size, 1)
+        for batch, x in feeds.items():
+            exact, low = _LOADS[engine](path, x), load(file, x)
+            what = f"{shape}, batch {batch}, {engine}"
+            _compare(what, name, exact, low, _TURNS[batch], size_mb)
+            gc.collect()
+
+
+def _candidates(
+    path: Path, engine: str, formats: tuple[str, ...]
+) -> Iterator[tuple[str, Path, _Load]]:
+    """The name of each way to run the layer low, its file, and what loads that."""
+    if engine == "openvino":
+        yield "bf16 by the engine's hint", path, _hinted
+    for label in formats:
+        out = path.with_name(f"{engine}-{label}.onnx")
+        done = api.convert(path, out, f"all:{label}", engine=engine, verify=False, force=True)
+        if Format.parse(label) not in done.plan.low_formats:
+            report(path.stem, f"{label} in {engine}", 0, "", why="; ".join(done.warnings))
+            continue
+        yield label, out, _LOADS[engine]
+        if engine == "openvino" and label.endswith("_weights"):
+            yield f"{label} by the engine's defaults", out, _by_default
+        out.unlink()
+
+
+def _openvino(settings: Callable[[Path], dict[str, object]]) -> _Load:
+    def load(path: Path, x: Array) -> Call:
+        stated = settings(path) | {"INFERENCE_NUM_THREADS": 1}
+        request = openvino.Core().compile_model(path, "CPU", stated).create_infer_request()
+        return lambda: request.infer({"x": x})[0].copy()
+
+    return load
+
+
+def _stated(path: Path) -> dict[str, object]:
+    """The settings that finecast prints for the file."""
+    return dict(openvino_settings("f32", path.stem.partition("-")[2].split()))
+
+
+_hinted: Final = _openvino(lambda path: dict(openvino_settings("bf16")))
+_by_default: Final = _openvino(lambda path: {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def _onnxruntime(path: Path, x: Array) -> Call:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    for name, value in ONNXRUNTIME_CHANGED.items():
+        options.add_session_config_entry(name, value)
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda: np.asarray(session.run(None, {"x": x})[0])
+
+
+_LOADS: Final[dict[str, _Load]] = {
+    "openvino": _openvino(_stated),
+    "onnxruntime": _onnxruntime,
+}
+
+
+def _compare(what: str, name: str, exact: Call, low: Call, turns: int, size_mb: float) -> None:
+    wanted, got = exact().astype(np.float64), low().astype(np.float64)
+    error = float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+    other = np.ones(_CACHE_BYTES // 8)
+    times: dict[Call, list[float]] = {exact: [], low: []}
+    for _ in range(turns):
+        for call, seen in times.items():
+            other.sum()
+            start = time.process_time()
+            call()
+            seen.append(time.process_time() - start)
+    before_s, after_s = median(times[exact]), median(times[low])
+    report(
+        what, f"{name} against fp32", round(before_s / after_s, 3), "x",
+        ms=round(1e3 * after_s, 3), fp32_ms=round(1e3 * before_s, 3), mb=size_mb,
+        error=round(error, 4),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
