@@ -149,6 +149,8 @@ def _law_of(graph: Graph, node: Node, ports: tuple[int, ...]) -> _Law | None:
         return None if hidden else _Law(alike=ports)
     if node.op == "einsum" and len(ports) != len(_PRODUCT.factors):
         return None
+    if node.op == "cast" and not node.native.endswith("type_as"):
+        return None  # it converts to a type that it states
     if node.op == "attention" and _gives_more(graph, node):
         return None
     if node.op == "exp" and node.native.rpartition("::")[2].lower() != node.op:
