@@ -207,13 +207,15 @@ def _norm(graph: Graph, node: Node) -> _Law | None:
 def _read(graph: Graph, node: Node) -> Iterator[tuple[int, Value]]:
     """The fp32 operands of ``node`` that follow its format, by port.
 
-    A norm's scale and shift may stay in fp32 beside low values.
+    A norm's scale and shift may stay in fp32 beside low values. A cast from fp32 to fp32, as
+    exporters write it, reads its operand in any format.
     """
     own = _NORMS.get(node.op, ())
     for port, (index, follows) in enumerate(zip(node.inputs, node.follows_in, strict=True)):
         if index is None or graph.values[index].format is not Format.FP32:
             continue
-        if follows or (port in own and graph.values[index].constant is not None):
+        cast = node.op == "cast" and port == 0
+        if follows or cast or (port in own and graph.values[index].constant is not None):
             yield port, graph.values[index]
 
 
