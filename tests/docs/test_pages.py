@@ -29,6 +29,8 @@ import pytest
 
 from finecast import cli
 from finecast.engines import installed
+from finecast.native import subject
+from tests import decoder as decoders
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -145,8 +147,17 @@ def nothing(folder: Path) -> None:
     del folder
 
 
+def decoder(folder: Path) -> None:
+    """A tiny decoder and a few texts; none without PyTorch, which trains it."""
+    pytest.importorskip("torch")
+    made = decoders.folder()
+    shutil.copy(made / "decoder.onnx", folder)
+    with np.load(made / "texts.npz") as texts:
+        np.savez(folder / "texts.npz", **{name: texts[name][:8] for name in texts.files})
+
+
 SETUPS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (digits, all_digits, versions, ir, module, keras, nothing)
+    f.__name__: f for f in (digits, all_digits, versions, ir, module, keras, decoder, nothing)
 }
 PAGES = [
     page
@@ -163,6 +174,7 @@ PAGES = [
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "MAX_STEPS", 3)  # each plan that is tried is compiled
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     named = re.search(r"<!-- setup: (\w+) -->", page.read_text())

@@ -6,7 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Final, final
@@ -223,6 +223,28 @@ class Workload(ABC):
         """Feeds to time; call after the baseline was evaluated."""
         return [*self.calibration()]
 
+    @property
+    def decodes(self) -> bool:
+        """Whether ``timing`` has a first call and a step, that may be timed apart."""
+        return False
+
+    def of_call(self, number: int) -> Workload:
+        """The same data and metric, of which only the first call or a step is timed.
+
+        Args:
+            number: 0 for the first call, 1 for a step.
+
+        Raises:
+            UsageError: If no texts are decoded, or the model keeps its state by itself, so
+                that a step cannot be timed apart from the calls before.
+        """
+        del number
+        raise UsageError(
+            "first calls and steps are not timed apart here",
+            where="--objective",
+            fix="give --decode-steps, and a model whose state is in its inputs and outputs",
+        )
+
     def learned(self) -> Mapping[str, Any]:
         """What the evaluation of the baseline set here, by attribute."""
         return {name: getattr(self, name) for name in self.learns}
@@ -243,9 +265,10 @@ class DataWorkload(Workload):
     """A data set and a built-in metric.
 
     With ``decoding`` the model is given the texts token by token, and the metric is of the
-    steps. ``calls`` has the calls of a batch that calibrate and are timed. ``exact`` is the
-    cached session of the reference model once a metric compared with it, ``scored`` the
-    outputs that the metric is of, once the baseline was evaluated.
+    steps. ``calls`` has the calls of a batch that calibrate and are timed; with ``call`` that
+    one alone is timed. ``exact`` is the cached session of the reference model once a metric
+    compared with it, ``scored`` the outputs that the metric is of, once the baseline was
+    evaluated.
     """
 
     learns: ClassVar[tuple[str, ...]] = ("warnings", "samples", "scored")
@@ -258,6 +281,7 @@ class DataWorkload(Workload):
     of: tuple[str, ...] = ()
     decoding: Decoding | None = None
     calls: CallsFunction = whole_batch
+    call: int | None = None
     warnings: Sequence[str] = ()
     samples: int = 0
     groups: Indices | None = field(default=None, compare=False)
@@ -351,8 +375,18 @@ class DataWorkload(Workload):
         return self.calibrate()
 
     def timing(self) -> Sequence[Feeds]:
-        """The calls of the first full batch."""
-        return self.calls(next(self.data.batches(self.batch)).feeds)
+        """The calls of the first full batch, or one of them."""
+        found = self.calls(next(self.data.batches(self.batch)).feeds)
+        return found if self.call is None else [found[self.call]]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether texts are decoded with a state that is in inputs and outputs."""
+        return self.decoding is not None and bool(self.decoding.state)
+
+    def of_call(self, number: int) -> Workload:
+        """The same, of which one of ``calls`` is timed; raises as it does elsewhere."""
+        return replace(self, call=number) if self.decodes else Workload.of_call(self, number)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import Workload
@@ -18,6 +18,7 @@ from finecast.graph import Graph
 from finecast.naming import Option
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
+from finecast.native.device import Program
 from finecast.native.low_model import LowModel
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
@@ -27,9 +28,6 @@ from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
-
-if TYPE_CHECKING:
-    from finecast.native.emulated import Program
 
 ENGINE_OPTION: Final = Option(
     help="openvino, onnxruntime, tensorflow, torch, torch-eager; :DEVICE if not CPU; or"

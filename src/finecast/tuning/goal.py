@@ -28,6 +28,8 @@ class Objective(Enum):
     """What the search minimises; the accuracy is kept under any objective."""
 
     LATENCY = "latency"
+    FIRST_TOKEN = "first_token"
+    TOKENS_PER_SECOND = "tokens_per_second"
     THROUGHPUT = "throughput"
     SIZE = "size"
     MEMORY = "memory"
@@ -44,7 +46,17 @@ class Objective(Enum):
     @property
     def of_time(self) -> bool:
         """Whether the objective is a time, so that slow formats cannot serve it."""
-        return self in (Objective.LATENCY, Objective.THROUGHPUT)
+        return self.of_latency or self is Objective.THROUGHPUT
+
+    @property
+    def of_latency(self) -> bool:
+        """Whether it is the time of calls that are made one after the other."""
+        return self is Objective.LATENCY or self.call is not None
+
+    @property
+    def call(self) -> int | None:
+        """Which call counts where texts are decoded: the first or a step; None for both."""
+        return {Objective.FIRST_TOKEN: 0, Objective.TOKENS_PER_SECOND: 1}.get(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,18 @@ _WORDS: Final = {
         best="fastest",
         as_good="as fast",
         gain="speed",
+    ),
+    Objective.FIRST_TOKEN: Words(
+        better="faster to the first token",
+        best="fastest to the first token",
+        as_good="as fast to the first token",
+        gain="speed",
+    ),
+    Objective.TOKENS_PER_SECOND: Words(
+        better="of more tokens a second",
+        best="best",
+        as_good="as many tokens a second",
+        gain="tokens/s",
     ),
     Objective.THROUGHPUT: Words(
         better="of more throughput",
@@ -116,8 +140,9 @@ class Goal:
     criterion: Criterion = Criterion()
     objective: Objective = Option(
         help="What to minimise: latency, throughput (time of a request, with as many in"
-        " flight as the engine serves best), size (bytes of the written model), or memory"
-        " (of the running one, estimated).",
+        " flight as the engine serves best), size (bytes of the written model), memory"
+        " (of the running one, estimated), or with --decode-steps the time of one kind of"
+        " call: first_token or tokens_per_second.",
         metavar="NAME",
         python=((str, Enum), "the name of an objective"),
         convert=partial(member_of, Objective, what="objective"),
