@@ -940,14 +940,17 @@ def report(
         _check_same_model(given, found)
     found = found.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
-        blame=blame.to_dict()
-        if isinstance(blame, Blame)
-        else blame and read_part(Path(blame)),
+        blame=blame.to_dict() if isinstance(blame, Blame) else _part_at(blame),
     )
     with files.locked():
         if path is not None:
             found.save(path, force=force)
     return found
+
+
+def _part_at(path: str | Path | None) -> dict[str, Any] | None:
+    """A part of a report that a file has; None without one."""
+    return None if path is None else read_part(Path(path))
 
 
 def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Difference:
