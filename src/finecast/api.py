@@ -419,7 +419,7 @@ def _searched(
         size, verified = model.write(outcome.built, output, subject, workload)
         measured = replace(outcome.tuned, size_bytes=size)
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
-        if options.lock and not subject.target:
+        if options.lock and not subject.target and subject.verifiers:
             outcome = replace(outcome, metric=options.data.label or "metric")
             engine = subject.verifiers[0]
             throughput = outcome.objective is Objective.THROUGHPUT

@@ -461,7 +461,7 @@ class OpenVinoEngine(Engine):
         return engine
 
     def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
-        stated = config(
+        return config(
             self._core,
             self.device,
             hint,
@@ -469,7 +469,13 @@ class OpenVinoEngine(Engine):
             serving=self._serving,
             threads=self._threads,
         )
-        return stated | dict(self._overrides)
+
+    def _made_for(
+        self, model: openvino.Model | None, source: ModelSource, settings: dict[str, Any]
+    ) -> dict[str, Any]:
+        """``settings`` as the model is made for; what the user sets takes their place."""
+        stated = _stated(model, source, settings)
+        return stated | dict(self._overrides) if settings else stated
 
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
@@ -489,7 +495,7 @@ class OpenVinoEngine(Engine):
         with _explained(model, where):
             with self._read(model, where, settings, DryRun.load) as found:
                 read, source, names, dry_run = found
-                stated = _stated(read, source, settings)
+                stated = self._made_for(read, source, settings)
                 compiled = self._core.compile_model(read, self.device, stated)
                 sizes = SizeCheck(read)
             yield (_Here(compiled, dry_run), sizes), source, names
@@ -512,7 +518,7 @@ class OpenVinoEngine(Engine):
                     where=where,
                     fix=other_engines(self.name),
                 )
-            stated = _stated(None, source, settings)
+            stated = self._made_for(None, source, settings)
             with without_links(model) as place:
                 tried = attempt(self._dry_run(place, where, stated))
                 read = self._core.read_model(place)
@@ -525,7 +531,7 @@ class OpenVinoEngine(Engine):
         own = load(model).model if isinstance(model, Path) else model
         source = model_source(own)
         _check_depth(source, where)
-        settings = _stated(own, source, settings)
+        settings = self._made_for(own, source, settings)
         with sent(own) if settings else nullcontext((None, 0)) as (content, described):
             tried = attempt(self._dry_run(content, where, settings, described))
         yield own, source, lambda ops=None: op_names(own), tried
