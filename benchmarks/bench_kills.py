@@ -175,7 +175,8 @@ def kill_often(folder: Path, kills: int, jobs: int, seed: int, by_function: bool
         seen.wrong += [f"trial {key} is lost" for key in before - now]
         seen.trials.append(len(now))
         before = now
-        print(f"{seen.kills} killed, {len(now)} trials, {len(seen.wrong)} wrong", flush=True)
+        wrong = "; ".join(seen.wrong)
+        print(f"{seen.kills} killed, {len(now)} trials, wrong: {wrong or 'no'}", flush=True)
     log = folder / "evaluated"
     known = log.read_text().split() if log.exists() else list[str]()
     text = run(folder, options, jobs, "last")

@@ -217,7 +217,8 @@ def end_while_it_evaluates(net: Path, body: str, number: signal.Signals) -> None
         run.send_signal(number)
         _, err = run.communicate(timeout=60)
     assert run.returncode == ExitCode.INTERRUPTED
-    assert err.strip() == "error: interrupted: no trial was finished, nothing was written"
+    last = err.splitlines()[-1]  # on a slow machine progress is told before it
+    assert last == "error: interrupted: no trial was finished, nothing was written"
 
 
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) -> None:

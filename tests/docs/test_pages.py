@@ -29,6 +29,7 @@ import pytest
 
 from finecast import cli
 from finecast.engines import installed
+from finecast.native import subject
 from tests import decoder as decoders
 
 ROOT = Path(__file__).parent.parent.parent
@@ -173,6 +174,7 @@ PAGES = [
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "MAX_STEPS", 3)  # each plan that is tried is compiled
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     named = re.search(r"<!-- setup: (\w+) -->", page.read_text())

@@ -131,6 +131,7 @@ def encodings(prepared: Prepared, plan: Plan) -> dict[str, Scaled]:
         for index, encoding in (*one.operands.items(), *one.constants.items()):
             source = node.inputs[index]
             assert source is not None
+            assert isinstance(encoding, Scaled)
             found[origin(prepared.graph, prepared.graph.values[source]).name] = encoding
     return found
 

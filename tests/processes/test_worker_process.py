@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ ASKS = """
 import sys
 from finecast.processes.worker import Worker
 worker = Worker(sys.argv[1], instead=None)
+print(worker.start().process.pid, flush=True)
 worker.ask({}, tell=lambda status, text: print(text, flush=True))
 """
 SLEEPS = """
@@ -27,23 +29,39 @@ def answer(request, payload, tell):
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Windows has no groups of processes")
+IMPORTS = "import time; time.sleep(600)"
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "killpg"), reason="Windows has no groups of processes"
+)
+
+
+@pytest.mark.parametrize("served", [SLEEPS, IMPORTS], ids=["it answers", "it imports"])
 def test_neither_it_nor_what_it_started_outlives_a_caller_that_is_killed(
-    tmp_path: Path,
+    tmp_path: Path, served: str
 ) -> None:
-    (tmp_path / "sleeps.py").write_text(SLEEPS)
-    command = [sys.executable, "-c", ASKS, str(tmp_path / "sleeps.py")]
+    (tmp_path / "served.py").write_text(served)
+    command = [sys.executable, "-c", ASKS, str(tmp_path / "served.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
-        child = int(caller.stdout.readline())
-        worker = os.getpgid(child)  # it leads the group of what it starts
-        assert worker not in (os.getpgid(0), caller.pid)
+        left = [int(caller.stdout.readline())]
+        if served is SLEEPS:
+            left.append(int(caller.stdout.readline()))
+        else:  # until it has begun to import
+            wait_until(lambda: b"served.py" in _command_of(left[0]))
         caller.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 20
-    while any(map(_runs, (worker, child))) and time.monotonic() < end:
+    wait_until(lambda: not any(map(_runs, left)))
+    assert not any(map(_runs, left))
+
+
+def wait_until(done: Callable[[], bool], most_s: float = 30.0) -> None:
+    end = time.monotonic() + most_s
+    while not done() and time.monotonic() < end:
         time.sleep(0.02)
-    assert not _runs(worker)
-    assert not _runs(child)
+
+
+def _command_of(number: int) -> bytes:
+    return Path(f"/proc/{number}/cmdline").read_bytes()
 
 
 def _runs(number: int) -> bool:

@@ -24,6 +24,7 @@ from finecast.data.evaluation import (
 )
 from finecast.data.functions import source_digest
 from finecast.data.metrics import Metric
+from finecast.data.samples import Indices
 from finecast.data.scoring import Score, Scoring, scored_outputs
 from finecast.data.streams import Stream
 from finecast.engines.base import (
@@ -173,6 +174,7 @@ class Workload(ABC):
         of: Outputs that the user names, of which the metric and the error are; empty for all.
         warnings: Why the metric says little on this data, once the baseline was evaluated.
         samples: Samples that the metric is of, once the baseline was evaluated; 0 if unknown.
+        groups: The number of each sample's cluster; None where each is drawn by itself.
         learns: Names of the attributes that the evaluation of the baseline sets.
     """
 
@@ -180,6 +182,7 @@ class Workload(ABC):
     of: tuple[str, ...] = ()
     warnings: Sequence[str] = ()
     samples: int = 0
+    groups: Indices | None = None
 
     @property
     @abstractmethod
@@ -281,6 +284,7 @@ class DataWorkload(Workload):
     call: int | None = None
     warnings: Sequence[str] = ()
     samples: int = 0
+    groups: Indices | None = field(default=None, compare=False)
     scored: Sequence[str] = field(default=(), compare=False)
     exact: CachedSession | None = field(default=None, compare=False)
     _of: Session | None = field(default=None, compare=False, repr=False)
@@ -396,6 +400,7 @@ class FunctionWorkload(Workload):
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
     of: tuple[str, ...] = ()
+    groups: Indices | None = field(default=None, compare=False)
     remembered: list[Feeds] = field(default_factory=list[Feeds])
 
     @property

@@ -26,7 +26,7 @@ from finecast.engines.probe import Speed
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
-from finecast.native.device import DeviceModel
+from finecast.native.device import DeviceModel, Program
 from finecast.native.engine_subject import EngineExamined, EngineSubject
 from finecast.native.observing import observe
 from finecast.native.roundings import Times
@@ -181,11 +181,10 @@ class OnDevice(EngineExamined):
 
 
 @dataclass(slots=True, kw_only=True)
-class Program:
-    """A model as a device's emulator takes it: by default as it is.
+class NativeProgram(Program):
+    """A model that engines run, as a device's emulator takes it: here as it is.
 
-    ``prepared`` is the ``PreparedModel`` that is emulated. Accumulations may be written out in
-    it as the device computes them: each step of an op has the op's format.
+    ``prepared`` is the ``PreparedModel`` that is emulated.
     """
 
     source: Source
@@ -207,22 +206,19 @@ class Program:
         return self.prepared.graph
 
     def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
-        """Facts of all float values outside of bodies, by id in ``graph``."""
+        """Facts of all float values outside of bodies."""
         return observe(self.prepared, lambda: feeds)
 
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatedSession:
-        """The model as the device runs it under ``setting``.
-
-        A ``switched`` session takes other settings later without being built anew.
-        """
+        """A session for the setting; it is built anew where another one is applied."""
         del switched
         copy = self.prepared.roundable
         return EmulatorSession(copy=copy, emulation=emulation, setting=setting)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
-        """The plan's formats by id in ``graph``."""
+        """The plan's formats by node id."""
         ids = {n.name: n.id for n in self.graph.nodes}
         return {ids[name]: fmt for name, fmt in plan.formats.items()}
 

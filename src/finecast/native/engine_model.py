@@ -25,7 +25,8 @@ from finecast.graph import Graph, Value
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census, risks
 from finecast.native.conversion import Converter
-from finecast.native.emulated import EmulatedSubject, Program
+from finecast.native.device import Program
+from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.low_model import LowModel
 from finecast.native.model import OpenedModel, RunOptions
@@ -68,7 +69,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
 
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
-        return Program(source=self, emulation=emulation)
+        return NativeProgram(source=self, emulation=emulation)
 
     def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
         """Both in one session, if they are of one library."""

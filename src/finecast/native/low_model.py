@@ -5,18 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.graph import Graph
+from finecast.native.device import Program
 from finecast.numbers.formats import Format
 from finecast.planning.points import moves
 from finecast.rules.facts import ValueFacts
-
-if TYPE_CHECKING:
-    from finecast.native.emulated import Program
 
 Check = Callable[[str, Array, Array], bool]
 """A user's judgement of a value: its name, what the low model gives, and what fp32 gives."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import Workload
@@ -18,6 +18,7 @@ from finecast.graph import Graph
 from finecast.naming import Option
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
+from finecast.native.device import Program
 from finecast.native.low_model import LowModel
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
@@ -27,9 +28,6 @@ from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
-
-if TYPE_CHECKING:
-    from finecast.native.emulated import Program
 
 ENGINE_OPTION: Final = Option(
     help="openvino, onnxruntime, tensorflow, torch, torch-eager; :DEVICE if not CPU; or"
@@ -92,6 +90,7 @@ class RunOptions:
         batch: Samples of random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
+        lock: Whether a lock is written beside the model, with samples of ``data``.
         partial: Whether a plan is applied although the model has few of its ops.
         own: Whether the model may be changed in place, as nobody else holds it.
         progress: Told of each step that takes long.
@@ -108,6 +107,9 @@ class RunOptions:
         flags=("--no-verify",),
         kind=bool,
     ).field(True)
+    lock: bool = Option(
+        help="Write OUTPUT.lock.json for finecast verify, with samples of --data.", kind=bool
+    ).field(False)
     partial: bool = Option(
         help="Apply the plan even if the model has less than half of its ops.", kind=bool
     ).field(False)

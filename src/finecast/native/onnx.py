@@ -38,7 +38,8 @@ from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.native.acceptance import Pair, accept_fp32, nudge
 from finecast.native.artefact import Destination, Verified, compare
 from finecast.native.conversion_notes import kept_types
-from finecast.native.emulated import Program
+from finecast.native.device import Program
+from finecast.native.emulated import NativeProgram
 from finecast.native.engine_model import EngineModel
 from finecast.native.integers import quantized_mismatch
 from finecast.native.source import AS_IT_IS, EngineBuilt, check_trust
@@ -235,7 +236,7 @@ def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(Program):
+class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew

@@ -301,6 +301,8 @@ class TuneRequest:
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
         report: Where the report is written, as a page (.html) or its data (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
+        lock: Whether a lock is written beside the model, by which ``verify`` tells elsewhere
+            whether the model does the same.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         execution: Where plans are evaluated, and what an evaluation may take.
         progress: Told of each step.
@@ -349,6 +351,12 @@ class TuneRequest:
         python=((str, Path, Plan), "a plan or its path"),
         convert=lambda given: given if isinstance(given, Plan) else path_of(given),
     ).field(None)
+    lock: bool = Option(
+        help="Write no OUTPUT.lock.json, by which finecast verify tells elsewhere whether the"
+        " model does the same.",
+        flags=("--no-lock",),
+        kind=bool,
+    ).field(True)
     price_book: bool = Option(
         help="Profile every kernel anew, and keep no times of them for later runs.",
         flags=("--no-price-book",),

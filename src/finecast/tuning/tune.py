@@ -128,7 +128,7 @@ def tune(
     progress("baseline", 0, 1)
     baseline = _baseline(subject, workload, executor)
     goal.criterion.check(baseline, workload.worst)
-    certifier = certifier_of(goal.criterion, baseline)
+    certifier = certifier_of(goal.criterion, baseline, workload.groups)
     if certifier is not None:
         progress(Notice(certifier.expectation), 1, 1)
     progress("baseline", 1, 1)

@@ -47,7 +47,7 @@ from finecast.frontends.torch.native import TorchNative
 from finecast.graph import Dim, Graph
 from finecast.native.artefact import Destination, Verified
 from finecast.native.conversion import Converter
-from finecast.native.emulated import Program
+from finecast.native.device import Program
 from finecast.native.engine_model import EngineModel
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.source import EngineBuilt
