@@ -13,6 +13,7 @@ from typing import Final
 
 from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions
+from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.naming import Option, convert_options, member_of, path_of
@@ -57,6 +58,10 @@ class Objective(Enum):
     def call(self) -> int | None:
         """Which call counts where texts are decoded: the first or a step; None for both."""
         return {Objective.FIRST_TOKEN: 0, Objective.TOKENS_PER_SECOND: 1}.get(self)
+
+    def timed(self, workload: Workload) -> Workload:
+        """``workload`` with only the calls that count timed; raises as ``of_call``."""
+        return workload if self.call is None else workload.of_call(self.call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

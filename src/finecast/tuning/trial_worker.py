@@ -85,6 +85,7 @@ class Served:
             return False
         subject = model.subject(opening.engine, None)
         workload = model.workload(opening.data.loaded(), subject.reference)
+        workload = opening.objective.timed(workload)
         if learned is not None:
             workload.learn(learned)
         better = workload.higher_is_better

@@ -114,8 +114,7 @@ def tune(
         EngineError: If the fp32 model cannot be run.
     """
     budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
-    if goal.objective.call is not None:
-        workload = workload.of_call(goal.objective.call)
+    workload = goal.objective.timed(workload)
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     executor = executor or LocalExecutor(criterion=goal.criterion, measuring=measuring)
