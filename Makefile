@@ -136,6 +136,7 @@ zoo: $(ZOO_VENV)/.installed
 # What CI runs.
 zoo-sample: $(ZOO_VENV)/.installed
 	$(ZOO) --sample --json build/zoo-sample.jsonl
+	$(ZOO_VENV)/bin/python -m pytest -p no:cacheprovider tests/test_huggingface.py
 
 clean:
 	rm -rf $(VENV) $(ZOO_VENV) $(TF_VENV) .venv-mxnet $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -57,8 +57,14 @@ def one_run(count: int, rng: np.random.Generator, *, means: bool) -> dict[str, f
     exact = rng.random(count) < RIGHT
     tried = plans(exact, rng)
     noise = rng.normal(scale=0.05, size=count) if means else np.zeros(count)
+
+    def moved() -> NDArray[np.float64]:
+        """What roundings do to the score of each sample, beside the decisions lost."""
+        return rng.normal(scale=0.01, size=count) if means else np.zeros(count)
+
     scores = {
-        str(i): decisions(mean_samples(right + noise)) for i, (_, right) in enumerate(tried)
+        str(i): decisions(mean_samples(right + noise + moved()))
+        for i, (_, right) in enumerate(tried)
     }
     baseline = decisions(mean_samples(exact + noise))
     criterion = Criterion(max_drop=ALLOWED, confidence=CONFIDENCE)

@@ -2,7 +2,10 @@
 
     .venv-zoo/bin/python -m benchmarks.bench_diff /tmp/exports > benchmarks/RESULTS-diff.md
 
-Each net of the zoo is exported in five ways. A pair of ops is right if both are of the same
+With a second folder it compares those exports with the ones of another PyTorch in there, which
+have the same names; what another release could not export is left out.
+
+Each net of the zoo is exported in four ways. A pair of ops is right if both are of the same
 module of the net, by the names of modules that both exporters leave in a file.
 """
 
@@ -61,6 +64,8 @@ def main() -> None:
         models = {way: _exported(NETWORKS[name], folder / name, way) for way in _EXPORTS}
         for before, after in WAYS:
             print(_row(name, before, after, models[before], models[after]))
+    for other in map(Path, sys.argv[2:]):
+        _print_versions(folder, other)
     print("\n## Different nets\n\nThe lesser share of either's ops, opset 17.\n")
     print("| nets | found |\n|---|---|")
     graphs = {n: _graph(folder / n / "script, opset 17.onnx") for n in NETS}
@@ -70,6 +75,22 @@ def main() -> None:
             print(f"| {a}, {b} | {least:.0%} |")
     print(f"\nAll other pairs: below {_SHOWN:.0%}.\n\n## Time\n")
     _time(graphs["bert"])
+
+
+def _print_versions(folder: Path, other: Path) -> None:
+    """The table of exports by two releases of PyTorch."""
+    made = sorted(other.glob("*/*.onnx"))
+    releases = {onnx.load(path, load_external_data=False).producer_version for path in made}
+    print(f"\n## From PyTorch {', '.join(sorted(releases))} to {torch.__version__}\n")
+    print("| net | exporter | ops | found | of those that compute | back | right |")
+    print("|---|---|---|---|---|---|---|")
+    for name in NETS:
+        for way in _EXPORTS:
+            path = other / name / f"{way}.onnx"
+            if path in made:
+                same = folder / name / path.name
+                row = _row(name, way, "", path, same).replace(" |  |", " |", 1)
+                print(row)
 
 
 _SHOWN: Final = 0.25

@@ -107,7 +107,7 @@ def measure_module(name: str, net: OverflowingNet) -> None:
         for policy in (_UNSCALED, Policy(POLICY))
     ]
     plain = api.convert(model, policy=POLICY, example_inputs=example, verify=False)
-    _report_share(name, source, *map(_plan_of, done))
+    _report_share(name, source, data, *map(_plan_of, done))
 
     def run(module: Any) -> NDArray[np.float64]:
         with torch.no_grad():
@@ -134,7 +134,8 @@ def measure_keras() -> None:
             for policy in (_UNSCALED, Policy(POLICY))
         ]
         plain = api.convert(model, policy=POLICY, verify=False)
-        _report_share(f"{name} in Keras", _opened(model, ReadOptions()), *map(_plan_of, done))
+        source = _opened(model, ReadOptions())
+        _report_share(f"{name} in Keras", source, feeds, *map(_plan_of, done))
 
         def run(made: Any, ids: Any = feeds["ids"]) -> NDArray[np.float64]:
             return np.asarray(made(ids), np.float64)
@@ -153,7 +154,7 @@ def _both(name: str, path: Path, data: Feeds, out: tuple[Path, Path]) -> tuple[P
     before = api.convert(path, plain, policy=POLICY, verify=False)
     after = api.convert(path, low, policy=POLICY, data=data, verify=False)
     source = _opened(path, ReadOptions())
-    _report_share(name, source, _plan_of(kept), _plan_of(after))
+    _report_share(name, source, data, _plan_of(kept), _plan_of(after))
     return _plan_of(before), _plan_of(after)
 
 
@@ -176,27 +177,30 @@ def _run(session: Session, data: Feeds) -> NDArray[np.float64]:
     return next(iter(session.run(data).values())).astype(np.float64)
 
 
-def _report_share(name: str, source: Source, kept: Plan, after: Plan) -> None:
+def _report_share(name: str, source: Source, data: Feeds, kept: Plan, after: Plan) -> None:
     """Print the share of operations in fp16, without and with scaling."""
-    graph = source.prepare(Policy(POLICY)).graph
+    prepared = source.prepare(Policy(POLICY))
+    graph: Graph = prepared.graph
+    shapes = {v.id: v.fixed_shape for v in graph.values if v.fixed_shape is not None}
+    known = prepared.static_shapes({n: np.shape(a) for n, a in data.items()})
+    shapes |= {i: known[n] for n, i in prepared.observable().items() if n in known}
     nodes = {n.name: n for n in graph.nodes}
     values = [graph.read(nodes[a.node], a.port) for a in after.adjustments if not a.attribute]
     report(
         "repair",
         f"{name}: operations of products in fp16",
-        round(100 * share(graph, after), 1),
+        round(100 * share(graph, shapes, after), 1),
         "%",
         bar=100 * BAR,
         at_least=True,
-        unscaled=round(100 * share(graph, kept), 1),
+        unscaled=round(100 * share(graph, shapes, kept), 1),
         operands=len(after.adjustments),
         inserted=sum(v is not None and v.constant is None for v in values),
     )
 
 
-def share(graph: Graph, plan: Plan) -> float:
+def share(graph: Graph, shapes: Mapping[int, tuple[int, ...]], plan: Plan) -> float:
     """The share of the operations of matrix products that are in fp16."""
-    shapes = {v.id: v.fixed_shape for v in graph.values if v.fixed_shape is not None}
     counts = {n.name: flops(graph, n, shapes) or 0 for n in graph.nodes if n.op in PRODUCTS}
     low = sum(c for n, c in counts.items() if plan.formats[n] is Format.FP16)
     return low / sum(counts.values())

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from finecast.measure import processor
 from finecast.measure.racing import Effort
-from finecast.native import profiles
+from finecast.native import lock, profiles
 from finecast.tuning import measuring
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are raced for the fewest rounds and profiled in few: no time decides a test."""
     for name in ("RANKING", "FINAL", "DUEL", "BASELINE"):
         monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
+    monkeypatch.setattr(lock, "TIMED", Effort(min_time_s=0.0, rounds=2, warmup=1))
     monkeypatch.setattr(profiles, "_MOST_REPEATS", 15)
 
 

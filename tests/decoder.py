@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 EXAMPLE = Path(__file__).parent.parent / "examples" / "decoder" / "make_decoder.py"
 TINY = "--width 32 --heads 2 --layers 2 --hidden 64 --length 24 --batch 2"
 
@@ -37,6 +39,12 @@ def folder() -> Path:
     code = example().main([*TINY.split(), "--steps", "2", "--out", str(path)])
     assert code == 0
     return path
+
+
+def empty(texts: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The caches before the first call."""
+    names = [f"past_{i}_{kind}" for i in range(2) for kind in ("key", "value")]
+    return {name: np.zeros((texts, 2, 0, 16), np.float32) for name in names}
 
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []

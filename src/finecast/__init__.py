@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         profile,
         report,
         tune,
+        verify,
     )
     from finecast.data.criterion import Criterion, CriterionKind
     from finecast.engines import default_engine, get_engine
@@ -52,6 +53,7 @@ _MODULES = {
     "profile": "finecast.api",
     "report": "finecast.api",
     "tune": "finecast.api",
+    "verify": "finecast.api",
     "DataOptions": "finecast.api",
     "default_engine": "finecast.engines",
     "get_engine": "finecast.engines",
@@ -105,6 +107,7 @@ __all__ = [
     "profile",
     "report",
     "tune",
+    "verify",
 ]
 
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
-from finecast.data.sources import Data, DataOptions, workload_of
+from finecast.data.golden import chosen
+from finecast.data.sources import Data, DataOptions, calibration_batches, workload_of
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.devices.targets import list_targets
-from finecast.engines import ENGINES
+from finecast.engines import ENGINES, get_engine
+from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
@@ -28,11 +30,15 @@ from finecast.graph import Graph
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
 from finecast.native.census import Census
+from finecast.native.drift import Verification, VerifyOptions
+from finecast.native.drift import verify as verified
+from finecast.native.lock import Deployed, Runner, lock_files
 from finecast.native.low_model import EmulatedLow, LowModel
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
     check_output_name,
     check_written,
+    lock_beside,
     opened,
     plan_beside,
     written_with,
@@ -54,7 +60,7 @@ from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
-from finecast.tuning.goal import Execution, Goal, TuneRequest
+from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import is_plan, recorded
@@ -76,8 +82,8 @@ ModelInMemory: TypeAlias = (
 Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
-_OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "baseline")
-_OF_JUDGING: Final = (*_OF_METRICS, "verify", "partial")
+_OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "baseline")
+_OF_JUDGING: Final = (*_OF_METRICS, "verify", "lock", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
 
@@ -98,6 +104,7 @@ __all__ = [
     "report",
     "tune",
     "tuned",
+    "verify",
     "workload_of",
 ]
 
@@ -162,15 +169,53 @@ def convert(
     asked = Policy.of(policy)
     run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
     given, files = _declared(model, group_of(ReadOptions, options), written, run.data)
+    for path in _lock_files(written, run):
+        files.write("the lock", path)
     with reporting(progress, "converting") as report, files.locked() as removed:
         done = given().convert(written, asked, replace(run, progress=report))
-    said = without_opinion(run.user_rules, done.plan.reasons)
-    done = replace(done, warnings=(*removed, *done.warnings, *said))
-    return _savable(Result.of(done), given)
+        said = without_opinion(run.user_rules, done.plan.reasons)
+        done = replace(done, warnings=(*removed, *done.warnings, *said))
+        result = Result.of(done)
+        if run.lock:
+            result = _locked_by_data(result, given(), run)
+    return _savable(result, given)
+
+
+def _lock_files(written: Destination, run: RunOptions) -> Sequence[Path]:
+    """The files of the lock that is asked for; none if none is.
+
+    Raises:
+        UsageError: If there can be none.
+    """
+    if not run.lock:
+        return ()
+    if run.device is not None or not run.verify:
+        raise UsageError(
+            "a lock is of a model that ran in an engine here",
+            where="--lock",
+            fix="leave out --target and --no-verify",
+        )
+    if written.path is None or run.data is None:
+        raise UsageError(
+            "a lock has samples of data, and stands beside a file",
+            where="--lock",
+            fix="give --data and -o",
+        )
+    return lock_files(written.path)
+
+
+def _locked_by_data(result: Result, given: OpenedModel, run: RunOptions) -> Result:
+    """``result``, whose written model has a lock with the first samples of the data."""
+    assert run.data is not None
+    reference = given.reference()
+    calls = calibration_batches(reference, run.data)
+    runner = Runner.of(get_engine(result.verified.engine or "").judges)
+    return _locked(result, runner, reference, chosen(calls[:1], calls))
 
 
 @checked(
-    Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "user_rules")
+    *(Destination, RunOptions, DataOptions, ReadOptions),
+    without=(*_OF_METRICS, "user_rules", "lock"),
 )
 def apply(
     plan: Plan | str | Path,
@@ -312,6 +357,8 @@ def tuned(
         model, how, output, request.data, plan=request.start, study=request.study
     )
     files.write("the plan", request.plan_out)
+    for path in lock_files(output.path) if output.path is not None and request.lock else ():
+        files.write("the lock", path)
     files.write("the frontier", request.frontier)
     files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
@@ -372,6 +419,13 @@ def _searched(
         size, verified = model.write(outcome.built, output, subject, workload)
         measured = replace(outcome.tuned, size_bytes=size)
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
+        if options.lock and not subject.target:
+            outcome = replace(outcome, metric=options.data.label or "metric")
+            engine = subject.verifiers[0]
+            throughput = outcome.objective is Objective.THROUGHPUT
+            runner = Runner.of(engine.judges, throughput=throughput)
+            calls = chosen(workload.timing(), workload.evaluated())
+            outcome = _locked(outcome, runner, subject.reference, calls)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
         outcome = replace(outcome, plan_out=options.plan_out)
@@ -384,6 +438,25 @@ def _searched(
     run = outcome.run_notes if outcome.output is None else ()
     warnings = (*outcome.warnings, *workload.warnings, *said, *run)
     return replace(outcome, metric=options.data.label or "metric", warnings=warnings)
+
+
+def _locked(
+    outcome: Result, runner: Runner, reference: Session, calls: Sequence[Feeds]
+) -> Result:
+    """``outcome``, whose written model has a lock; a warning where it can have none."""
+    assert outcome.output is not None
+    deployed = Deployed(path=outcome.output, runner=runner, reference=reference, calls=calls)
+    lock = lock_beside(outcome.output)
+    try:
+        if outcome.improved:
+            made = deployed.lock(outcome.plan.digest, outcome.accuracy, outcome.speedup)
+        else:  # converted: neither a metric nor a race
+            made = deployed.lock(outcome.plan.digest, {}, None)
+        made.write(lock)
+    except EngineError as error:
+        told = f"no lock was written: {error.what}"
+        return replace(outcome, warnings=(*outcome.warnings, told))
+    return replace(outcome, lock=lock)
 
 
 def _declared(
@@ -523,7 +596,7 @@ def _plan(given: Plan | str | Path | None) -> Plan | None:
     return given if given is None or isinstance(given, Plan) else Plan.load(Path(given))
 
 
-@checked(DataOptions, ReadOptions, without=("dims", "baseline", "from_type"))
+@checked(DataOptions, ReadOptions, without=("dims", "groups", "baseline", "from_type"))
 def emulate(
     model: Model,
     target: Emulation | str,
@@ -564,7 +637,7 @@ def emulate(
 
 @checked(
     *(BlameOptions, Criterion, DataOptions, ReadOptions),
-    without=("dims", "baseline", "confidence"),
+    without=("dims", "groups", "baseline", "confidence"),
 )
 def blame(
     model: Model,
@@ -659,7 +732,7 @@ def _casting(target: Emulation | str, policy: Policy) -> Emulation:
 
 @checked(
     *(Destination, Criterion, DataOptions, ReadOptions),
-    without=("dims", "baseline", "confidence"),
+    without=("dims", "groups", "baseline", "confidence"),
 )
 def ladder(
     model: Model,
@@ -753,6 +826,30 @@ def profile(
         return profiled(several, engine, stated, how, read=read, report=report)
 
 
+@checked(VerifyOptions)
+def verify(
+    model: str | Path, *, deployed: object | None = None, **options: Any
+) -> Verification:
+    """Whether a tuned model does on this machine what it did where it was tuned.
+
+    Its lock, which ``tune`` writes beside it, has what decides numbers (the engine and its
+    version, instruction sets, settings, kernels), some samples with their outputs, and the
+    time of a call. Neither data nor the fp32 model are needed.
+
+    Args:
+        model: The path of the model.
+        deployed: What runs the model in production, to be verified itself: a compiled model of
+            OpenVINO, an inference session of ONNX Runtime, or a function that takes arrays by
+            the inputs' names and returns the outputs.
+        options: ``lock`` (its path, if it is not beside the model), ``settings`` (of the
+            engine, as the model is deployed) and ``strict``.
+
+    Raises:
+        FinecastError: If there is no lock, or the model cannot be run here.
+    """
+    return verified(Path(model), group_of(VerifyOptions, options), deployed)
+
+
 @checked(ReadOptions, without=_OF_READING)
 def diff(before: Plan | Model, after: Plan | Model, **options: Any) -> Difference:
     """What differs between two plans, two models, or a plan and a new version of its model.
@@ -843,14 +940,17 @@ def report(
         _check_same_model(given, found)
     found = found.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
-        blame=blame.to_dict()
-        if isinstance(blame, Blame)
-        else blame and read_part(Path(blame)),
+        blame=blame.to_dict() if isinstance(blame, Blame) else _part_at(blame),
     )
     with files.locked():
         if path is not None:
             found.save(path, force=force)
     return found
+
+
+def _part_at(path: str | Path | None) -> dict[str, Any] | None:
+    """A part of a report that a file has; None without one."""
+    return None if path is None else read_part(Path(path))
 
 
 def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Difference:

@@ -32,6 +32,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--clean": "clean=True",
     "--criterion": "criterion",
     "--data": "data",
+    "--decode-steps": "decode_steps",
     "--dim": "dims",
     "--engine": "engine",
     "--eval": "evaluate",

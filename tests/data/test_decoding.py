@@ -189,7 +189,7 @@ def test_state_that_is_not_there_is_an_error(
     ("options", "message"),
     [
         ({"decode_steps": 9}, "9 positions, and 9 are decoded"),
-        ({"state": ["past*=present*"]}, "give .*decode"),
+        ({"state": ["past*=present*"]}, "give decode_steps"),
         ({"decode_steps": 1, "data": None, "evaluate": lambda run: 1.0}, "calls the model by"),
     ],
 )
@@ -207,6 +207,20 @@ def test_a_malformed_state_says_how_to_write_it(given: Any) -> None:
         DataOptions(decode_steps=1, state=state)
 
 
+@pytest.mark.parametrize("kind", [Counter, Stateful])
+def test_calls_are_timed_apart_where_the_state_is_in_ports(kind: Any) -> None:
+    whole: dict[str, Array] = {**texts(), **empty(len(IDS))}
+    given = (
+        DataOptions(data=texts(), decode_steps=2)
+        if kind is Stateful
+        else DataOptions(data=whole)
+    )
+    workload = workload_of(given, kind())
+    assert not workload.decodes
+    with pytest.raises(UsageError, match=r"decode.steps, and a model whose state is in"):
+        workload.of_call(0)
+
+
 def test_a_workload_scores_the_steps_by_text() -> None:
     labels = np.where(np.arange(9) < 6, CLASSES - 1, IDS)  # those of the first call are wrong
     options = DataOptions(
@@ -221,6 +235,9 @@ def test_a_workload_scores_the_steps_by_text() -> None:
     assert workload.of == ("logits",)
     assert [len(feeds["input_ids"]) for feeds in workload.timing()] == [2, 2]
     assert len([*workload.calibration()]) == 4
+    alone = [workload.of_call(number) for number in (0, 1)]
+    assert [one.timing()[0]["input_ids"].shape[1] for one in alone] == [6, 1]
+    assert [len(one.of_call(1).timing()) for one in alone] == [1, 1]
     by_label = workload_of(
         DataOptions(data=options.data, decode_steps=3, metric="top1"), exact
     )

@@ -30,6 +30,7 @@ import pytest
 from finecast import cli
 from finecast.engines import installed
 from finecast.native import subject
+from tests import decoder as decoders
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -146,8 +147,17 @@ def nothing(folder: Path) -> None:
     del folder
 
 
+def decoder(folder: Path) -> None:
+    """A tiny decoder and a few texts; none without PyTorch, which trains it."""
+    pytest.importorskip("torch")
+    made = decoders.folder()
+    shutil.copy(made / "decoder.onnx", folder)
+    with np.load(made / "texts.npz") as texts:
+        np.savez(folder / "texts.npz", **{name: texts[name][:8] for name in texts.files})
+
+
 SETUPS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (digits, all_digits, versions, ir, module, keras, nothing)
+    f.__name__: f for f in (digits, all_digits, versions, ir, module, keras, decoder, nothing)
 }
 PAGES = [
     page

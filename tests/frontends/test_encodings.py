@@ -18,7 +18,7 @@ from finecast.frontends.onnx import Prepared
 from finecast.native import conversion, planning
 from finecast.native.observing import observe
 from finecast.native.roundings import switched_probe
-from finecast.numbers.encodings import Scaled
+from finecast.numbers.encodings import Dynamic, Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.points import RoundingPoints, rounding_points, switches
@@ -123,9 +123,9 @@ def kinds(path: Path) -> list[str]:
     return sorted(n.op_type for n in nodes if n.op_type != "Constant")
 
 
-def encodings(prepared: Prepared, plan: Plan) -> dict[str, Scaled]:
+def encodings(prepared: Prepared, plan: Plan) -> dict[str, Scaled | Dynamic]:
     """By the name of the value that is rounded: the one that the op's own is moved from."""
-    found: dict[str, Scaled] = {}
+    found: dict[str, Scaled | Dynamic] = {}
     for name, one in plan.encodings.items():
         node = prepared.graph.find(name)
         for index, encoding in (*one.operands.items(), *one.constants.items()):

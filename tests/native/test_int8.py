@@ -31,6 +31,7 @@ from finecast.native.integers import (
 )
 from finecast.native.observing import observe
 from finecast.native.onnx import OnnxModel
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -362,7 +363,9 @@ def test_a_conversion_with_another_calibration_takes_the_first_back(
     for source, out, how in ((net, first, "minmax"), (first, again, "percentile")):
         done = api.convert(source, out, f"all:int8@{how}", data=DATA, engine="openvino")
         assert coded(done.plan) == CODED
-        scales[out] = [e.operands[0].scale[0] for e in done.plan.encodings.values()]
+        coded_in = [e.operands[0] for e in done.plan.encodings.values()]
+        scales[out] = [x.scale[0] for x in coded_in if isinstance(x, Scaled)]
+        assert len(scales[out]) == len(coded_in)
     assert "an earlier conversion to all:int8 was taken back" in done.warnings
     assert done.verified.reference == "the model given"
     assert all(b < a for a, b in zip(scales[first], scales[again], strict=True))
@@ -384,6 +387,7 @@ def test_a_calibration_narrows_ranges_and_the_model_has_them(
             net, None, policy, data={"x": data}, engine="openvino", verify=False
         )
         encodings = done.plan.encodings["stem"].operands[0]
+        assert isinstance(encodings, Scaled)
         scales[calibration] = encodings.scale[0]
     assert scales[Calibration.MINMAX] == pytest.approx(1000 / 255, rel=0.02)
     assert scales[Calibration.PERCENTILE] < 0.05

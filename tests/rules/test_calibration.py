@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.graph import ConstantStats, Graph, Node, Value
+from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.rules import Context, permit
 from finecast.rules.calibration import calibrated
@@ -52,6 +53,7 @@ def test_values_are_fitted_as_a_whole_and_weights_by_channel(toy: Format) -> Non
     weight = np.array([[1, -7, 0], [-3.5, 2, 0]], np.float32)
     found = calibrated(product(weight), _only(product(weight)), toy, {0: ValueFacts.of(X)})
     x, w = found.operands[0], found.constants[1]
+    assert isinstance(x, Scaled)
     assert x.axis is None
     assert x.range == pytest.approx((-1, 3), abs=x.scale[0])
     assert (w.axis, w.zero_point) == (1, 0)

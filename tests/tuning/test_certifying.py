@@ -167,6 +167,63 @@ def test_values_by_sample_of_a_users_function_are_certified(tmp_path: Path) -> N
         )
 
 
+def test_clusters_are_halved_and_drawn_whole() -> None:
+    """Samples of a cluster that are lost together prove less than as many independent ones."""
+    rng, clusters, each = np.random.default_rng(3), 100, 8
+    groups = np.repeat(np.arange(clusters), each)
+    exact = np.ones(clusters * each, np.bool_)
+    low = exact & np.repeat(rng.random(clusters) >= 0.03, each)
+    criterion = Criterion(max_drop=0.05, confidence=0.95)
+    alone, whole = (certifier_of(criterion, score(exact), of) for of in (None, groups))
+    assert alone is not None
+    assert whole is not None
+    found = whole.certificate(score(low))
+    assert found.samples == clusters // 2
+    assert found.method == "paired bootstrap"
+    assert found.bound > alone.certificate(score(low)).bound
+    assert "50 clusters of samples certify" in whole.expectation
+
+
+def test_promises_on_clusters_hold() -> None:
+    """A plan at the boundary: clusters keep the promise that single samples break."""
+    rng, runs, clusters, each = np.random.default_rng(5), 200, 120, 10
+    groups = np.repeat(np.arange(clusters), each)
+    exact = np.ones(clusters * each, np.bool_)
+    criterion = Criterion(max_drop=0.0999, confidence=0.95)
+    ways = [certifier_of(criterion, score(exact), of) for of in (None, groups)]
+    false = [0, 0]
+    for _ in range(runs):
+        # Each cluster loses a share of its own; 10% are lost on the whole population.
+        share = rng.beta(0.3, 2.7, size=clusters)
+        low = score(exact & (rng.random(clusters * each) >= np.repeat(share, each)))
+        for way, of in enumerate(ways):
+            assert of is not None
+            false[way] += of.holds(of.certificate(low))
+    limit = 0.05 * runs + 3 * math.sqrt(0.05 * 0.95 * runs)
+    assert false[1] <= limit < false[0]
+
+
+def test_clusters_are_named_by_an_array_of_the_data(tmp_path: Path) -> None:
+    model, data = labelled(tmp_path)
+    arrays = dict(np.load(data))
+    texts = np.array([f"text {i // 4}" for i in range(400)])
+    options: dict[str, Any] = {"metric": "top1", "tolerance": 0.1, "objective": "size"}
+
+    def tuned(arrays: dict[str, Array], **more: Any) -> finecast.Result:
+        return finecast.tune(model, data=arrays, groups="text", **options, **more)
+
+    done = tuned({**arrays, "text": texts}, confidence=0.9)
+    found = done.certificate
+    assert found is None or found.samples == 50
+    assert found is not None or "clusters" in done.why
+    with pytest.raises(UsageError, match="clusters count for a certificate"):
+        tuned({**arrays, "text": texts})
+    with pytest.raises(UsageError, match="unknown array 'text'"):
+        tuned({**arrays}, confidence=0.9)
+    with pytest.raises(UsageError, match="100 samples have a cluster"):
+        tuned({**arrays, "text": texts[:100]}, confidence=0.9)
+
+
 @pytest.mark.parametrize("verb", ["ladder", "blame"])
 def test_verbs_that_certify_nothing_take_no_confidence(tmp_path: Path, verb: str) -> None:
     model, data = labelled(tmp_path)

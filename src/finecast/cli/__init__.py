@@ -43,6 +43,7 @@ VERBS = {
     "convert": "Cast a model by a policy, verify and save it.",
     "tune": "Find the fastest mixed precision that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
+    "verify": "Whether a tuned model does the same here as when it was tuned.",
     "report": "What tune found and why, as one page that opens without network.",
     "diff": "What differs between two plans, two models, or one of each.",
     "explain": "Why a node has its format: every rule's verdict with evidence.",

@@ -35,15 +35,15 @@ Written = Annotated[Destination, Only("path", "force", "external_data", required
 Cleaned = Annotated[Destination, Only(required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
-Run = Annotated[RunOptions, Only("engine", "verify")]
+Run = Annotated[RunOptions, Only("engine", "verify", "lock")]
 Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
 Engine = Annotated[RunOptions, Only("engine")]
 _SAMPLES: Final = ("data", "labels", "calib", "sample_axes", "batch", "decode_steps", "state")
 Samples = Annotated[DataOptions, Only(*_SAMPLES)]
 SizedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims")]
-Evaluation = Annotated[
-    DataOptions, Only(*_SAMPLES, "metric", "evaluate", "lower_is_better", "of")
-]
+EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of")
+"""Options of data on which a model is evaluated."""
+Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
 Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
 PlanOut = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write the plan here too.")

@@ -96,6 +96,7 @@ def run(
             progress=told,
             user_rules=user_rules(rules),
             verify=running.verify,
+            lock=running.lock,
             from_type=how.from_type,
         )
         if plan_out is not None:
@@ -133,7 +134,8 @@ def report(result: Result, *, as_json: bool) -> None:
         add_row(table, name, value)
     by_hint = result.plan.by_hint and result.plan.lowers
     code = map(Verbatim, result.run_notes)
-    write_table(table, *(("run it in Python:", *code) if by_hint else ()))
+    notes = [] if result.lock is None else [f"locked for finecast verify: {result.lock}"]
+    write_table(table, *notes, *(("run it in Python:", *code) if by_hint else ()))
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:

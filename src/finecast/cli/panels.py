@@ -14,11 +14,12 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Options": (
         *("path", "output", "plan", "data", "metric", "evaluate", "calib", "tolerance"),
         *("keep", "auto_cast_type", "engine", "target", "force", "resume", "ops", "every"),
+        *("settings", "strict"),
         *("values", "as_json", "help"),
     ),
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
-        *("decode_steps", "state", "kind", "max_drop", "confidence"),
+        *("decode_steps", "state", "kind", "max_drop", "confidence", "groups"),
     ),
     "What is lowered": (
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),
@@ -31,16 +32,8 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *(
-            "plan_out",
-            "study",
-            "report",
-            "diff",
-            "blame",
-            "explorer",
-            "frontier",
-            "compile_with",
-        ),
+        *("plan_out", "study", "lock", "report", "diff", "blame", "explorer", "frontier"),
+        *("compile_with",),
     ),
     "The compiler of a device": (
         *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from finecast.cli.common import (
+    EVALUATION,
     Engine,
-    Evaluation,
     Json,
     Model,
     Read,
@@ -34,10 +34,12 @@ from finecast.cli.policy_options import (
     user_rules,
 )
 from finecast.data.criterion import Criterion
+from finecast.data.sources import DataOptions
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.naming import number_of
 from finecast.native.artefact import Destination
+from finecast.native.lock import lock_files
 from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside
 from finecast.progress import shown
@@ -49,8 +51,9 @@ if TYPE_CHECKING:
     from finecast.tuning.result import Result
 
 Records = Annotated[
-    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report")
+    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report", "lock")
 ]
+Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
 
 
@@ -58,7 +61,7 @@ def run(
     source: Model,
     how: Read,
     written: Written,
-    data: Evaluation,
+    data: Certified,
     criterion: Criterion,
     goal: Search,
     casting: Casting,
@@ -100,6 +103,8 @@ def run(
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
+    for path in lock_files(output) if request.lock else ():
+        files.write("the lock", path)
     files.write("--frontier", request.frontier)
     files.write("--report", request.report)
     model = open_model(files, source, written, how, engine=running.engine)

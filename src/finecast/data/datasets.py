@@ -155,6 +155,7 @@ def load_npz(
     *,
     labels: str | None = None,
     sample_axes: Mapping[str, int | None] | None = None,
+    beside: str | None = None,
 ) -> Dataset:
     """Read a data set for a model with these inputs from an npz file; see ``data_set``.
 
@@ -164,7 +165,14 @@ def load_npz(
     """
     path = Path(path)
     arrays = {name: in_native_order(array) for name, array in open_npz(path).items()}
-    return data_set(arrays, inputs, labels=labels, sample_axes=sample_axes, where=str(path))
+    return data_set(
+        arrays,
+        inputs,
+        labels=labels,
+        sample_axes=sample_axes,
+        beside=beside,
+        where=str(path),
+    )
 
 
 def data_set(
@@ -173,6 +181,7 @@ def data_set(
     *,
     labels: str | None = None,
     sample_axes: Mapping[str, int | None] | None = None,
+    beside: str | None = None,
     where: str = "data",
 ) -> Dataset:
     """Arrays by name as samples for a model with these inputs.
@@ -185,6 +194,7 @@ def data_set(
         labels: The name of the labels' array; by default ``label``, if there is one.
         sample_axes: By input's name, sample axes that differ from the model's batch axis;
             None for an input that all samples share.
+        beside: The name of an array that is neither an input nor the labels.
         where: The arrays' file, for errors.
 
     Raises:
@@ -192,7 +202,8 @@ def data_set(
     """
     target = labels if labels is not None else DEFAULT_LABELS
     names = [spec.name for spec in inputs]
-    _check_names(arrays, names, labels=labels, target=target, where=where)
+    read = {n: a for n, a in arrays.items() if n != beside or n in (*names, target)}
+    _check_names(read, names, labels=labels, target=target, where=where)
     axes = _sample_axes(inputs, arrays)
     for name in sample_axes or {}:
         if name not in names:

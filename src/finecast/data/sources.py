@@ -19,6 +19,8 @@ from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
 from finecast.data.metrics import get_metric
+from finecast.data.npz import open_npz
+from finecast.data.samples import Indices
 from finecast.data.sizes import guessed_dims
 from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.data.workload import (
@@ -30,7 +32,7 @@ from finecast.data.workload import (
     Workload,
     whole_batch,
 )
-from finecast.engines.base import Feeds, Session, Steps
+from finecast.engines.base import Array, Feeds, Session, Steps
 from finecast.errors import UsageError
 from finecast.files import digest
 from finecast.graph import Dim
@@ -133,6 +135,8 @@ class DataOptions:
         lower_is_better: Whether less of what ``evaluate`` returns is better.
         of: Names of the outputs that the metric and the error are of, the worst of them; empty
             for all that copy no input.
+        groups: The name of an array of ``data`` that tells each sample's cluster (a text, a
+            patient): samples of one are not independent, and a certificate draws them whole.
         decode_steps: Tokens at the end of each text that are given one a call, with the state
             of the calls before; None to give each sample whole.
         state: Outputs that become inputs in the next call, by the inputs' names, in which
@@ -197,6 +201,11 @@ class DataOptions:
         python=(Iterable, "an output's name, or several,"),
         convert=_names,
     ).field(())
+    groups: str | None = Option(
+        help="Array of --data that tells which samples belong together, as those of one text"
+        " or patient: --confidence draws them whole.",
+        metavar="NAME",
+    ).field(None)
     decode_steps: int | None = Option(
         help="Decode the last N tokens of each text one by one, with the model's own cache of"
         " the calls before; the metric is of these tokens.",
@@ -253,10 +262,11 @@ class DataOptions:
             UsageError: If a function cannot be loaded, or labels are named without data.
         """
         calib, evaluate = self.calib, self.evaluate
-        if self.labels is not None and self.data is None:
-            raise UsageError(
-                "--labels names an array of --data", where="--labels", fix="give --data too"
-            )
+        for option, name in (("--labels", self.labels), ("--groups", self.groups)):
+            if name is not None and self.data is None:
+                raise UsageError(
+                    f"{option} names an array of --data", where=option, fix="give --data too"
+                )
         if isinstance(calib, str) and not is_npz(calib):
             calib = load_function(calib)
         if not isinstance(evaluate, str):
@@ -323,6 +333,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
             lower_is_better=options.lower_is_better,
             calibrate=calibration,
             of=of,
+            groups=_groups(options),
         )
     if options.data is None:
         raise UsageError(
@@ -354,6 +365,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         data_digest=_digest(options),
         calibrate=calibration or partial(_first_batches, data, options.samples, calls),
         of=of,
+        groups=_groups(options),
         decoding=decoding,
         calls=calls,
     )
@@ -473,15 +485,46 @@ def _samples(
     axes, decoding = options.sample_axes, _decoding(options, session)
     inputs = session.inputs if decoding is None else decoding.inputs
     if isinstance(data, str | Path):
-        return load_npz(data, inputs, labels=labels, sample_axes=axes)
+        return load_npz(data, inputs, labels=labels, sample_axes=axes, beside=options.groups)
     if isinstance(data, Mapping):
-        arrays = {str(name): to_array(value) for name, value in data.items()}
-        return data_set(arrays, inputs, labels=labels, sample_axes=axes)
+        found, beside = _arrays(data), options.groups
+        return data_set(found, inputs, labels=labels, sample_axes=axes, beside=beside)
     if axes:
         raise UsageError(
             "sample axes are of arrays, and batches are given", where="--sample-axis"
         )
     return Stream(inputs=tuple(inputs), source=re_iterable(data), label_name=labels)
+
+
+def _arrays(data: Mapping[str, Any]) -> dict[str, Array]:
+    return {str(name): to_array(value) for name, value in data.items()}
+
+
+def _groups(options: DataOptions) -> Indices | None:
+    """The number of each sample's cluster; None if no clusters are named.
+
+    Raises:
+        UsageError: If the data have no such array, or it has not one entry for each sample.
+    """
+    name, data = options.groups, options.data
+    if name is None:
+        return None
+    if not isinstance(data, str | Path | Mapping):
+        raise UsageError(
+            "clusters are named by an array, and batches are given",
+            where="--groups",
+            fix="give arrays by name, or an .npz",
+        )
+    arrays = _arrays(data) if isinstance(data, Mapping) else open_npz(Path(data))
+    if name not in arrays:
+        raise unknown_name(name, arrays, what="array", where="--groups")
+    if arrays[name].ndim != 1:
+        raise UsageError(
+            f"array {name!r} has {arrays[name].ndim} dimensions",
+            where="--groups",
+            fix="give one with a name or number for each sample",
+        )
+    return np.unique(arrays[name], return_inverse=True)[1]
 
 
 def _digest(options: DataOptions) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Final, final
@@ -24,6 +24,7 @@ from finecast.data.evaluation import (
 )
 from finecast.data.functions import source_digest
 from finecast.data.metrics import Metric
+from finecast.data.samples import Indices
 from finecast.data.scoring import Score, Scoring, scored_outputs
 from finecast.data.streams import Stream
 from finecast.engines.base import (
@@ -173,6 +174,7 @@ class Workload(ABC):
         of: Outputs that the user names, of which the metric and the error are; empty for all.
         warnings: Why the metric says little on this data, once the baseline was evaluated.
         samples: Samples that the metric is of, once the baseline was evaluated; 0 if unknown.
+        groups: The number of each sample's cluster; None where each is drawn by itself.
         learns: Names of the attributes that the evaluation of the baseline sets.
     """
 
@@ -180,6 +182,7 @@ class Workload(ABC):
     of: tuple[str, ...] = ()
     warnings: Sequence[str] = ()
     samples: int = 0
+    groups: Indices | None = None
 
     @property
     @abstractmethod
@@ -220,6 +223,28 @@ class Workload(ABC):
         """Feeds to time; call after the baseline was evaluated."""
         return [*self.calibration()]
 
+    @property
+    def decodes(self) -> bool:
+        """Whether ``timing`` has a first call and a step, that may be timed apart."""
+        return False
+
+    def of_call(self, number: int) -> Workload:
+        """The same data and metric, of which only the first call or a step is timed.
+
+        Args:
+            number: 0 for the first call, 1 for a step.
+
+        Raises:
+            UsageError: If no texts are decoded, or the model keeps its state by itself, so
+                that a step cannot be timed apart from the calls before.
+        """
+        del number
+        raise UsageError(
+            "first calls and steps are not timed apart here",
+            where="--objective",
+            fix="give --decode-steps, and a model whose state is in its inputs and outputs",
+        )
+
     def learned(self) -> Mapping[str, Any]:
         """What the evaluation of the baseline set here, by attribute."""
         return {name: getattr(self, name) for name in self.learns}
@@ -240,9 +265,10 @@ class DataWorkload(Workload):
     """A data set and a built-in metric.
 
     With ``decoding`` the model is given the texts token by token, and the metric is of the
-    steps. ``calls`` has the calls of a batch that calibrate and are timed. ``exact`` is the
-    cached session of the reference model once a metric compared with it, ``scored`` the
-    outputs that the metric is of, once the baseline was evaluated.
+    steps. ``calls`` has the calls of a batch that calibrate and are timed; with ``call`` that
+    one alone is timed. ``exact`` is the cached session of the reference model once a metric
+    compared with it, ``scored`` the outputs that the metric is of, once the baseline was
+    evaluated.
     """
 
     learns: ClassVar[tuple[str, ...]] = ("warnings", "samples", "scored")
@@ -255,8 +281,10 @@ class DataWorkload(Workload):
     of: tuple[str, ...] = ()
     decoding: Decoding | None = None
     calls: CallsFunction = whole_batch
+    call: int | None = None
     warnings: Sequence[str] = ()
     samples: int = 0
+    groups: Indices | None = field(default=None, compare=False)
     scored: Sequence[str] = field(default=(), compare=False)
     exact: CachedSession | None = field(default=None, compare=False)
     _of: Session | None = field(default=None, compare=False, repr=False)
@@ -347,8 +375,18 @@ class DataWorkload(Workload):
         return self.calibrate()
 
     def timing(self) -> Sequence[Feeds]:
-        """The calls of the first full batch."""
-        return self.calls(next(self.data.batches(self.batch)).feeds)
+        """The calls of the first full batch, or one of them."""
+        found = self.calls(next(self.data.batches(self.batch)).feeds)
+        return found if self.call is None else [found[self.call]]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether texts are decoded with a state that is in inputs and outputs."""
+        return self.decoding is not None and bool(self.decoding.state)
+
+    def of_call(self, number: int) -> Workload:
+        """The same, of which one of ``calls`` is timed; raises as it does elsewhere."""
+        return replace(self, call=number) if self.decodes else Workload.of_call(self, number)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -362,6 +400,7 @@ class FunctionWorkload(Workload):
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
     of: tuple[str, ...] = ()
+    groups: Indices | None = field(default=None, compare=False)
     remembered: list[Feeds] = field(default_factory=list[Feeds])
 
     @property

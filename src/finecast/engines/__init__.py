@@ -94,7 +94,12 @@ ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
 
 def installed(name: str) -> bool:
     """Whether the library that the engine needs is installed; imports nothing."""
-    return importlib.util.find_spec(ENGINES[name].requires) is not None
+    return importlib.util.find_spec(library_of(name)) is not None
+
+
+def library_of(name: str) -> str:
+    """The library that an engine needs."""
+    return ENGINES[name].requires
 
 
 def get_engine(spec: str) -> Engine:

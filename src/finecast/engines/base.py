@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.devices.emulation import Emulation, Setting
-from finecast.errors import EngineError
+from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
 from finecast.numbers.formats import Format
+from finecast.usercode import guarded
 
 if TYPE_CHECKING:
     from finecast.engines.probe_models import Probe
@@ -103,13 +104,15 @@ class Capability:
 class KernelFormats:
     """The nodes in one kernel, and labels of the formats of its arithmetic and result.
 
-    ``constants`` are as in ``KernelTime``.
+    ``constants`` are as in ``KernelTime``. ``implementation`` is the engine's name of the code
+    that runs, such as ``brgemm_avx512_bf16``; empty if the engine does not tell.
     """
 
     ops: tuple[str, ...]
     computed: str
     stored: str
     constants: frozenset[str] = frozenset()
+    implementation: str = ""
 
 
 class Session(ABC):
@@ -147,6 +150,11 @@ class Session(ABC):
         return ()
 
     @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings that decide numbers and speed, as the engine itself reports them."""
+        return {}
+
+    @property
     def keeps_state(self) -> bool:
         """Whether outputs depend on the calls before."""
         return False
@@ -157,6 +165,43 @@ class Session(ABC):
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run once on the state that the step before left; raises as ``run`` does."""
         return self.run(feeds)
+
+    def running(self, deployed: object) -> Session:
+        """A session of this model that runs ``deployed`` in place of what this one loaded.
+
+        By default that is a function, which takes arrays by the inputs' names and returns the
+        outputs, by name or in order.
+
+        Raises:
+            UsageError: If it is nothing of the kind.
+        """
+        if not callable(deployed):
+            raise UsageError(
+                f"a {type(deployed).__name__} runs no model",
+                where="deployed",
+                fix="give a function of the feeds, or what the engine compiled",
+            )
+        return CalledSession(deployed, self)
+
+
+@final
+class CalledSession(Session):
+    """A function of the user's that runs the model of another session."""
+
+    def __init__(self, function: Callable[[dict[str, Array]], Any], model: Session) -> None:
+        self.inputs, self.outputs = model.inputs, model.outputs
+        self._function = function
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Call the function; raises UserCodeError if it fails or returns something else."""
+        return joined([self._called(one) for one in calls_of(feeds)])
+
+    def _called(self, feeds: Feeds) -> dict[str, Array]:
+        names = [spec.name for spec in self.outputs]
+        with guarded("what is deployed failed", where="deployed", fix="call it by itself"):
+            found = self._function(dict(feeds))
+            arrays = [found[n] for n in names] if isinstance(found, Mapping) else [*found]
+            return {n: np.asarray(array) for n, array in zip(names, arrays, strict=True)}
 
 
 def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:
@@ -254,6 +299,11 @@ class Engine(ABC):
         """The name in reports and plans: with the device where that decides the numbers."""
         return self.name
 
+    @property
+    def judges(self) -> str:
+        """The name, for ``get_engine``, of what gives the numbers that plans are judged by."""
+        return f"{self.name}:{self.device}"
+
     def capabilities(self) -> Mapping[Format, Capability]:
         """By format, measured with small kernels: CPU flags alone do not tell."""
         from finecast.engines.probe import probe
@@ -335,6 +385,20 @@ class Engine(ABC):
         None if the number of threads cannot be chosen.
         """
         return None
+
+    def configured(self, settings: Mapping[str, str]) -> Engine:
+        """The engine with these settings, by its own names, in place of those it has here.
+
+        Raises:
+            UsageError: If the engine takes none.
+        """
+        if not settings:
+            return self
+        raise UsageError(
+            f"{self.name} takes no settings of a session",
+            where=", ".join(settings),
+            fix="set them where the process starts, and leave them out here",
+        )
 
     def load_probe(self, probe: Probe, fmt: Format) -> Session:
         """A session of a probe in ``fmt``: its input is ``x``, its output ``y``, both fp32.

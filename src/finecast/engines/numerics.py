@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from finecast.numbers.formats import DYNAMIC, Format
 
 HINT: Final = "INFERENCE_PRECISION_HINT"
@@ -77,8 +79,18 @@ TENSORFLOW_REWRITES: Final[Mapping[Format, str]] = MappingProxyType(
 )
 """The one of them that lowers a model to a format on a CPU."""
 
-# Environment variables by which the libraries round operands or change kernels.
-_VARIABLES: Final = (
+OF_SPEED: Final = frozenset(
+    {
+        *("PERFORMANCE_HINT", "NUM_STREAMS", "INFERENCE_NUM_THREADS"),
+        *("threads", "intra_op_num_threads", "inter_op_num_threads", "execution_mode"),
+    }
+)
+"""Settings that sessions report and that change speed, and of numbers the order of sums."""
+
+DENORMALS: Final = "denormal numbers"
+
+
+VARIABLES: Final = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "DNNL_DEFAULT_FPMATH_MODE",
     "TF_SET_ONEDNN_FPMATH_MODE",
@@ -86,6 +98,19 @@ _VARIABLES: Final = (
     "TF_ENABLE_AUTO_MIXED_PRECISION",
     "NVIDIA_TF32_OVERRIDE",
 )
+"""Environment variables by which the libraries round operands or change kernels."""
+
+
+def process_settings() -> dict[str, str]:
+    """What decides numbers in this process, whatever the engine: variables that are set.
+
+    And whether results below the least normal number are kept: a library that was compiled
+    for speed may have told the processor to replace them by 0, for all code of the thread.
+    """
+    least = np.finfo(np.float32).smallest_normal
+    kept = bool((np.full(4, least, np.float32) * np.float32(0.5)).all())
+    found = {name: value for name in VARIABLES if (value := os.environ.get(name))}
+    return {**found, DENORMALS: "kept" if kept else "0"}
 
 
 def recorded() -> dict[str, dict[str, str]]:
@@ -94,6 +119,6 @@ def recorded() -> dict[str, dict[str, str]]:
         "openvino": openvino_settings(HINTS[Format.FP32]),
         "onnxruntime": ONNXRUNTIME,
         "tensorflow": dict.fromkeys(TENSORFLOW, "OFF"),
-        "variables": {n: v for n in _VARIABLES if (v := os.environ.get(n))},
+        "variables": {n: v for n in VARIABLES if (v := os.environ.get(n))},
     }
     return {engine: {k: str(v) for k, v in found.items()} for engine, found in stated.items()}

@@ -8,8 +8,9 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -58,6 +59,7 @@ _LOWER_VERSIONS = (
     " or onnx.version_converter.convert_version(model, 21) and model.ir_version = 10"
 )
 _SUFFIX = "ExecutionProvider"
+_THREADS = "threads"
 _REMOTE = frozenset({"Azure"})
 """Providers that run models on other machines."""
 _NEED_ROWS = frozenset({"GRU", "LSTM"})
@@ -137,6 +139,25 @@ class OnnxRuntimeSession(Session):
             raise EngineError(
                 f"ONNX Runtime cannot profile the model: {explain(error)}", where=self._where
             ) from error
+
+    def running(self, deployed: object) -> Session:
+        """The same model as the user opened it; or a function, as ``Session.running``."""
+        import onnxruntime
+
+        if not isinstance(deployed, onnxruntime.InferenceSession):
+            return Session.running(self, deployed)
+        return OnnxRuntimeSession(
+            deployed,
+            self._source,
+            where=self._where,
+            profile=None,
+            dry_run=self._dry_run,
+        )
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The options of the session."""
+        return settings_of(self._session)
 
     def _check(self, arrays: Sequence[Array]) -> None:
         """Raise EngineError for inputs on which the model would end the process."""
@@ -308,6 +329,22 @@ class OnnxRuntimeEngine(Engine):
         """The engine on one thread: each stream has one."""
         return self.on_one_thread()
 
+    def configured(self, settings: Mapping[str, str]) -> OnnxRuntimeEngine:
+        """The same engine with these entries of the session's options, or ``threads``.
+
+        Raises:
+            UsageError: If the number of threads is none.
+        """
+        entries = dict(settings)
+        threads = entries.pop(_THREADS, str(self._options.threads))
+        if not threads.isdecimal():
+            raise UsageError(f"{threads!r} is no number of threads", where="--set", fix="as 4")
+        engine = copy(self)
+        engine._options = replace(
+            self._options, threads=int(threads), entries=tuple(entries.items())
+        )
+        return engine
+
     def on_one_thread(self) -> OnnxRuntimeEngine:
         """The same engine; its sessions run on one thread."""
         engine = copy(self)
@@ -334,13 +371,15 @@ class _Options:
 
     Without ``fusing_codes`` quantized ops compute as their definitions say on every CPU; in
     kernels on integers, sums of 8-bit products saturate on CPUs without VNNI. ``threads``
-    share the work of one run; 0 for as many as ONNX Runtime chooses.
+    share the work of one run; 0 for as many as ONNX Runtime chooses. ``entries`` of the
+    session options take the place of those that finecast states.
     """
 
     spinning: bool
     optimizing: bool
     fusing_codes: bool
     threads: int = 0
+    entries: tuple[tuple[str, str], ...] = ()
 
 
 @final
@@ -385,6 +424,7 @@ class _SessionOpener:
         entries = {"session.force_spinning_stop": "1", **ONNXRUNTIME}
         if not self._asked.fusing_codes:
             entries["session.disable_quant_qdq"] = "1"
+        entries |= dict(self._asked.entries)
         providers = [self._provider]
         if self._provider != "CPUExecutionProvider":
             providers.append("CPUExecutionProvider")  # for ops on shapes and integers
@@ -394,6 +434,21 @@ class _SessionOpener:
             "entries": entries,
             "providers": providers,
         }
+
+
+def settings_of(session: onnxruntime.InferenceSession) -> dict[str, str]:
+    """The options of a session that decide its numbers or its speed."""
+    options: Any = session.get_session_options()
+    entries: dict[str, str] = {}
+    for name in ONNXRUNTIME:
+        with suppress(RuntimeError):  # an entry that was not set
+            entries[name] = options.get_session_config_entry(name)
+    return {
+        **entries,
+        "providers": ", ".join(session.get_providers()),
+        "graph_optimization_level": options.graph_optimization_level.name,
+        _THREADS: str(options.intra_op_num_threads or cpus()),
+    }
 
 
 def devices() -> tuple[str, ...]:

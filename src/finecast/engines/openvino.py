@@ -55,6 +55,7 @@ from finecast.frontends.openvino.marks import hint_of
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import load, reads, sent
 from finecast.frontends.openvino.types import LABELS
+from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
 
 T = TypeVar("T")
@@ -206,16 +207,41 @@ class OpenVinoSession(Session):
         facts = self._model.kernels()
         ops, formats = self._attributed(facts, self._names)
         stored, constants = stored_in(facts), constants_of(facts)
+        implementations = {op["name"]: op["signature"].partition(" (")[0] for op in facts}
         return [
             KernelFormats(
                 ops=nodes,
                 computed=_label(formats.get(kernel, "")),
                 stored=_label(stored.get(kernel, "")),
                 constants=frozenset(map(_label, constants.get(kernel, ()))),
+                implementation=implementations.get(kernel, ""),
             )
             for kernel, nodes in ops.items()
             if nodes
         ]
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Properties of the compiled model; none of one in another process."""
+        model = self._model
+        return settings_of(model.compiled) if isinstance(model, _Here) else {}
+
+    def running(self, deployed: object) -> Session:
+        """The same model as the user compiled it; or a function, as ``Session.running``."""
+        import openvino
+
+        if not (
+            isinstance(deployed, openvino.CompiledModel) and isinstance(self._model, _Here)
+        ):
+            return Session.running(self, deployed)
+        compiled = _Here(deployed, self._model.dry_run)
+        return OpenVinoSession(
+            (compiled, self._sizes),
+            self._source,
+            where=self._where,
+            names=self._names,
+            others="",
+        )
 
     def _attributed(
         self, facts: Sequence[KernelFacts], names: Mapping[str, tuple[str, ...]]
@@ -264,7 +290,7 @@ class _Here:
         self.outputs: Sequence[PortFacts] = ports_of(compiled.outputs)
         self._request = compiled.create_infer_request()
         self._types = [port.get_element_type() for port in compiled.inputs]
-        self._dry_run = dry_run
+        self.dry_run = dry_run
         self.keeps_state = bool(self._request.query_state())
         self.reset = self._request.reset_state
 
@@ -272,7 +298,7 @@ class _Here:
         return runtime_kernels(self.compiled)
 
     def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        self._dry_run.run(arrays, lambda: _feeds_of(self.inputs, arrays))
+        self.dry_run.run(arrays, lambda: _feeds_of(self.inputs, arrays))
         shared = [shareable(array) for array in arrays]  # the request reads them as it runs
         for index, (data, kind) in enumerate(zip(shared, self._types, strict=True)):
             self._request.set_input_tensor(index, tensor_of(data, kind))
@@ -342,6 +368,7 @@ class OpenVinoEngine(Engine):
         self._core = openvino.Core()
         self.device = device.upper()
         self._serving, self._threads = "LATENCY", 0
+        self._overrides: Mapping[str, str] = {}
         present = self._core.available_devices
         if self.device.split(".")[0].split(":")[0] not in {
             *(d.split(".")[0] for d in present),
@@ -413,6 +440,20 @@ class OpenVinoEngine(Engine):
         """The same device; on CPUs its sessions run on one thread."""
         return self._configured(threads=1)
 
+    def configured(self, settings: Mapping[str, str]) -> OpenVinoEngine:
+        """The same device with these properties.
+
+        Raises:
+            UsageError: If the device has no such property.
+        """
+        known = self._core.get_property(self.device, "SUPPORTED_PROPERTIES")
+        for name in settings:
+            if name not in known:
+                raise unknown_name(name, known, what="property of OpenVINO", where="--set")
+        engine = copy(self)
+        engine._overrides = settings
+        return engine
+
     def _configured(self, *, serving: str = "LATENCY", threads: int = 0) -> OpenVinoEngine:
         """The same device and library, in another configuration."""
         engine = copy(self)
@@ -420,7 +461,7 @@ class OpenVinoEngine(Engine):
         return engine
 
     def _settings(self, hint: str, *, profiling: bool = False) -> dict[str, Any]:
-        return config(
+        stated = config(
             self._core,
             self.device,
             hint,
@@ -428,6 +469,7 @@ class OpenVinoEngine(Engine):
             serving=self._serving,
             threads=self._threads,
         )
+        return stated | dict(self._overrides)
 
     def _load(
         self, model: Loadable, hint: str, *, profiling: bool, named: bool
@@ -629,6 +671,27 @@ def config(
         "PERF_COUNT": profiling,
         **{name: value for name, value in stated.items() if name in known},
     }
+
+
+_REPORTED: Final = (
+    *openvino_settings("f32"),
+    *("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION", "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE"),
+    *("PERFORMANCE_HINT", "NUM_STREAMS", _THREADS),
+)
+"""Properties that a compiled model reports, and that decide its numbers or its speed."""
+
+
+def settings_of(compiled: openvino.CompiledModel) -> dict[str, str]:
+    """The properties of a compiled model that decide its numbers or its speed."""
+    known = compiled.get_property("SUPPORTED_PROPERTIES")
+    return {n: _as_text(compiled.get_property(n)) for n in _REPORTED if n in known}
+
+
+def _as_text(value: Any) -> str:
+    """A property's value in the words in which it is given."""
+    if hasattr(value, "to_string"):  # an element type
+        return value.to_string()
+    return str(getattr(value, "name", value))
 
 
 # OpenVINO with several requests at a time, and tensors that share memory with arrays.

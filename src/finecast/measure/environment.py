@@ -69,10 +69,15 @@ _ISA_BITS = {
 }
 # The lowest value that allows the instructions of a CPU flag.
 _ISA_OF_FLAG = {
+    "amx_tile": "AVX512_CORE_AMX",
     "amx_bf16": "AVX512_CORE_AMX",
+    "amx_int8": "AVX512_CORE_AMX",
+    "avx512_fp16": "AVX512_CORE_FP16",
     "avx512_bf16": "AVX512_CORE_BF16",
     "avx512_vnni": "AVX512_CORE_VNNI",
+    "avx512f": "AVX512_CORE",
     "avx_vnni": "AVX2_VNNI",
+    "avx2": "AVX2",
 }
 
 
@@ -145,8 +150,7 @@ def local_target(machine: Environment | None = None) -> str:
     Args:
         machine: The CPU; None for this one.
     """
-    machine = machine or environment()
-    flags = [f for f in machine.flags if _allowed(f, machine.isa_limit)]
+    flags = instruction_sets(machine or environment())
     for flag, target in (
         ("amx_bf16", "amx"),
         ("avx512_bf16", "avx512-bf16"),
@@ -157,6 +161,11 @@ def local_target(machine: Environment | None = None) -> str:
         if flag in flags:
             return target
     return "avx2"
+
+
+def instruction_sets(machine: Environment) -> tuple[str, ...]:
+    """Those flags of the CPU whose instructions engines may use."""
+    return tuple(flag for flag in machine.flags if _allowed(flag, machine.isa_limit))
 
 
 def _allowed(flag: str, isa_limit: str | None) -> bool:

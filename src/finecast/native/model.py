@@ -90,6 +90,7 @@ class RunOptions:
         batch: Samples of random feeds.
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
+        lock: Whether a lock is written beside the model, with samples of ``data``.
         partial: Whether a plan is applied although the model has few of its ops.
         own: Whether the model may be changed in place, as nobody else holds it.
         progress: Told of each step that takes long.
@@ -106,6 +107,9 @@ class RunOptions:
         flags=("--no-verify",),
         kind=bool,
     ).field(True)
+    lock: bool = Option(
+        help="Write OUTPUT.lock.json for finecast verify, with samples of --data.", kind=bool
+    ).field(False)
     partial: bool = Option(
         help="Apply the plan even if the model has less than half of its ops.", kind=bool
     ).field(False)

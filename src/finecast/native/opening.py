@@ -327,11 +327,20 @@ def plan_beside(output: Path) -> Path:
     ``m.pt2.plan.json``, and the folder ``m`` has ``m.saved_model.plan.json``, so that models
     of one stem have plans of their own.
     """
+    return _beside(output, "plan")
+
+
+def lock_beside(output: Path) -> Path:
+    """Where the lock of a model is written: beside it, with ``.lock.json``, as its plan."""
+    return _beside(output, "lock")
+
+
+def _beside(output: Path, what: str) -> Path:
     suffix = output.suffix.lower()
     name = output.stem if suffix == FRONTENDS[0].suffixes[0] else output.name
     if suffix not in _known_suffixes():
         name += ".saved_model"
-    return output.parent / f"{name}.plan.json"
+    return output.parent / f"{name}.{what}.json"
 
 
 def _known_suffixes() -> set[str]:

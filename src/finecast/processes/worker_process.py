@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 try:
     import resource
@@ -28,17 +28,18 @@ except ImportError:  # on Windows, where memory is not limited
 
 _STATM: Final = Path("/proc/self/statm")
 
+Requests: TypeAlias = "queue.SimpleQueue[tuple[dict[str, Any], bytes]]"
+"""Headers of requests, each with its payload."""
 
-def serve(answer: Callable[..., Any], source: BinaryIO, target: BinaryIO) -> None:
-    """Answer requests until ``source`` ends: the calling process is gone, or wants no more.
+
+def serve(answer: Callable[..., Any], requests: Requests, target: BinaryIO) -> None:
+    """Answer requests for as long as this process lives.
 
     A request is a line of JSON, then a payload, of as many bytes as the line has as ``size``.
     The line may have limits: ``memory`` in bytes, and ``seconds``. An answer has the same
     form, with a ``status``. Before it there may be messages that are told on the way: of the
     status ``stage``, or another that the caller knows.
     """
-    requests = queue.SimpleQueue[tuple[dict[str, Any], bytes]]()
-    threading.Thread(target=_read, args=(source, requests), daemon=True).start()
     limit_memory = _memory_limit()
     send = _sender(target)
     send({"status": "ready"})
@@ -60,10 +61,11 @@ def _tell(send: Callable[..., None], text: str, status: str = "stage") -> None:
     send({"status": status, "text": text})
 
 
-def _read(source: BinaryIO, requests: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
+def _read(source: BinaryIO, requests: Requests) -> None:
     """Put requests into the queue; where they end, end this process and what it started.
 
-    The caller may have been killed while a request is worked on: nobody waits for its answer.
+    The caller wants no more, or was killed, perhaps while a request is worked on or FILE is
+    imported: nobody waits for the answer.
     """
     while line := source.readline():
         request = json.loads(line)
@@ -123,13 +125,15 @@ def main() -> None:
     with suppress(OSError):  # Linux ends this process first where memory runs out
         Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the caller ends this process
+    requests = queue.SimpleQueue[tuple[dict[str, Any], bytes]]()
+    threading.Thread(target=_read, args=(source, requests), daemon=True).start()
     del sys.argv[0]
     stated = importlib.util.spec_from_file_location("finecast_served", sys.argv[0])
     assert stated is not None
     assert stated.loader is not None
     served = importlib.util.module_from_spec(stated)
     stated.loader.exec_module(served)
-    serve(served.answer, source, target)
+    serve(served.answer, requests, target)
 
 
 if __name__ == "__main__":

@@ -38,12 +38,14 @@ from finecast.torch.profiling import (
     saved_bytes,
 )
 from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.compile
+from finecast.training.step import TrainingStep
 from finecast.tuning.result import Result
 
 __all__ = [
     "Backend",
     "Profile",
     "Result",
+    "TrainingStep",
     "TuneOptions",
     "activation_bytes",
     "compile",

@@ -6,7 +6,8 @@ were tried. For that the plans are tested in an order that the second half had n
 most accurate first, and testing ends with the first plan that fails (A. Angelopoulos et al.,
 "Learn then test", arXiv 2110.01052, section 3.2: fixed sequence testing).
 
-The samples have to be drawn from the population independently. The loss that a relative
+The samples have to be drawn from the population independently, or in clusters that are: then
+whole clusters go to either half and are drawn anew. The loss that a relative
 tolerance allows is that share of the fp32 model's metric on these data.
 """
 
@@ -28,7 +29,7 @@ from finecast.data.certificates import (
     samples_needed,
 )
 from finecast.data.criterion import Criterion
-from finecast.data.samples import Indices
+from finecast.data.samples import Indices, Samples
 from finecast.data.scoring import Score
 from finecast.errors import UsageError
 
@@ -43,13 +44,15 @@ class Certifier:
     Attributes:
         criterion: What may be lost, with a confidence.
         baseline: The fp32 model's score.
+        groups: The number of each sample's cluster; None where each is drawn by itself.
 
     Raises:
-        UsageError: If the score has no samples, or too few.
+        UsageError: If the score has no samples, or too few, or clusters of others.
     """
 
     criterion: Criterion
     baseline: Score
+    groups: Indices | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be certified."""
@@ -61,9 +64,16 @@ class Certifier:
                 fix="return an array with a value for each sample from the --eval function;"
                 " or use a built-in metric (max_abs has no bound)",
             )
+        count = next(iter(self.baseline.samples.values())).count
+        if self.groups is not None and len(self.groups) != count:
+            raise UsageError(
+                f"{len(self.groups)} samples have a cluster, and the metric is of {count}",
+                where="--groups",
+                fix="give an array with an entry for each sample of the metric",
+            )
         if self._count < 2 * _LEAST_SAMPLES:
             raise UsageError(
-                f"{self._count} samples are too few to choose a plan on one half and to"
+                f"{self._count} {self._words} are too few to choose a plan on one half and to"
                 " certify it on the other",
                 where="--confidence",
                 fix=f"give at least {2 * _LEAST_SAMPLES}",
@@ -86,10 +96,12 @@ class Certifier:
     @property
     def expectation(self) -> str:
         """What so many samples can prove, as it is told before the search."""
-        count = len(self._halves[1])
-        least = provable_loss(count, self.confidence)
-        text = f"{count} samples certify, {len(self._halves[0])} choose"
-        if any(one.decisions() is None for one in self.baseline.samples.values()):
+        held = self._count - self._count // 2
+        least = provable_loss(held, self.confidence)
+        text = f"{held} {self._words} certify, {self._count // 2} choose"
+        if self.groups is not None or any(
+            one.decisions() is None for one in self.baseline.samples.values()
+        ):
             return text
         text += f": they prove a loss of {least:.2g} or more, if 2% of decisions differ"
         if self.allowed_loss >= least or not self.allowed_loss:
@@ -111,10 +123,19 @@ class Certifier:
     def certificate(self, score: Score) -> Certificate:
         """The bound on the loss of the output that may have lost most."""
         held = self._halves[1]
+        groups = None
+        if self.groups is not None:
+            groups = np.unique(self.groups[held], return_inverse=True)[1]
+
+        def drawn(samples: Samples) -> Samples:
+            """What is drawn by itself of the half that certifies."""
+            part = samples.part(held)
+            return part if groups is None else part.grouped(groups)
+
         found = (
             certify(
-                None if math.isinf(self.baseline) else self.baseline.samples[name].part(held),
-                low.part(held),
+                None if math.isinf(self.baseline) else drawn(self.baseline.samples[name]),
+                drawn(low),
                 higher_is_better=self.criterion.higher_is_better,
                 confidence=self.confidence,
             )
@@ -149,26 +170,51 @@ class Certifier:
             return text
         # The distance of bound and loss shrinks with the root of the number of samples.
         needed = math.ceil(self._count * (spread / room) ** 2)
-        return f"{text}; about {needed} samples in all may prove it"
+        return f"{text}; about {needed} {self._words} in all may prove it"
+
+    @property
+    def _words(self) -> str:
+        return "samples" if self.groups is None else "clusters of samples"
 
     @property
     def _count(self) -> int:
+        """What is drawn by itself: the samples, or the clusters."""
+        if self.groups is not None:
+            return int(self.groups.max()) + 1
         return next(iter(self.baseline.samples.values())).count
 
     @cached_property
     def _halves(self) -> tuple[Indices, Indices]:
         """The samples that choose, and those that certify: drawn, as data are often sorted."""
         mixed = np.random.default_rng(0).permutation(self._count)
-        return np.sort(mixed[: self._count // 2]), np.sort(mixed[self._count // 2 :])
+        halves = mixed[: self._count // 2], mixed[self._count // 2 :]
+        first, second = map(np.sort, halves)
+        if self.groups is None:
+            return first, second
+        chooses = np.isin(self.groups, first)
+        return np.flatnonzero(chooses), np.flatnonzero(~chooses)
 
 
-def certifier_of(criterion: Criterion, baseline: float) -> Certifier | None:
+def certifier_of(
+    criterion: Criterion, baseline: float, groups: Indices | None = None
+) -> Certifier | None:
     """What certifies by the criterion; None if it has no confidence.
 
+    Args:
+        criterion: What may be lost.
+        baseline: The fp32 model's score.
+        groups: The number of each sample's cluster, if samples were drawn in clusters.
+
     Raises:
-        UsageError: If the baseline's metric cannot be certified.
+        UsageError: If the baseline's metric cannot be certified, or clusters have no use.
     """
     if criterion.confidence is None:
+        if groups is not None:
+            raise UsageError(
+                "clusters count for a certificate alone, and none is asked for",
+                where="--groups",
+                fix="give --confidence too, or leave it out",
+            )
         return None
     score = baseline if isinstance(baseline, Score) else Score(baseline)
-    return Certifier(criterion=criterion, baseline=score)
+    return Certifier(criterion=criterion, baseline=score, groups=groups)

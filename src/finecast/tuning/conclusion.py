@@ -91,6 +91,13 @@ class Conclusion:
             built.release()
             what = f"the plan {found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
+        losing = self._losing(built)
+        if losing and not self._one_call_asked:
+            built.release()
+            return self.unchanged(
+                f"the plan {found.name} gains in one call by losing in the other: {losing};"
+                " --objective first_token or tokens_per_second asks for one of them"
+            )
         keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
         exact = self.measuring.exact()
         errors = exact.errors(self.measuring.session(built))
@@ -104,6 +111,8 @@ class Conclusion:
             built=built,
             predicted_error=math.sqrt(found.error),
         )
+        if losing:
+            outcome = replace(outcome, warnings=(*outcome.warnings, losing))
         built.release()
         speed = measurements.times.speed(name)
         return replace(
@@ -120,6 +129,21 @@ class Conclusion:
             gain_spread=gain.high - gain.low,
             findings=replace(self.findings, last_race=_last_race(measurements)),
         )
+
+    @property
+    def _one_call_asked(self) -> bool:
+        return self.measuring.objective.call is not None
+
+    def _losing(self, built: Built) -> str:
+        """Text: the call of decoding in which a model is slower than fp32; empty for none."""
+        if not self.workload.decodes or self.subject.target:
+            return ""
+        for number, call in enumerate(("a first call", "a step")):
+            alone = self.workload.of_call(number)
+            race = self.subject.times({call: built}, alone, measuring.BASELINE)
+            if call in race.names and race.speed(call).high < 1:
+                return f"{call} takes {1 / race.speed(call).median:.3g} of what fp32 takes"
+        return ""
 
     def _parts(self, plan: Plan) -> Mapping[str, float]:
         """Predicted output errors of codes of weights alone, and of activations alone."""

@@ -28,6 +28,8 @@ class Objective(Enum):
     """What the search minimises; the accuracy is kept under any objective."""
 
     LATENCY = "latency"
+    FIRST_TOKEN = "first_token"
+    TOKENS_PER_SECOND = "tokens_per_second"
     THROUGHPUT = "throughput"
     SIZE = "size"
     MEMORY = "memory"
@@ -44,7 +46,17 @@ class Objective(Enum):
     @property
     def of_time(self) -> bool:
         """Whether the objective is a time, so that slow formats cannot serve it."""
-        return self in (Objective.LATENCY, Objective.THROUGHPUT)
+        return self.of_latency or self is Objective.THROUGHPUT
+
+    @property
+    def of_latency(self) -> bool:
+        """Whether it is the time of calls that are made one after the other."""
+        return self is Objective.LATENCY or self.call is not None
+
+    @property
+    def call(self) -> int | None:
+        """Which call counts where texts are decoded: the first or a step; None for both."""
+        return {Objective.FIRST_TOKEN: 0, Objective.TOKENS_PER_SECOND: 1}.get(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,18 @@ _WORDS: Final = {
         best="fastest",
         as_good="as fast",
         gain="speed",
+    ),
+    Objective.FIRST_TOKEN: Words(
+        better="faster to the first token",
+        best="fastest to the first token",
+        as_good="as fast to the first token",
+        gain="speed",
+    ),
+    Objective.TOKENS_PER_SECOND: Words(
+        better="of more tokens a second",
+        best="best",
+        as_good="as many tokens a second",
+        gain="tokens/s",
     ),
     Objective.THROUGHPUT: Words(
         better="of more throughput",
@@ -116,8 +140,9 @@ class Goal:
     criterion: Criterion = Criterion()
     objective: Objective = Option(
         help="What to minimise: latency, throughput (time of a request, with as many in"
-        " flight as the engine serves best), size (bytes of the written model), or memory"
-        " (of the running one, estimated).",
+        " flight as the engine serves best), size (bytes of the written model), memory"
+        " (of the running one, estimated), or with --decode-steps the time of one kind of"
+        " call: first_token or tokens_per_second.",
         metavar="NAME",
         python=((str, Enum), "the name of an objective"),
         convert=partial(member_of, Objective, what="objective"),
@@ -271,6 +296,8 @@ class TuneRequest:
         frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
         report: Where the report is written, as a page (.html) or its data (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
+        lock: Whether a lock is written beside the model, by which ``verify`` tells elsewhere
+            whether the model does the same.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         execution: Where plans are evaluated, and what an evaluation may take.
         progress: Told of each step.
@@ -319,6 +346,12 @@ class TuneRequest:
         python=((str, Path, Plan), "a plan or its path"),
         convert=lambda given: given if isinstance(given, Plan) else path_of(given),
     ).field(None)
+    lock: bool = Option(
+        help="Write no OUTPUT.lock.json, by which finecast verify tells elsewhere whether the"
+        " model does the same.",
+        flags=("--no-lock",),
+        kind=bool,
+    ).field(True)
     price_book: bool = Option(
         help="Profile every kernel anew, and keep no times of them for later runs.",
         flags=("--no-price-book",),

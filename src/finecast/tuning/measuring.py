@@ -92,7 +92,7 @@ class Measuring:
     ) -> Measurements:
         """Measure ``built``; models that cannot be loaded are left out."""
         subject, workload = self.subject, self.workload
-        if self.objective is Objective.LATENCY:
+        if self.objective.of_latency:
             race = subject.times(built, workload, effort)
             return Measurements(costs=race, times=race)
         times = subject.times(built, workload, _BESIDE)

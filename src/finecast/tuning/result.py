@@ -106,6 +106,7 @@ class Result(Report):
         tuned: Those of the result; of the model given where that is unchanged.
         model: The model in the kind that was given. None if it was converted to a file.
         output: The file or folder that was written.
+        lock: The lock that was written beside it.
         warnings: Notes for the user: what makes the result weak, for example.
         nodes: Nodes of the graph before the conversion.
         verified: How the model was verified as it was written, or would be.
@@ -159,6 +160,7 @@ class Result(Report):
     tuned: Measured
     model: Any = None
     output: Path | None = None
+    lock: Path | None = None
     warnings: tuple[str, ...] = ()
     nodes: int = 0
     verified: Verified = _NOT_RUN
@@ -258,6 +260,16 @@ class Result(Report):
     def size_bytes(self) -> tuple[int, int]:
         """Bytes of the model before and after."""
         return self.baseline.size_bytes, self.tuned.size_bytes
+
+    @property
+    def accuracy(self) -> dict[str, Any]:
+        """The metric of both models, and the certificate, in JSON's types."""
+        return {
+            "metric": self.metric,
+            "fp32": self.baseline.metric,
+            "tuned": self.tuned.metric,
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
+        }
 
     @property
     def measured_error(self) -> float:
@@ -384,6 +396,7 @@ class Result(Report):
         found: dict[str, Any] = {
             "verdict": self.verdict.value,
             "output": None if self.output is None else str(self.output),
+            "lock": None if self.lock is None else str(self.lock),
             "ops": dict(self.counts),
             "casts": self.casts,
             "by_hint": self.plan.by_hint,

@@ -213,7 +213,7 @@ def _files(result: Result) -> list[str]:
     """Lines on what was written, and on what to do next."""
     if not result.improved:
         return ["nothing written: use the model given"]
-    files = [*filter(None, (result.output, result.plan_out)), *result.files]
+    files = [*filter(None, (result.output, result.plan_out, result.lock)), *result.files]
     *others, last = map(str, files) if files else [""]
     wrote = f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
     lines = [wrote] if files else []
@@ -226,4 +226,7 @@ def _files(result: Result) -> list[str]:
         command += f" --plan {shlex.quote(str(result.plan_out))}"
         why = command if path.exists() else ".ops of the result"
         lines.append(f"why each op has its type: {why}")
+    if result.lock is not None:
+        written = shlex.quote(str(result.output))
+        lines.append(f"on the machine that will run it: finecast verify {written}")
     return lines

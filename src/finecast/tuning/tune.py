@@ -47,7 +47,7 @@ from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
 from finecast.tuning.executor import Executor, LocalExecutor
 from finecast.tuning.findings import findings
-from finecast.tuning.goal import Budget, Goal, Objective
+from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result
@@ -114,6 +114,8 @@ def tune(
         EngineError: If the fp32 model cannot be run.
     """
     budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
+    if goal.objective.call is not None:
+        workload = workload.of_call(goal.objective.call)
     measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
     measuring.check()
     executor = executor or LocalExecutor(criterion=goal.criterion, measuring=measuring)
@@ -127,7 +129,7 @@ def tune(
     progress("baseline", 0, 1)
     baseline = _baseline(subject, workload, executor)
     goal.criterion.check(baseline, workload.worst)
-    certifier = certifier_of(goal.criterion, baseline)
+    certifier = certifier_of(goal.criterion, baseline, workload.groups)
     if certifier is not None:
         progress(Notice(certifier.expectation), 1, 1)
     progress("baseline", 1, 1)
@@ -263,7 +265,7 @@ class _Tuning:
         except EngineError as error:
             return self._unchanged(f"no plan can be judged: {error.what}")
         compiles, objective = self.subject.compiles, self.measuring.objective
-        self.predicting = compiles and objective is Objective.LATENCY
+        self.predicting = compiles and objective.of_latency
         while (outcome := self._searched(proposals)) is None:
             self._keep()
             proposals = self._unsettled(proposals)

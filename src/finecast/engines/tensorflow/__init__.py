@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, final
@@ -22,6 +22,7 @@ from finecast.engines.base import (
     Session,
     TensorSpec,
 )
+from finecast.engines.cpus import cpus
 from finecast.engines.numerics import TENSORFLOW, TENSORFLOW_REWRITES
 from finecast.engines.ports import ordered_feeds
 from finecast.engines.probe_models import Probe
@@ -206,6 +207,16 @@ class TensorFlowSession(Session):
             arrays, lambda: [(port.tensor, array, None) for port, array in ports]
         )
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Grappler's settings that lower a model, and the threads."""
+        rewriter, config = self._config.graph_options.rewrite_options, self._config
+        return {
+            **{n: "ON" if getattr(rewriter, n) == _ON else "OFF" for n in TENSORFLOW},
+            "intra_op_num_threads": str(config.intra_op_parallelism_threads or cpus()),
+            "inter_op_num_threads": str(config.inter_op_parallelism_threads or cpus()),
+        }
+
     def kernel_formats(self) -> Sequence[KernelFormats]:
         """The formats of each op that is in the graph after Grappler's optimization."""
         return kernel_formats(self._model, self._config)
@@ -379,10 +390,11 @@ def kernel_formats(model: FrozenModel, config: Any) -> list[KernelFormats]:
     meta = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
     left = grappler.OptimizeGraph(config, meta).node
     types = {n.name: _label(n.attr["T"].type) for n in left if "T" in n.attr}
+    kinds = {n.name: n.op for n in left}
     steps = _steps(model)
     ops = attribute(steps, _kernels(left, steps))
     return [
-        KernelFormats(ops=ops[name], computed=label, stored=label)
+        KernelFormats(ops=ops[name], computed=label, stored=label, implementation=kinds[name])
         for name, label in types.items()
         if ops.get(name)
     ]

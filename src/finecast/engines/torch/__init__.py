@@ -47,6 +47,11 @@ class TorchEngine(Engine):
     )
     lacking: frozenset[str] = frozenset()
 
+    @property
+    def judges(self) -> str:
+        """Modules as they are: to compile one takes longer than to run it on all data."""
+        return f"torch-eager:{self.device}"
+
     def capabilities(self) -> Mapping[Format, Capability]:
         """By format, measured with short products."""
         return capabilities(self.device.lower())

@@ -171,6 +171,16 @@ class ModuleSession(Session):
         specs = zip(self.outputs, tensors, strict=True)
         return {spec.name: output_array(x) for spec, x in specs}
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What PyTorch has been told in this process."""
+        return {
+            "threads": str(torch.get_num_threads()),
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "mkldnn": str(torch.backends.mkldnn.enabled),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        }
+
     def _call(self, leaves: Sequence[Any]) -> Any:
         args, kwargs = self.signature.unflattened(leaves)
         with evaluating(self.module), unwritten([self.module]):

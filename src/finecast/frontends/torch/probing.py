@@ -72,7 +72,7 @@ def first_order(
     ]
     together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]
     groups = {fmt: _shared(captured.graph, where) for fmt, where in points.items()}
-    rounded = [(place,) for place in read]
+    rounded: list[Places] = [(place,) for place in read]
     rounded += dict.fromkeys(some for of in groups.values() for found in of for some in found)
     errors: dict[Format, dict[Places, float]] = {fmt: {} for fmt in points}
     for done, some in enumerate(together):

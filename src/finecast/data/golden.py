@@ -1,0 +1,197 @@
+"""Golden samples: inputs of a model with the outputs that it gave, kept beside it.
+
+Laws: they are stored as plain arrays, of bounded size, and are read without running code. The
+inputs come in the calls in which they were evaluated, as kernels depend on a call's shapes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+
+from finecast.data.deviation import deviation, differing
+from finecast.data.npz import open_npz
+from finecast.data.workload import feed_bytes, samples
+from finecast.engines.base import Array, Feeds, Session, Steps, calls_of
+from finecast.engines.exact import worst_first
+from finecast.engines.ports import feeds_for
+from finecast.errors import UsageError
+from finecast.numbers.formats import Format
+from finecast.planning.sensitivity import is_float
+
+WANTED: Final = 20
+"""Samples that are kept, in whole calls."""
+_MOST_BYTES: Final = 64 << 20
+"""Of inputs; a single call may have as many."""
+
+SHARE: Final = 0.5
+"""The part of a low model's own relative error by which its outputs may differ elsewhere.
+
+If the two are independent, the error against fp32 grows by an eighth: sqrt(1 + SHARE^2).
+"""
+_LEAST: Final = Format.FP16.unit_roundoff / 8
+"""What outputs may differ by in any case. Sums in another order stay below it, and a single
+rounding to a low format exceeds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenSamples:
+    """Calls of a model and the outputs that it gave.
+
+    Attributes:
+        calls: The inputs of each call, or of each step of a sequence.
+        outputs: The outputs of each call, by name.
+        tolerances: By output: the relative deviation that floats may have, or of other types
+            the share of elements that may differ.
+    """
+
+    calls: Sequence[Feeds]
+    outputs: Sequence[Mapping[str, Array]]
+    tolerances: Mapping[str, float]
+
+    @classmethod
+    def of(cls, session: Session, reference: Session, calls: Sequence[Feeds]) -> GoldenSamples:
+        """Run a low model on ``calls``; its error against ``reference`` sets the tolerances.
+
+        Raises:
+            EngineError: If one of them cannot be run.
+        """
+        outputs = _run(session, calls)
+        errors = _deviations(outputs, _run(reference, calls))
+        tolerances = {n: max(SHARE * error, _LEAST) for n, error in errors.items()}
+        return cls(calls=calls, outputs=outputs, tolerances=tolerances)
+
+    @property
+    def count(self) -> int:
+        """The samples."""
+        return sum(samples(step) for call in self.calls for step in calls_of(call)[:1])
+
+    def deviations(self, session: Session) -> dict[str, float]:
+        """How far the outputs of ``session`` are from those kept, by name, the worst first.
+
+        Infinite for an output that is absent, of another shape, or not finite where it was.
+
+        Raises:
+            UsageError: If the inputs do not fit the model.
+            EngineError: If it cannot be run.
+        """
+        return worst_first(_deviations(_run(session, self.calls), self.outputs))
+
+    def to_npz(self) -> tuple[bytes, dict[str, Any]]:
+        """The arrays as the content of an npz file, and the names and numbers beside it."""
+        arrays: dict[str, Array] = {}
+        calls: list[dict[str, Any]] = []
+        for number, (call, outputs) in enumerate(zip(self.calls, self.outputs, strict=True)):
+            steps = calls_of(call)
+            for step, feeds in enumerate(steps):
+                arrays |= {f"{number}.{step}.in{i}": a for i, a in enumerate(feeds.values())}
+            arrays |= {f"{number}.out{i}": a for i, a in enumerate(outputs.values())}
+            calls.append(
+                {"steps": len(steps), "inputs": [*call], "outputs": [*outputs]},
+            )
+        file = io.BytesIO()
+        np.savez(file, **{n: _plain(a) for n, a in arrays.items()})  # pyright: ignore[reportArgumentType]
+        return file.getvalue(), {"calls": calls, "tolerances": dict(self.tolerances)}
+
+    @classmethod
+    def from_npz(cls, path: Path, stated: Mapping[str, Any]) -> GoldenSamples:
+        """Read what ``to_npz`` gave.
+
+        Raises:
+            UsageError: If the file cannot be read, or lacks an array.
+        """
+        arrays = open_npz(path)
+        calls: list[Feeds] = []
+        outputs: list[dict[str, Array]] = []
+        try:
+            for number, one in enumerate(stated["calls"]):
+                steps = [
+                    {n: arrays[f"{number}.{s}.in{i}"] for i, n in enumerate(one["inputs"])}
+                    for s in range(one["steps"])
+                ]
+                calls.append(Steps(steps) if len(steps) > 1 else steps[0])
+                outputs.append(
+                    {n: arrays[f"{number}.out{i}"] for i, n in enumerate(one["outputs"])}
+                )
+        except (KeyError, IndexError) as error:
+            raise UsageError(
+                f"the golden samples lack an array: {error}",
+                where=str(path),
+                fix="give the file that was written with the lock",
+            ) from error
+        return cls(calls=calls, outputs=outputs, tolerances=stated["tolerances"])
+
+
+def chosen(timing: Sequence[Feeds], others: Iterable[Feeds]) -> list[Feeds]:
+    """The calls to keep: the first that is timed, and more until there are enough samples.
+
+    Args:
+        timing: Calls that are timed, the one that counts first.
+        others: Calls of the evaluation, the first of which may be the same.
+
+    Returns:
+        No call if the first one is too large to be kept, or has what no array holds.
+    """
+    found = [timing[0]]
+    have, size = samples(calls_of(timing[0])[0]), feed_bytes(timing[0])
+    if size > _MOST_BYTES:
+        return []
+    shapes = _shapes(timing[0])
+    for number, call in enumerate(others):
+        if have >= WANTED:
+            break
+        size += feed_bytes(call)
+        if size > _MOST_BYTES:
+            break
+        if number and _shapes(call) == shapes:
+            found.append(call)
+            have += samples(calls_of(call)[0])
+    return found
+
+
+def _shapes(call: Feeds) -> list[dict[str, tuple[int, ...]]]:
+    return [{n: array.shape for n, array in step.items()} for step in calls_of(call)]
+
+
+def _run(session: Session, calls: Sequence[Feeds]) -> list[dict[str, Array]]:
+    return [session.run(feeds_for(session, call)) for call in calls]
+
+
+def _deviations(
+    got: Sequence[Mapping[str, Array]], wanted: Sequence[Mapping[str, Array]]
+) -> dict[str, float]:
+    """By output the deviation over all calls: relative, or the share of elements."""
+    names = dict.fromkeys(name for one in wanted for name in one)
+    return {
+        name: _deviation(
+            [one.get(name) for one in got], [one[name] for one in wanted if name in one]
+        )
+        for name in names
+    }
+
+
+def _deviation(got: Sequence[Array | None], wanted: Sequence[Array]) -> float:
+    here = [array for array in got if array is not None]
+    if [a.shape for a in here] != [a.shape for a in wanted]:
+        return float("inf")
+    first, second = (_flat(arrays) for arrays in (here, wanted))
+    if is_float(second):
+        return deviation(first, second).relative
+    return (differing(first, second) or 0) / max(second.size, 1)
+
+
+def _flat(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([_plain(array).reshape(-1) for array in arrays])
+
+
+def _plain(array: Array) -> Array:
+    """An array that an npz file holds without pickling; it has the same values."""
+    if array.dtype.kind == "O":
+        return cast("Array", array.astype(str))
+    low = array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8"))
+    return array.astype(np.float32) if low else array

@@ -1,0 +1,306 @@
+"""finecast for causal language models of Hugging Face's transformers: ``export`` and ``tune``.
+
+For example::
+
+    result = finecast.huggingface.tune(model, "tuned.onnx", data=texts, tokenizer=tokenizer)
+    result.model.generate(**tokenizer("To be", return_tensors="pt"))
+
+A model is exported to ONNX with its cache as inputs and outputs, in the names that Optimum and
+ONNX Runtime's generate API have: ``input_ids``, ``attention_mask``, ``position_ids``,
+``past_key_values.N.key`` to ``logits``, ``present.N.key``. That file is tuned as any other, on
+texts that are decoded token by token.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import inspect
+import tempfile
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+
+from finecast import api
+from finecast.engines import get_engine
+from finecast.engines.base import Array, Session
+from finecast.engines.ports import DTYPES
+from finecast.errors import EngineError, UsageError
+from finecast.tuning.result import Result
+
+if (
+    importlib.util.find_spec("transformers") is None
+    or importlib.util.find_spec("torch") is None
+):
+    raise EngineError(
+        "finecast.huggingface needs transformers and PyTorch",
+        fix="pip install transformers 'finecast[torch]'",
+    )
+
+__all__ = ["export", "generator", "tokens", "tune"]
+
+_CACHED: Final = ("key", "value")
+_OPSET: Final = 18
+_LENGTH: Final = 128
+"""Tokens of a piece of text, unless the user says another number."""
+_STEPS: Final = 16
+"""Of these, tokens that are decoded one by one."""
+_TEXTS: Final = 8
+"""Pieces of a call."""
+
+
+def tune(
+    model: Any,
+    output: str | Path | None = None,
+    *,
+    data: Iterable[str] | Array,
+    tokenizer: Any = None,
+    length: int = _LENGTH,
+    **options: Any,
+) -> Result:
+    """Find the fastest mixed precision of a causal language model; its ``generate`` runs it.
+
+    Laws: ``model`` is unchanged. The result's ``model`` is of the same class, with the same
+    ``generate``; its calls run the tuned ONNX model. Where nothing helps it is ``model``.
+
+    Args:
+        model: A causal language model of transformers, in fp32, of up to 2 GB. To tune a
+            larger one, ``export`` it, and tune the file.
+        output: Where the tuned ONNX model goes; None for nowhere.
+        data: Texts, or their tokens; see ``tokens``.
+        tokenizer: What makes tokens of texts.
+        length: Tokens of a piece of text.
+        options: Those of ``finecast.tune``. By default the metric is ``kld``, the mean
+            divergence from fp32's choices, of which ``tolerance`` is the most that may be lost
+            in nats a token; the last 16 tokens of each piece are decoded one by one.
+
+    Raises:
+        FinecastError: As ``finecast.tune``; or if there are too few tokens, or the model's
+            cache is of a kind that is no plain pair of keys and values for each layer.
+    """
+    onnx: Any = importlib.import_module("onnx")
+    pieces = tokens(data, tokenizer, length)
+    steps = min(_STEPS, length - 1)
+    stated: dict[str, Any] = {"metric": "kld", "decode_steps": steps, "batch": _TEXTS}
+    stated |= options
+    if stated.get("evaluate") is not None:
+        del stated["metric"], stated["decode_steps"]
+    with tempfile.TemporaryDirectory() as folder:
+        given = onnx.load(export(model, Path(folder) / "model.onnx"))
+    result = api.tune(given, output, data=pieces, **stated)
+    if not result.improved:
+        return replace(result, model=model)
+    session = get_engine(result.plan.engine).load(result.model.SerializeToString())
+    return replace(result, model=generator(model, session))
+
+
+def tokens(
+    data: Iterable[str] | Array, tokenizer: Any = None, length: int = _LENGTH
+) -> dict[str, Array]:
+    """Inputs and labels of pieces of text that are ``length`` tokens long.
+
+    Texts are joined, with the end-of-text token between them, and then cut. So no position is
+    padding; what is left at the end is dropped.
+
+    Args:
+        data: Texts, or their tokens: whole numbers of shape [texts, tokens].
+        tokenizer: Makes tokens of texts: ``tokenizer(text)["input_ids"]``.
+        length: Tokens of a piece.
+
+    Raises:
+        UsageError: If texts are given without a tokenizer, or they have fewer tokens than a
+            piece.
+    """
+    if isinstance(data, np.ndarray):
+        parts: Iterable[Sequence[int]] = data.reshape(len(data), -1).tolist()
+    elif tokenizer is None:
+        raise UsageError(
+            "texts are given, and nothing that makes tokens of them", fix="give tokenizer="
+        )
+    else:
+        end = getattr(tokenizer, "eos_token_id", None)
+        ends = [] if end is None else [end]
+        parts = ([*tokenizer(text)["input_ids"], *ends] for text in data)
+    joined = np.fromiter(chain.from_iterable(parts), np.int64)
+    count = (len(joined) - 1) // length
+    if count < 1:
+        raise UsageError(
+            f"the texts have {len(joined)} tokens, and a piece takes {length} and one more",
+            fix="give more text, or a smaller length=",
+        )
+    shape = (count, length)
+    return {
+        "input_ids": joined[: count * length].reshape(shape),
+        "attention_mask": np.ones(shape, np.int64),
+        "position_ids": np.broadcast_to(np.arange(length), shape).copy(),
+        "label": joined[1 : count * length + 1].reshape(shape),
+    }
+
+
+def export(model: Any, path: str | Path) -> Path:
+    """Write a causal language model as ONNX, with its cache as inputs and outputs.
+
+    Texts, new tokens and cached tokens may be of any number, of cached ones none too.
+
+    Args:
+        model: The model, in evaluation mode.
+        path: Where the file goes; it is replaced. Weights are in the file.
+
+    Raises:
+        UsageError: If it is in training mode, or its cache is of a kind that is no plain pair
+            of keys and values for each layer.
+    """
+    import torch
+
+    flat, past = _flattened(model)
+    ids = torch.zeros((2, 3), dtype=torch.int64)  # no size is that of another axis
+    cached = past[0].shape[2]
+    mask = torch.ones((2, 3 + cached), dtype=torch.int64)
+    positions = torch.arange(cached, cached + 3)[None].expand(2, 3).contiguous()
+    free = torch.export.Dim.DYNAMIC
+    layers = range(len(past) // 2)
+    names = [
+        [f"{of}.{i}.{kind}" for i in layers for kind in _CACHED]
+        for of in ("past_key_values", "present")
+    ]
+    text = {0: free, 1: free}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own modules
+        program = torch.onnx.export(
+            flat,
+            (ids, mask, positions, past),
+            input_names=["input_ids", "attention_mask", "position_ids", *names[0]],
+            output_names=["logits", *names[1]],
+            opset_version=_OPSET,
+            dynamo=True,
+            dynamic_shapes=(text, text, text, [{0: free, 2: free}] * len(past)),
+            verbose=False,
+        )
+        assert program is not None
+    for value in program.model.graph.inputs:
+        shape: Any = value.shape
+        shape[0] = "batch"
+        shape[-2 if len(shape) > 2 else 1] = _positions(value.name or "")
+    program.save(str(path))
+    return Path(path)
+
+
+def _positions(name: str) -> str:
+    """What the number of an input's positions is called."""
+    if name == "attention_mask":
+        return "past + length"
+    return "past" if name.startswith("past") else "length"
+
+
+def generator(model: Any, session: Session) -> Any:
+    """``model`` with another's computation: of a tuned model that it was exported to.
+
+    Law: ``generate`` and every other method is the model's own; only ``forward`` runs
+    ``session``. The weights of ``model`` are shared, and not read.
+    """
+    made, forward = copy.copy(model), cast("Any", partial(_forward, session, model.config))
+    # transformers asks for the parameters of forward, to know what it may pass.
+    forward.__signature__ = inspect.signature(_called)
+    made.forward = forward
+    return made
+
+
+def _called(
+    input_ids: Any,
+    attention_mask: Any = None,
+    position_ids: Any = None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """What ``forward`` takes."""
+
+
+def _forward(session: Session, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of a causal language model, by the session of its exported form."""
+    import torch
+
+    transformers: Any = importlib.import_module("transformers")
+    outputs: Any = importlib.import_module("transformers.modeling_outputs")
+    given = inspect.signature(_called).bind(*args, **kwargs).arguments
+    ids, cache = given["input_ids"], given.get("past_key_values")
+    cache = transformers.DynamicCache(config=config) if cache is None else cache
+    rows, new = ids.shape
+    past = cache.get_seq_length()
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if mask is None:
+        mask = torch.ones((rows, past + new), dtype=torch.int64)
+    if positions is None:
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -new:]
+    feeds = {
+        "input_ids": ids.numpy(),
+        "attention_mask": mask.to(torch.int64).numpy(),
+        "position_ids": np.broadcast_to(positions.numpy(), (rows, new)).copy(),
+    }
+    caches = [spec for spec in session.inputs if spec.name not in feeds]
+    for number, spec in enumerate(caches):
+        if past:
+            held = getattr(cache.layers[number // 2], f"{_CACHED[number % 2]}s").numpy()
+        else:
+            sizes = [dim if isinstance(dim, int) else 0 for dim in spec.shape or ()]
+            held = np.zeros([rows, *sizes[1:]], DTYPES[spec.dtype])
+        feeds[spec.name] = held
+    found = session.run(feeds)
+    logits, *present = (torch.from_numpy(array) for array in found.values())
+    for layer in range(len(present) // 2):
+        key, value = (one[:, :, past:] for one in present[2 * layer : 2 * layer + 2])
+        cache.update(key, value, layer)
+    return outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+
+def _flattened(model: Any) -> tuple[Any, list[Any]]:
+    """A module of tokens, mask, positions and caches, and example caches of four tokens.
+
+    Raises:
+        UsageError: As ``export``.
+    """
+    import torch
+
+    transformers: Any = importlib.import_module("transformers")
+    if model.training:
+        raise UsageError("the model is in training mode", fix="call model.eval() first")
+    with torch.no_grad():
+        found = model(input_ids=torch.zeros((2, 4), dtype=torch.int64), use_cache=True)
+    cache = getattr(found, "past_key_values", None)
+    layers = getattr(cache, "layers", [])
+    if not layers or any(type(one).__name__ != "DynamicLayer" for one in layers):
+        kinds = ", ".join(sorted({type(one).__name__ for one in layers})) or "none"
+        raise UsageError(
+            f"{type(model).__name__} has a cache of another kind than keys and values of all"
+            f" tokens: {kinds}",
+            fix="export the model by Optimum, and tune the file",
+        )
+
+    class Flat(torch.nn.Module):
+        """The model, of which every input and output is a tensor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = copy.copy(model).eval()
+
+        def forward(
+            self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Any
+        ) -> Any:
+            pairs = zip(past[::2], past[1::2], strict=True)
+            found = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=transformers.DynamicCache(ddp_cache_data=[*pairs]),
+                use_cache=True,
+            )
+            made = found.past_key_values.layers
+            return found.logits, *(array for one in made for array in (one.keys, one.values))
+
+    return Flat(), [array for one in layers for array in (one.keys, one.values)]

@@ -1,0 +1,382 @@
+"""Whether a model does on this machine what it did where it was judged.
+
+Law: what decides numbers has to be as it was locked, outputs have to be within the tolerances,
+and a call must not take much longer. What only may change speed is told, and so is what cannot
+be judged here; ``strict`` counts that, too. No data and no fp32 model are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
+from finecast.engines.ports import feeds_for
+from finecast.errors import UsageError
+from finecast.naming import Option, convert_options, path_of
+from finecast.native.lock import (
+    Lock,
+    LockedKernel,
+    Observed,
+    Runner,
+    load_to_verify,
+    observed,
+)
+from finecast.native.opening import lock_beside, opened
+from finecast.reports.base import Report, TextTable
+
+SLOWER: Final = 1.25
+"""A call may take so many times as long as it did: medians of one model on a quiet machine
+differ by a few percent from hour to hour, on shared ones by more."""
+_TIMINGS: Final = 3
+"""A call that is too slow is timed again, up to so many times in all; the fastest counts."""
+_MOST_NODES: Final = 3
+"""Nodes that are named for a change of kernels."""
+_PROCESS: Final = frozenset({*VARIABLES, DENORMALS})
+"""Settings of the process, which every session has."""
+_MOST_CHANGES: Final = 8
+"""Changes that are listed for one check."""
+
+
+class State(Enum):
+    """What a check found: all as locked, a difference that is told, or one that counts."""
+
+    HOLDS = "holds"
+    TOLD = "told"
+    DRIFTED = "drifted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One of the things that are compared.
+
+    Attributes:
+        name: What is compared.
+        state: What was found.
+        texts: What differs, or what was found to be equal.
+    """
+
+    name: str
+    state: State
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(Report):
+    """What became of a lock on this machine.
+
+    Attributes:
+        model: The model's file.
+        lock: The lock's file.
+        checks: What was compared.
+        strict: Whether differences that are told count, too.
+        deviations: By output how far the golden samples are off.
+        call_s: Seconds of a call now, and when it was locked; None where it was not timed.
+    """
+
+    model: str
+    lock: str
+    checks: Sequence[Check]
+    strict: bool = False
+    deviations: Mapping[str, float] = field(default_factory=dict[str, float])
+    call_s: tuple[float | None, float | None] = (None, None)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the model does what it did."""
+        bad = {State.DRIFTED, State.TOLD} if self.strict else {State.DRIFTED}
+        return not any(one.state in bad for one in self.checks)
+
+    @property
+    def drifted(self) -> tuple[str, ...]:
+        """Names of the checks that do not hold or are told."""
+        return tuple(one.name for one in self.checks if one.state is not State.HOLDS)
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The verdict, and a line for each check."""
+        verdict = "holds" if self.holds else "does not hold"
+        head = f"{self.model} {verdict} on this machine what its lock says"
+        return [
+            head,
+            *(f"{c.name}: {c.state.value}: {text}" for c in self.checks for text in c.texts),
+        ]
+
+    @property
+    def tables(self) -> Sequence[TextTable]:
+        """A row for each check, and for each of its differences."""
+        rows = [
+            ("" if number else one.name, "" if number else one.state.value, text)
+            for one in self.checks
+            for number, text in enumerate(one.texts)
+        ]
+        left = ("check", "state", "found")
+        return [TextTable(left=left, rows=rows, fold=("found",))]
+
+    def _content(self) -> dict[str, Any]:
+        now, then = (None if s is None else s * 1e3 for s in self.call_s)
+        return {
+            "model": self.model,
+            "lock": self.lock,
+            "holds": self.holds,
+            "strict": self.strict,
+            "checks": [
+                {"name": c.name, "state": c.state.value, "found": list(c.texts)}
+                for c in self.checks
+            ],
+            "deviations": dict(self.deviations),
+            "call_ms": {"now": now, "locked": then},
+        }
+
+
+def _settings(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str]:
+    """Settings by name, also of ``NAME=VALUE`` texts.
+
+    Raises:
+        UsageError: If a text is malformed.
+    """
+    if isinstance(given, Mapping):
+        return {name: str(value) for name, value in given.items()}
+    found: dict[str, str] = {}
+    for item in given or ():
+        name, equals, value = item.partition("=")
+        if not (equals and name.strip()):
+            raise UsageError(f"{item!r} is no setting", where="--set", fix="write NAME=VALUE")
+        found[name.strip()] = value.strip()
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """How a model is verified.
+
+    Attributes:
+        lock: The lock; None for the one beside the model.
+        settings: Settings of the engine, by its own names, as the model is deployed.
+        strict: Whether differences that are only told count, too.
+    """
+
+    lock: Path | None = Option(
+        help="The lock; default MODEL with .lock.json: m.lock.json for m.onnx.",
+        metavar="FILE.json",
+        kind=Path,
+        convert=path_of,
+    ).field(None)
+    settings: Mapping[str, str] = Option(
+        help="A setting of the engine, by its own name, as the model is deployed:"
+        " INFERENCE_PRECISION_HINT=bf16.",
+        flags=("--set",),
+        metavar="NAME=VALUE",
+        many=True,
+        python=(Mapping, "a dict of settings"),
+        convert=_settings,
+    ).field({})
+    strict: bool = Option(
+        help="Fail for what is told, too: other threads, another CPU, a busy machine.",
+        kind=bool,
+    ).field(False)
+
+    def __post_init__(self) -> None:
+        """Read what was given as text."""
+        convert_options(self)
+
+
+def verify(
+    model: Path, options: VerifyOptions, deployed: object | None = None
+) -> Verification:
+    """Compare what a model does here with its lock.
+
+    Args:
+        model: The model's path.
+        options: Where the lock is, and how strict this is.
+        deployed: What runs the model in production, to be verified in place of a session of
+            finecast's, as ``Session.running`` takes it.
+
+    Raises:
+        UsageError: If there is no lock, or a setting is unknown.
+        ModelError: If the model cannot be read.
+        EngineError: If the engine is not installed, or cannot run the model.
+    """
+    path = options.lock or lock_beside(model)
+    lock = Lock.load(path)
+    given = opened(model)
+    locked = lock.observed.runner
+    session = load_to_verify(locked.engine().configured(options.settings), model)
+    if deployed is not None:
+        session = session.running(deployed)
+    runner = Runner.of(locked.name, throughput=locked.throughput)
+    deviations = {} if lock.samples is None else lock.samples.deviations(session)
+    call = None if lock.samples is None else feeds_for(session, lock.samples.calls[0])
+    look = partial(observed, given.digest, runner, session, call)
+    return compared(
+        lock, look, deviations, strict=options.strict, names=(str(model), str(path))
+    )
+
+
+def compared(
+    lock: Lock,
+    look: Callable[[], Observed],
+    deviations: Mapping[str, float],
+    *,
+    strict: bool = False,
+    names: tuple[str, str] = ("model", "lock"),
+) -> Verification:
+    """What became of ``lock``.
+
+    Args:
+        lock: What was.
+        look: Observes what is, and times a call; again where that was slow.
+        deviations: By output how far the golden samples are off.
+        strict: As in ``VerifyOptions``.
+        names: Those of the model and the lock.
+    """
+    was, now = lock.observed, look()
+    speed = _speed(was, now, lock.speedup)
+    for _ in range(_TIMINGS - 1):
+        if speed.state is not State.DRIFTED:
+            break
+        again = look()
+        if again.call_s is not None and now.call_s is not None and again.call_s < now.call_s:
+            now = again
+        speed = _speed(was, now, lock.speedup)
+    checks = (
+        _equal("model", was.model, now.model, "its files are those that were locked"),
+        _engine(was.runner, now.runner),
+        _machine(was, now),
+        _stated(was.settings, now.settings),
+        _kernels(was.kernels, now.kernels),
+        _numbers(lock, deviations),
+        speed,
+    )
+    return Verification(
+        model=names[0],
+        lock=names[1],
+        checks=checks,
+        strict=strict,
+        deviations=deviations,
+        call_s=(now.call_s, was.call_s),
+    )
+
+
+def _equal(name: str, was: str, now: str, text: str) -> Check:
+    if was == now:
+        return Check(name=name, state=State.HOLDS, texts=(text,))
+    found = f"another one: {now} in place of {was}"
+    return Check(name=name, state=State.DRIFTED, texts=(found,))
+
+
+def _engine(was: Runner, now: Runner) -> Check:
+    name = now.name.partition(":")[0]
+    if was.version == now.version:
+        return Check(name="engine", state=State.HOLDS, texts=(f"{name} {now.version}",))
+    text = f"{name} {now.version or 'of an unknown version'} in place of {was.version}"
+    return Check(name="engine", state=State.DRIFTED, texts=(text,))
+
+
+def _machine(was: Observed, now: Observed) -> Check:
+    """Instruction sets decide numbers; the CPU's name and its cores do not."""
+    before, after = was.machine, now.machine
+    missing = [one for one in before.instruction_sets if one not in after.instruction_sets]
+    more = [one for one in after.instruction_sets if one not in before.instruction_sets]
+    drifted = [f"without {', '.join(missing)}"] if missing else []
+    drifted += [f"with {', '.join(more)}, too"] if more else []
+    told = [f"{after.cpu} in place of {before.cpu}"] if before.cpu != after.cpu else []
+    if before.cores != after.cores:
+        told.append(f"{after.cores} cores in place of {before.cores}")
+    texts = (*drifted, *told) or (", ".join(after.instruction_sets) or after.cpu,)
+    state = State.DRIFTED if drifted else State.TOLD if told else State.HOLDS
+    return Check(name="instruction sets", state=state, texts=texts)
+
+
+def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
+    drifted: list[str] = []
+    told: list[str] = []
+    if was.keys() - _PROCESS and not now.keys() - _PROCESS:
+        told.append("what is deployed does not tell its settings")
+        was = {name: value for name, value in was.items() if name in _PROCESS}
+    for name in dict.fromkeys((*was, *now)):
+        before, after = was.get(name), now.get(name)
+        if before != after:
+            text = f"{name} is {after or 'not set'}, and was {before or 'not set'}"
+            (told if name in OF_SPEED else drifted).append(text)
+    state = State.DRIFTED if drifted else State.TOLD if told else State.HOLDS
+    texts = (*drifted, *told) or (f"all {len(now)} as locked",)
+    return Check(name="settings", state=state, texts=texts)
+
+
+def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> Check:
+    """Which nodes run in another kernel; the code is compared, and what is fused with it."""
+    if not was:
+        text = "the engine does not tell its kernels"
+        return Check(name="kernels", state=State.HOLDS, texts=(text,))
+    if not now:
+        text = "what is deployed does not tell its kernels"
+        return Check(name="kernels", state=State.TOLD, texts=(text,))
+    before, after = _homes(was), _homes(now)
+    changes: dict[tuple[str, str], list[str]] = {}
+    for node in dict.fromkeys((*before, *after)):
+        old, new = before.get(node), after.get(node)
+        if old == new:
+            continue
+        first, second = (one.code if one else "no kernel of its own" for one in (old, new))
+        second = f"{second}, fused otherwise" if first == second else second
+        changes.setdefault((first, second), []).append(node)
+    if not changes:
+        text = f"the same {len(now)}"
+        return Check(name="kernels", state=State.HOLDS, texts=(text,))
+    texts = [
+        f"{second} in place of {first}: {_listed(nodes)}"
+        for (first, second), nodes in changes.items()
+    ]
+    more = len(texts) - _MOST_CHANGES
+    texts = [*texts[:_MOST_CHANGES], *([f"and {more} more changes"] if more > 0 else [])]
+    return Check(name="kernels", state=State.DRIFTED, texts=tuple(texts))
+
+
+def _homes(kernels: Sequence[LockedKernel]) -> dict[str, LockedKernel]:
+    return {node: kernel for kernel in kernels for node in kernel.nodes}
+
+
+def _listed(nodes: Sequence[str]) -> str:
+    more = len(nodes) - _MOST_NODES
+    return ", ".join(nodes[:_MOST_NODES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
+    if lock.samples is None:
+        text = "the lock has no samples: they would have been too large"
+        return Check(name="numbers", state=State.TOLD, texts=(text,))
+    allowed = lock.samples.tolerances
+    beyond = [n for n, found in deviations.items() if not found <= allowed.get(n, 0.0)]
+    worst = max(
+        deviations, key=lambda n: deviations[n] / allowed.get(n, math.inf), default=None
+    )
+    named = beyond or ([] if worst is None else [worst])
+    texts = [
+        f"output {n} is off by {deviations[n]:.3g}, and {allowed.get(n, 0.0):.3g} is allowed"
+        for n in named[:_MOST_CHANGES]
+    ]
+    state = State.DRIFTED if beyond else State.HOLDS
+    return Check(name="numbers", state=state, texts=tuple(texts))
+
+
+def _speed(was: Observed, now: Observed, speedup: float | None) -> Check:
+    if was.call_s is None or now.call_s is None:
+        return Check(name="speed", state=State.HOLDS, texts=("no time was promised",))
+    text = f"{now.call_s * 1e3:.3f} ms a call, and {was.call_s * 1e3:.3f} when locked"
+    text += "" if speedup is None else f", x{speedup:.2f} of fp32"
+    slow = now.call_s > SLOWER * was.call_s
+    doubts: list[str] = []
+    if now.denied:
+        doubts.append(f"other processes have {now.denied:.0%} of the processor time")
+    if was.denied:
+        doubts.append(f"they had {was.denied:.0%} when it was locked")
+    if was.machine.cpu != now.machine.cpu:
+        doubts.append("another CPU: no time was promised for it")
+    state = State.HOLDS if not slow else State.TOLD if doubts else State.DRIFTED
+    return Check(name="speed", state=state, texts=(text, *(doubts if slow else ())))

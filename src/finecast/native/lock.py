@@ -1,0 +1,390 @@
+"""The lock of a model: what its numbers and its speed were when they were judged.
+
+Laws: a lock is made of the model as it was written, loaded as it will be loaded. It has what
+decides numbers, and samples of the numbers themselves, so that a machine which lacks the data
+can tell within seconds whether it computes what was judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from finecast.data.golden import GoldenSamples
+from finecast.engines import get_engine, library_of
+from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.numerics import process_settings
+from finecast.engines.ports import feeds_for
+from finecast.errors import UsageError
+from finecast.files import write_bytes, write_text
+from finecast.measure.environment import Environment, environment, instruction_sets, version_of
+from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.native.opening import lock_beside, opened
+from finecast.numbers.formats import Format
+from finecast.terminal import finite
+
+KIND: Final = "finecast.lock"
+_VERSION: Final = 1
+_MOST_BYTES: Final = 64 << 20
+"""Of a lock without its samples: names of a million ops."""
+TIMED: Final = Effort(min_time_s=0.5, rounds=11)
+
+_JSON_FIELDS: Final = {
+    "model": dict,
+    "engine": dict,
+    "machine": dict,
+    "settings": dict,
+    "kernels": list,
+    "times": dict,
+    "accuracy": dict,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedKernel:
+    """A kernel that runs: the engine's name of its code with its format, and its nodes."""
+
+    code: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """What runs a model: an engine, its version, and whether it serves several requests.
+
+    ``name`` is that of ``get_engine``, with the device.
+    """
+
+    name: str
+    version: str
+    throughput: bool = False
+
+    @classmethod
+    def of(cls, name: str, *, throughput: bool = False) -> Runner:
+        """The engine as it is installed here."""
+        needs = library_of(name.partition(":")[0])
+        found = version_of(needs) or version_of(f"{needs}-cpu") or ""
+        return cls(name=name, version=found, throughput=throughput)
+
+    def engine(self) -> Engine:
+        """The engine in that configuration.
+
+        Raises:
+            EngineError: If it is not installed, or has no such device.
+        """
+        found = get_engine(self.name)
+        return found.as_one_stream() if self.throughput else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The machine, as far as it decides numbers or times."""
+
+    cpu: str
+    cores: int
+    instruction_sets: tuple[str, ...]
+
+    @classmethod
+    def here(cls, found: Environment | None = None) -> Machine:
+        """This machine."""
+        found = found or environment()
+        return cls(cpu=found.cpu, cores=found.cores, instruction_sets=instruction_sets(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a model does in a process: all that a lock holds but its samples.
+
+    Attributes:
+        model: The digest of the model's files.
+        runner: What ran it.
+        machine: Where.
+        settings: What the engine reports of the session, and the process.
+        kernels: What ran; none if the engine does not tell.
+        call_s: Seconds of a call of the first golden sample; None if it was not timed.
+        denied: The share of the processor time wanted that other processes had meanwhile.
+    """
+
+    model: str
+    runner: Runner
+    machine: Machine
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    kernels: Sequence[LockedKernel] = ()
+    call_s: float | None = None
+    denied: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """What a model did where it was judged.
+
+    Attributes:
+        plan: The digest of its plan.
+        observed: What it did.
+        samples: Golden samples; None if they would have been too large.
+        accuracy: The metric of both models, and the certificate, if there is one.
+        speedup: How many times as fast as fp32 it was in the last race; None if it did not.
+    """
+
+    plan: str
+    observed: Observed
+    samples: GoldenSamples | None = None
+    accuracy: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    speedup: float | None = None
+
+    def write(self, path: Path) -> None:
+        """Write the lock, and its samples beside it.
+
+        Raises:
+            UsageError: If a file cannot be written.
+        """
+        seen, samples = self.observed, None
+        if self.samples is not None:
+            content, stated = self.samples.to_npz()
+            write_bytes(samples_of(path), content)
+            samples = {"digest": _digest(content), **stated}
+        text = {
+            "kind": KIND,
+            "version": _VERSION,
+            "finecast": environment().finecast,
+            "model": {"digest": seen.model, "plan": self.plan},
+            "engine": {
+                "name": seen.runner.name,
+                "version": seen.runner.version,
+                "throughput": seen.runner.throughput,
+            },
+            "machine": {
+                "cpu": seen.machine.cpu,
+                "cores": seen.machine.cores,
+                "instruction_sets": list(seen.machine.instruction_sets),
+            },
+            "settings": dict(seen.settings),
+            "kernels": [[k.code, *k.nodes] for k in seen.kernels],
+            "times": {
+                "call_ms": None if seen.call_s is None else seen.call_s * 1e3,
+                "busy": seen.denied,
+                "speedup": self.speedup,
+            },
+            "accuracy": dict(self.accuracy),
+            "samples": samples,
+        }
+        write_text(path, json.dumps(finite(text), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Lock:
+        """Read a lock, and its samples beside it.
+
+        Raises:
+            UsageError: If there is none, or it is not one that this release reads.
+        """
+        found = _read(path)
+        engine, machine, times = found["engine"], found["machine"], found["times"]
+        try:
+            observed = Observed(
+                model=str(found["model"]["digest"]),
+                runner=Runner(
+                    name=str(engine["name"]),
+                    version=str(engine["version"]),
+                    throughput=bool(engine["throughput"]),
+                ),
+                machine=Machine(
+                    cpu=str(machine["cpu"]),
+                    cores=int(machine["cores"]),
+                    instruction_sets=tuple(map(str, machine["instruction_sets"])),
+                ),
+                settings={str(k): str(v) for k, v in found["settings"].items()},
+                kernels=tuple(
+                    LockedKernel(code=str(code), nodes=tuple(map(str, nodes)))
+                    for code, *nodes in found["kernels"]
+                ),
+                call_s=None if times["call_ms"] is None else float(times["call_ms"]) / 1e3,
+                denied=float(times["busy"]),
+            )
+            samples = None
+            if found["samples"] is not None:
+                samples = _samples(samples_of(path), found["samples"])
+            speedup = None if times["speedup"] is None else float(times["speedup"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _no_lock(path, f"{type(error).__name__}: {error}") from error
+        return cls(
+            plan=str(found["model"].get("plan", "")),
+            observed=observed,
+            samples=samples,
+            accuracy=found["accuracy"],
+            speedup=speedup,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A model that was written, and what it is compared with to lock it.
+
+    Attributes:
+        path: Its file or folder.
+        runner: What runs it.
+        reference: The fp32 model.
+        calls: Calls to keep as golden samples; none if they are too large.
+    """
+
+    path: Path
+    runner: Runner
+    reference: Session
+    calls: Sequence[Feeds]
+
+    def lock(self, plan: str, accuracy: Mapping[str, Any], speedup: float | None) -> Lock:
+        """The lock of the model as it is loaded from its file.
+
+        Raises:
+            EngineError: If the engine cannot load it.
+        """
+        session = load_to_verify(self.runner.engine(), self.path)
+        samples, call = None, None
+        if self.calls:
+            call = feeds_for(session, self.calls[0])
+            samples = GoldenSamples.of(session, self.reference, self.calls)
+        seen = observed(opened(self.path).digest, self.runner, session, call)
+        return Lock(
+            plan=plan, observed=seen, samples=samples, accuracy=accuracy, speedup=speedup
+        )
+
+
+def lock_files(output: Path) -> tuple[Path, Path]:
+    """The lock of a model that is written to ``output``, and the lock's samples."""
+    lock = lock_beside(output)
+    return lock, samples_of(lock)
+
+
+def samples_of(lock: Path) -> Path:
+    """The file of the golden samples of a lock: ``m.lock.npz`` of ``m.lock.json``."""
+    return lock.with_suffix(".npz")
+
+
+def load_to_verify(engine: Engine, model: Path) -> Session:
+    """A session as the model is deployed, which tells its kernels if the engine can.
+
+    Raises:
+        EngineError: If the engine cannot load it.
+    """
+    if engine.lowers_by_hint:
+        return engine.load_hinted(model, Format.FP32)
+    return engine.load(model, profiling=engine.tells_kernels)
+
+
+def observed(
+    model: str, runner: Runner, session: Session, call: Feeds | None, *, timed: bool = True
+) -> Observed:
+    """What a session does, on the first golden sample if there is one.
+
+    Args:
+        model: The digest of the model's files.
+        runner: What runs it.
+        session: The model, loaded.
+        call: The call that is timed and whose kernels count.
+        timed: Whether it is timed.
+    """
+    kernels: Sequence[LockedKernel] = ()
+    took, denied = None, 0.0
+    if call is not None:
+        session.run(call)  # kernels are chosen by the shapes of the last call
+        kernels = _kernels(session, call)
+        if timed and not runner.throughput:
+            race = Race.of(lambda: session.run(call), {}, TIMED)
+            took, denied = race.latency(ANCHOR).median_s, race.denied
+    return Observed(
+        model=model,
+        runner=runner,
+        machine=Machine.here(),
+        settings={**session.settings, **process_settings()},
+        kernels=kernels,
+        call_s=took,
+        denied=denied,
+    )
+
+
+def _kernels(session: Session, call: Feeds) -> tuple[LockedKernel, ...]:
+    """The kernels that ran, in the order of their nodes' names."""
+    found = [
+        LockedKernel(code=f"{k.implementation} {k.computed}".strip(), nodes=k.ops)
+        for k in session.kernel_formats()
+    ]
+    if not found:
+        seen: Sequence[KernelTime] = ()
+        with suppress(UsageError):  # a session that was opened without its profile
+            seen = session.profile(call, repeats=1)
+        found = [LockedKernel(code=f"{k.kind} {k.format}", nodes=k.ops) for k in seen if k.ops]
+    return tuple(sorted(found, key=lambda kernel: (kernel.nodes, kernel.code)))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _samples(path: Path, stated: Mapping[str, Any]) -> GoldenSamples:
+    """The golden samples.
+
+    Raises:
+        UsageError: If the file is missing, or not the one that was written with the lock.
+    """
+    fix = "copy it with the lock, or tune anew"
+    if not path.is_file():
+        raise UsageError("the lock's samples are missing", where=str(path), fix=fix)
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != stated["digest"]:
+        raise UsageError(
+            "these are not the samples that were written with the lock",
+            where=str(path),
+            fix=fix,
+        )
+    return GoldenSamples.from_npz(path, stated)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a lock's file, of the right kind and version.
+
+    Raises:
+        UsageError: If it cannot be read, or is something else.
+    """
+    if not path.is_file():
+        raise UsageError(
+            "there is no lock of the model",
+            where=str(path),
+            fix="tune writes it beside the plan; --lock names another file",
+        )
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise _no_lock(path, "it is too large")
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the lock: {error.strerror or error}",
+            where=str(path),
+            fix="check the path",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise _no_lock(path, "it is no JSON") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise _no_lock(path, "it has no kind finecast.lock")
+    if found.get("version") != _VERSION:
+        raise UsageError(
+            f"a lock of version {found.get('version')!r}, and {_VERSION} is read here",
+            where=str(path),
+            fix="use the release of finecast that wrote it, or tune anew",
+        )
+    for name, kind in _JSON_FIELDS.items():
+        if not isinstance(found.get(name), kind):
+            raise _no_lock(path, f"{name!r} is missing")
+    return {"samples": None, **found}
+
+
+def _no_lock(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"not a lock that is read here: {why}",
+        where=str(path),
+        fix="give the NAME.lock.json that tune wrote, unchanged",
+    )

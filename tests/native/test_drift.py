@@ -1,0 +1,248 @@
+"""Locks, and what each planted drift looks like beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finecast.data.golden import GoldenSamples, chosen
+from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
+from finecast.engines.numerics import DENORMALS
+from finecast.errors import UsageError
+from finecast.measure.environment import Environment, instruction_sets
+from finecast.native.drift import SLOWER, State, Verification, compared
+from finecast.native.lock import Lock, LockedKernel, Machine, Observed, Runner, samples_of
+
+Change = Callable[[Observed], Observed]
+
+WAS = Observed(
+    model="0123",
+    runner=Runner(name="openvino:CPU", version="2026.4"),
+    machine=Machine(cpu="some CPU", cores=4, instruction_sets=("avx2", "avx512_vnni")),
+    settings={
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "INFERENCE_NUM_THREADS": "4",
+        DENORMALS: "kept",
+    },
+    kernels=(
+        LockedKernel(code="brgemm_avx512_I8 uint8", nodes=("product", "relu")),
+        LockedKernel(code="jit_avx512_f32 fp32", nodes=("softmax",)),
+    ),
+    call_s=0.010,
+)
+
+
+class Scaled(Session):
+    """y = x times a factor, and n = the rounded sum; ``x`` may come in steps."""
+
+    inputs = (TensorSpec(name="x", dtype="fp32", shape=(None, 3)),)
+    outputs = (
+        TensorSpec(name="y", dtype="fp32", shape=None),
+        TensorSpec(name="n", dtype="int64", shape=None),
+    )
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = np.float32(factor)
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        x = np.asarray(feeds["x"], np.float32)
+        return {"y": x * self.factor, "n": np.round(x.sum(axis=1)).astype(np.int64)}
+
+
+def calls(count: int = 3, rows: int = 8) -> list[Feeds]:
+    rng = np.random.default_rng(0)
+    return [{"x": rng.normal(size=(rows, 3)).astype(np.float32)} for _ in range(count)]
+
+
+def lock(low: float = 1.01) -> Lock:
+    samples = GoldenSamples.of(Scaled(low), Scaled(), calls())
+    return Lock(plan="45", observed=WAS, samples=samples, speedup=2.0)
+
+
+def verified(change: Change, factor: float = 1.01, **options: Any) -> Verification:
+    was = lock()
+    assert was.samples is not None
+    deviations = was.samples.deviations(Scaled(factor))
+    return compared(was, lambda: change(WAS), deviations, **options)
+
+
+def setting(name: str, value: str) -> Change:
+    return lambda was: replace(was, settings={**was.settings, name: value})
+
+
+def other_sets(*sets: str) -> Change:
+    return lambda was: replace(was, machine=replace(was.machine, instruction_sets=sets))
+
+
+def other_code(was: Observed) -> Observed:
+    avx2 = LockedKernel(code="jit_avx2_I8 uint8", nodes=("product", "relu"))
+    return replace(was, kernels=(avx2, was.kernels[1]))
+
+
+def unfused(was: Observed) -> Observed:
+    parts = [replace(was.kernels[0], nodes=(node,)) for node in was.kernels[0].nodes]
+    return replace(was, kernels=(*parts, was.kernels[1]))
+
+
+def same(was: Observed) -> Observed:
+    return was
+
+
+DRIFTS: Mapping[str, tuple[Change, float, str]] = {
+    "another hint": (setting("INFERENCE_PRECISION_HINT", "bf16"), 1.01, "settings"),
+    "codes in the cache": (setting("KV_CACHE_PRECISION", "u8"), 1.01, "settings"),
+    "dynamic quantization": (
+        setting("DYNAMIC_QUANTIZATION_GROUP_SIZE", "32"),
+        1.01,
+        "settings",
+    ),
+    "denormals": (setting(DENORMALS, "0"), 1.01, "settings"),
+    "a variable": (setting("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"), 1.01, "settings"),
+    "no VNNI": (other_sets("avx2"), 1.01, "instruction sets"),
+    "saturation": (same, 0.9, "numbers"),
+    "an older engine": (
+        lambda was: replace(was, runner=replace(was.runner, version="2025.1")),
+        1.01,
+        "engine",
+    ),
+    "a changed weight": (lambda was: replace(was, model="89ab"), 1.01, "model"),
+    "other kernels": (other_code, 1.01, "kernels"),
+    "no fusion": (unfused, 1.01, "kernels"),
+    "a slow machine": (lambda was: replace(was, call_s=0.020), 1.01, "speed"),
+}
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_each_planted_drift_is_caught_by_its_check(name: str) -> None:
+    change, factor, check = DRIFTS[name]
+    found = verified(change, factor)
+    assert not found.holds
+    assert [c.name for c in found.checks if c.state is State.DRIFTED] == [check]
+    assert json.loads(json.dumps(found.to_dict()))["holds"] is False
+
+
+def test_the_same_holds() -> None:
+    found = verified(same)
+    assert found.holds
+    assert not found.drifted
+    assert "holds" in found.lines[0]
+
+
+TOLD: Mapping[str, Change] = {
+    "threads": setting("INFERENCE_NUM_THREADS", "1"),
+    "another CPU": lambda was: replace(was, machine=replace(was.machine, cpu="another")),
+    "a busy machine": lambda was: replace(was, call_s=0.020, denied=0.5),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_changes_speed_alone_is_told_and_fails_strictly(name: str) -> None:
+    found = verified(TOLD[name])
+    assert found.holds
+    assert len(found.drifted) == 1
+    assert not verified(TOLD[name], strict=True).holds
+
+
+def test_a_slow_call_is_timed_again_and_the_fastest_counts() -> None:
+    seconds = iter([0.02, 0.01 * SLOWER])
+    found = compared(lock(), lambda: replace(WAS, call_s=next(seconds)), {"y": 0.0})
+    assert found.holds
+    assert found.call_s == (0.01 * SLOWER, WAS.call_s)
+
+
+def test_tolerances_are_shares_of_the_models_own_error() -> None:
+    samples = GoldenSamples.of(Scaled(1.01), Scaled(), calls())
+    assert samples.tolerances["y"] == pytest.approx(0.005, rel=1e-3)
+    exact = GoldenSamples.of(Scaled(), Scaled(), calls()).tolerances
+    assert 0 < exact["y"] == exact["n"] < 1e-4
+    assert samples.deviations(Scaled(1.02))["y"] > samples.tolerances["y"]
+    assert samples.deviations(Scaled(math.nan))["y"] == math.inf
+
+
+def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "m.lock.json"
+    steps = Steps(calls(2))
+    was = lock()
+    samples = GoldenSamples.of(Scaled(2.0), Scaled(), [steps.calls[0], *calls()])
+    was = replace(was, samples=replace(samples, calls=[steps, *calls()]))
+    was.write(path)
+    again = Lock.load(path)
+    assert again.observed == WAS
+    assert (again.plan, again.speedup) == (was.plan, was.speedup)
+    assert again.samples is not None
+    assert isinstance(again.samples.calls[0], Steps)
+    assert len(again.samples.calls[0].calls) == 2
+    assert not any(again.samples.deviations(Scaled(2.0)).values())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 99}, "version 99"),
+        ({"kind": "finecast.plan"}, "not a lock"),
+        ({"kernels": [[]]}, "not a lock"),
+        ({"machine": {}}, "not a lock"),
+        ({"times": None}, "'times' is missing"),
+        ({"settings": 3}, "'settings' is missing"),
+    ],
+)
+def test_what_is_no_lock_is_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "m.lock.json"
+    lock().write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UsageError, match=words):
+        Lock.load(path)
+
+
+def test_samples_that_are_not_those_of_the_lock_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.lock.json"
+    lock().write(path)
+    samples_of(path).write_bytes(samples_of(path).read_bytes() + b"0")
+    with pytest.raises(UsageError, match="not the samples"):
+        Lock.load(path)
+    samples_of(path).unlink()
+    with pytest.raises(UsageError, match="missing"):
+        Lock.load(path)
+    with pytest.raises(UsageError, match="there is no lock"):
+        Lock.load(tmp_path / "other.lock.json")
+
+
+def test_samples_are_whole_calls_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    ten = calls(10)
+    assert len(chosen(ten[:1], ten)) == 3  # 24 samples
+    assert len(chosen(ten[:1], [ten[0], {"x": np.zeros((2, 3), np.float32)}])) == 1
+    assert len(chosen(calls(1, rows=64), ten)) == 1
+    from finecast.data import golden
+
+    monkeypatch.setattr(golden, "_MOST_BYTES", 150)
+    assert len(chosen(ten[:1], ten)) == 1
+    monkeypatch.setattr(golden, "_MOST_BYTES", 50)
+    assert not chosen(ten[:1], ten)
+
+
+def test_a_limit_takes_the_instruction_sets_beyond_it() -> None:
+    flags = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_int8")
+    machine = Environment(
+        cpu="",
+        flags=flags,
+        isa_limit="ONEDNN_MAX_CPU_ISA=AVX2",
+        cores=1,
+        platform="",
+        python="",
+        finecast="",
+        libraries={},
+        numerics={},
+    )
+    assert instruction_sets(machine) == ("avx2",)
+    assert instruction_sets(replace(machine, isa_limit=None)) == flags

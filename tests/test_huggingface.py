@@ -1,0 +1,145 @@
+"""Causal language models of transformers: exported with their cache, tuned, generating.
+
+They run in the environment of the zoo, which has transformers: ``make zoo-sample``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from finecast import get_engine
+from finecast.errors import UsageError
+
+pytest.importorskip("transformers")
+torch: Any = pytest.importorskip("torch")
+
+from zoo.libraries import prepare  # noqa: E402  # torchvision is made importable first
+
+prepare()
+
+import transformers  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+from finecast import huggingface  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and the exporter
+
+_SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128}
+IDS = torch.arange(10).reshape(2, 5)
+
+
+def llama(**config: Any) -> Any:
+    """Random weights, large enough that its choices are not nearly equal."""
+    torch.manual_seed(0)
+    of: Any = transformers
+    sizes = {
+        **_SIZES,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": None,
+    }
+    made = of.LlamaConfig(
+        **sizes, num_hidden_layers=2, eos_token_id=None, initializer_range=0.2, **config
+    )
+    return of.LlamaForCausalLM(made).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def exported(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return huggingface.export(model, tmp_path_factory.mktemp("export") / "model.onnx")
+
+
+def generated(model: Any, **options: Any) -> list[list[int]]:
+    stated = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(
+        input_ids=IDS, attention_mask=torch.ones_like(IDS), **stated
+    ).tolist()
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_generate_gives_the_models_own_tokens(model: Any, exported: Path, engine: str) -> None:
+    made = huggingface.generator(model, get_engine(engine).load(exported))
+    assert generated(made) == generated(model)
+    assert generated(made, num_beams=2) == generated(model, num_beams=2)
+    assert "forward" not in vars(model)
+
+
+def test_padding_on_the_left_moves_no_position(model: Any, exported: Path) -> None:
+    made = huggingface.generator(model, get_engine("onnxruntime").load(exported))
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    asked = {"input_ids": IDS, "attention_mask": mask, "max_new_tokens": 4, "pad_token_id": 0}
+    mine, own = (one.generate(**asked, do_sample=False) for one in (made, model))
+    assert mine.tolist() == own.tolist()
+
+
+def test_inputs_have_the_names_and_sizes_that_others_expect(exported: Path) -> None:
+    graph = onnx.load(exported).graph
+    shapes = {
+        value.name: [
+            dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim
+        ]
+        for value in graph.input
+    }
+    assert shapes["input_ids"] == shapes["position_ids"] == ["batch", "length"]
+    assert shapes["attention_mask"] == ["batch", "past + length"]
+    assert shapes["past_key_values.1.value"] == ["batch", 2, "past", 16]
+    assert [value.name for value in graph.output][:2] == ["logits", "present.0.key"]
+
+
+def test_a_tuned_model_generates(model: Any, tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 64, (4, 65))
+    result = huggingface.tune(
+        model,
+        tmp_path / "tuned.onnx",
+        data=data,
+        length=16,
+        decode_steps=2,
+        engine="onnxruntime",
+        tolerance=0.5,
+        min_speedup=1.0,
+        progress=False,
+    )
+    assert result.metric == "kld"
+    assert isinstance(result.model, type(model))
+    assert (result.model is model) == (not result.improved)
+    assert len(generated(result.model)[0]) == 13
+
+
+class Letters:
+    """A tokenizer of lower-case letters."""
+
+    eos_token_id = 26
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) - ord("a") for letter in text]}
+
+
+def test_texts_are_joined_and_cut() -> None:
+    found = huggingface.tokens(["abc", "de"], Letters(), 3)
+    assert found["input_ids"].tolist() == [[0, 1, 2], [26, 3, 4]]
+    assert found["label"].tolist() == [[1, 2, 26], [3, 4, 26]]
+    assert found["position_ids"].tolist() == [[0, 1, 2]] * 2
+    assert found["attention_mask"].all()
+
+
+def test_refusals_say_what_to_give(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give tokenizer="):
+        huggingface.tokens(["abc"])
+    with pytest.raises(UsageError, match="5 tokens, and a piece takes 128"):
+        huggingface.tokens(np.zeros((1, 5), int))
+    with pytest.raises(UsageError, match="training mode"):
+        huggingface.export(llama().train(), tmp_path / "m.onnx")
+    of: Any = transformers
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    windowed = of.MistralConfig(**_SIZES, **heads, num_hidden_layers=1, sliding_window=4)
+    with pytest.raises(UsageError, match=r"DynamicSlidingWindowLayer.*Optimum"):
+        huggingface.export(of.MistralForCausalLM(windowed).eval(), tmp_path / "m.onnx")

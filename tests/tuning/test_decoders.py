@@ -1,0 +1,121 @@
+"""A decoder is tuned by tokens that it decodes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import finecast
+from finecast.data.decoding import Decoding, DecodingSession
+from finecast.data.workload import Workload
+from finecast.engines import get_engine, installed
+from finecast.measure.racing import Effort, Race
+from finecast.native.engine_subject import EngineSubject
+from finecast.native.subject import Built
+from tests import decoder
+
+pytest.importorskip("torch", reason="the example trains with PyTorch")
+pytestmark = pytest.mark.skipif(not installed("onnxruntime"), reason="needs ONNX Runtime")
+
+# Low plans take half of fp32's time in a first call, and more than fp32 in a step.
+FIRST_S, STEP_S = (10.0, 5.0), (1.0, 1.5)
+
+
+def times(
+    self: EngineSubject, built: Mapping[str, Built], workload: Workload, effort: Effort
+) -> Race:
+    """Stated times of the calls that the workload times."""
+    lengths = [feeds["input_ids"].shape[1] for feeds in workload.timing()]
+
+    def seconds(low: bool) -> float:
+        return sum((STEP_S if length == 1 else FIRST_S)[low] for length in lengths)
+
+    lowered = {name: one.plan.lowers for name, one in built.items()}
+    return Race.stated(seconds(False), {name: seconds(low) for name, low in lowered.items()})
+
+
+@pytest.mark.parametrize("objective", ["latency", "first_token", "tokens_per_second"])
+def test_no_plan_loses_in_one_call_for_the_other_unasked(
+    objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineSubject, "times", times)
+    with np.load(decoder.folder() / "texts.npz") as data:
+        texts = {name: data[name][:4] for name in data.files}
+    result = finecast.tune(
+        decoder.folder() / "decoder.onnx",
+        tmp_path / "low.onnx",
+        data=texts,
+        policy="all:int8",
+        engine="onnxruntime",
+        objective=objective,
+        metric="kld",
+        tolerance=1.0,
+        decode_steps=3,
+        batch=4,
+        progress=False,
+    )
+    told = "a step takes 1.5 of what fp32 takes"
+    assert result.improved == (objective == "first_token")
+    if objective == "first_token":
+        assert result.gain == 2.0
+        assert told in result.warnings
+        assert 0 < result.tuned.metric <= 1
+    if objective == "latency":
+        assert f"by losing in the other: {told}" in result.why
+
+
+def test_an_objective_of_decoding_needs_steps(tmp_path: Path) -> None:
+    model = decoder.folder() / "decoder.onnx"
+    with pytest.raises(finecast.UsageError, match=r"give decode_steps"):
+        finecast.tune(
+            model,
+            data={"input_ids": np.zeros((2, 3), np.int64), **decoder.empty(2)},
+            objective="first_token",
+            engine="onnxruntime",
+            progress=False,
+        )
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+def test_a_model_with_a_state_decodes_as_the_one_with_a_cache() -> None:
+    import openvino
+    from openvino import opset8 as ops
+    from openvino.op.util import Variable, VariableInfo
+
+    path = decoder.folder() / "decoder.onnx"
+    model: Any = openvino.Core().read_model(path)
+    made: Any = ops  # its functions are made at run time
+    ids, results = model.input("input_ids").get_node(), model.get_results()
+    front, zero = made.constant([0], dtype=np.int64), made.constant(0, dtype=np.int64)
+    texts = made.gather(made.shape_of(ids), front, zero)
+    empty = made.concat([texts, made.constant([2, 0, 16], dtype=np.int64)], 0)
+    for name in decoder.empty(1):
+        present = name.replace("past", "present")
+        result = next(r for r in results if present in r.input_value(0).get_names())
+        info: Any = VariableInfo()
+        info.data_shape = openvino.PartialShape([-1, 2, -1, 16])
+        info.data_type, info.variable_id = openvino.Type.f32, name
+        variable = Variable(info)
+        past = model.input(name).get_node()
+        state = made.read_value(made.broadcast(made.constant(np.float32(0)), empty), variable)
+        for reader in [*past.output(0).get_target_inputs()]:
+            reader.replace_source_output(state.output(0))
+        model.add_sinks([made.assign(result.input_value(0).get_node(), variable)])
+        model.add_variables([variable])
+        model.remove_result(result)
+        model.remove_parameter(past)
+    engine = get_engine("openvino")
+    feeds = {"input_ids": np.arange(24, dtype=np.int64).reshape(2, 12)}
+    kept, given = (engine.load(one) for one in (model, path))
+    assert kept.keeps_state
+    found: list[Any] = [
+        DecodingSession(session, Decoding.of(session, 4, {})).run(feeds)["logits"]
+        for session in (kept, given, kept)
+    ]
+    assert found[0].shape == (2, 4, 256)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)  # fp32 of numbers about 1
+    assert np.array_equal(found[0], found[2])  # each text starts with an empty state
