@@ -246,3 +246,9 @@ def test_what_breaks_an_output_says_nothing_of_how_errors_add_up() -> None:
     assert saturation == Saturation()
     assert scaled == found
     assert of([1e6, 0.1], 0.2).shares.tolist() == [1e6, 0.1]
+
+
+def test_roundings_that_cancel_have_no_error_below_zero() -> None:
+    """Their measured sum may be below 0: that of a residual stream, without its values'."""
+    assert Saturation().relative(-1e-8) == 0.0
+    assert Saturation().relative(4e-6) == pytest.approx(2e-3)

@@ -234,7 +234,7 @@ class _Compared:
             if fmt is own or not np.isfinite(more + casts):
                 continue
             added = max(self.error + self.flips.error[unit, number], 0.0)
-            errors = [saturation.together(e) ** 0.5 for e in (self.error, added)]
+            errors = [saturation.relative(e) for e in (self.error, added)]
             low, high = fmt, own
             if fmt is Format.FP32:
                 low, high, more, casts = own, fmt, -more, -casts

@@ -258,6 +258,10 @@ class Saturation:
             return added
         return added / max(1 + self.rate * added, self.least)
 
+    def relative(self, added: float) -> float:
+        """The error of such roundings; 0 where those that cancel have a sum below 0."""
+        return max(self.together(added), 0.0) ** 0.5
+
     def apart(self, error: float) -> float:
         """Inverse of ``together``: the sum of single errors; inf if none causes ``error``."""
         if not math.isfinite(error):

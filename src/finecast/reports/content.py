@@ -306,13 +306,13 @@ class _Content:
         found: dict[str, dict[str, dict[str, float]]] = {}
         if analysis is None or graph is None:
             return found
-        together = analysis.saturation.together
+        relative = analysis.saturation.relative
         for fmt, rounded in analysis.rounded.items():
             values = rounded.by_unit
             for unit, nodes in enumerate(analysis.units.members):
                 errors = {
-                    "weights": together(float(rounded.units[unit])) ** 0.5,
-                    "activations": together(float(values[unit])) ** 0.5,
+                    "weights": relative(float(rounded.units[unit])),
+                    "activations": relative(float(values[unit])),
                 }
                 for node in nodes:
                     found.setdefault(graph.nodes[node].name, {})[fmt.label] = errors
@@ -323,12 +323,12 @@ class _Content:
         analysis = self.sources.analysis
         if analysis is None:
             return None
-        together = analysis.saturation.together
+        relative = analysis.saturation.relative
         return {
             fmt.label: {
-                "weights": together(float(rounded.units.sum())) ** 0.5,
-                "activations": together(rounded.values) ** 0.5,
-                "both": together(rounded.total) ** 0.5,
+                "weights": relative(float(rounded.units.sum())),
+                "activations": relative(rounded.values),
+                "both": relative(rounded.total),
             }
             for fmt, rounded in analysis.rounded.items()
         }
