@@ -942,7 +942,9 @@ def report(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
         blame=blame.to_dict()
         if isinstance(blame, Blame)
-        else blame and read_part(Path(blame)),
+        else None
+        if blame is None
+        else read_part(Path(blame)),
     )
     with files.locked():
         if path is not None:
