@@ -67,7 +67,7 @@ def test_it_is_read_as_it_was_written(one: Adjustment) -> None:
     [
         {"port": 1},
         {"node": "a", "port": -1, "add": "1"},
-        {"node": "a", "port": 1, "axis": 0, "add": "1"},
+        {"node": "a", "port": 1, "axis": 0, "add": "1 2"},
         {"node": "a", "port": 1},
         {"node": "a", "port": 1, "exponents": "0.5"},
         {"node": "a", "port": 1, "exponents": "999"},
