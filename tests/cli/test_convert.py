@@ -430,7 +430,7 @@ def _first(plan: dict[str, Any], **change: Any) -> list[dict[str, Any]]:
         (lambda p: _edited(p, io=3), "not a finecast plan"),
         (
             lambda p: _edited({k: v for k, v in p.items() if k != "digest"}),
-            "KeyError: 'digest'",
+            "it has no 'digest'",
         ),
         (lambda p: '{"version": ' + "[" * 100_000, "not a finecast plan"),
         (lambda p: '{"version": ' + "9" * 5_000 + "}", "not a finecast plan"),

@@ -274,7 +274,9 @@ def test_where_nothing_can_be_scaled_it_is_said(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_here_refuses_it_in_tune(net: Path, kind: str) -> None:
-    with pytest.raises(UsageError, match="adjusted in models of ONNX and OpenVINO alone"):
+    with pytest.raises(
+        UsageError, match="in models of ONNX and OpenVINO alone, as engines run them"
+    ):
         api.tune(
             net,
             data={"x": DATA[kind]},

@@ -31,6 +31,7 @@ from finecast.engines.base import Feeds
 from finecast.errors import (
     EngineError,
     FinecastError,
+    ModelError,
     OutOfMemoryError,
     UsageError,
     UserCodeError,
@@ -264,11 +265,15 @@ class WorkerExecutor(Executor):
     def opens(self) -> bool:
         """Have the first worker open model and data; whether it finds the same model there.
 
+        It does not if a frontend that reads the model was registered in this process alone.
+
         Raises:
-            FinecastError: If that fails, or ends the worker.
+            FinecastError: If the data cannot be read, or that ends the worker.
         """
         try:
             return self._first.open(None)
+        except ModelError:
+            return False  # this process has opened it
         except WorkerDiedError as error:
             raise self._died(
                 f"opening the model, its data and their functions {error}"
