@@ -213,7 +213,9 @@ def _files(result: Result) -> list[str]:
     """Lines on what was written, and on what to do next."""
     if not result.improved:
         return ["nothing written: use the model given"]
-    files = [*filter(None, (result.output, result.plan_out, result.lock)), *result.files]
+    samples = result.lock.with_suffix(".npz") if result.lock is not None else None
+    locks = [path for path in (result.lock, samples) if path is not None and path.exists()]
+    files = [*filter(None, (result.output, result.plan_out)), *locks, *result.files]
     *others, last = map(str, files) if files else [""]
     wrote = f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
     lines = [wrote] if files else []
@@ -229,4 +231,6 @@ def _files(result: Result) -> list[str]:
     if result.lock is not None:
         written = shlex.quote(str(result.output))
         lines.append(f"on the machine that will run it: finecast verify {written}")
+        if samples in locks:
+            lines.append(f"{samples} has samples of your data: --no-lock leaves them out")
     return lines
