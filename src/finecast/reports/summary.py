@@ -192,6 +192,13 @@ def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: 
     )
 
 
+# Why a plan with a faster median may not be chosen.
+_EQUALLY_FAST: Final = (
+    "plans count as equally fast until a race shows, beyond what other processes disturb, that"
+    " one is more than 3% faster: the more accurate one is chosen"
+)
+
+
 def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     """How much faster the next faster plan was, in the same races, and what it would cost.
 
@@ -213,7 +220,7 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     if first and last:
         how = f"{first:.2f} times {good} {chosen} in the first race"
         how += f", {last:.2f} times in the last"
-        how += " (of plans about as fast the more accurate one is chosen)" if last > 1 else ""
+        how += f" ({_EQUALLY_FAST})" if last > 1 else ""
     elif first:
         how = f"{first:.2f} times {good} {chosen}"
     elif one.get("gain"):

@@ -59,7 +59,9 @@ def comparison(result: Result) -> TextTable:
     Where that is faster and the output cannot state it, its line says which output can.
     """
     beside = _COUNTED.get(result.objective)
-    heads = (result.metric, "ms a call", "MB", *((beside[0],) if beside else ()), "speed")
+    timed = len(result.conditions.get("timed") or ())
+    took = f"ms for {timed} calls" if timed > 1 else "ms a call"
+    heads = (result.metric, took, "MB", *((beside[0],) if beside else ()), "speed")
     latency = result.objective is Objective.LATENCY
     gained = () if latency else (result.objective.words.gain,)
 

@@ -52,7 +52,7 @@ function conditions() {
   const timed = asked.timed || [];
   const parts = [
     asked.samples ? `the accuracy is that of ${count(asked.samples, "sample")}` : null,
-    timed.length === 1 ? `a call has ${feeds(timed[0])}` : timed.length ? `a time of a call is that of ${count(timed.length, "call")}: ${timed.map(feeds).join("; ")}` : null,
+    timed.length === 1 ? `a call has ${feeds(timed[0])}` : timed.length ? `each time is the sum of ${count(timed.length, "call")}, one after another: ${timed.map(feeds).join("; ")}` : null,
     asked.date ? `made on ${asked.date}` : null,
   ].filter(Boolean).join("; ");
   return parts ? el("p", { class: "soft" }, parts[0].toUpperCase() + parts.slice(1) + ".") : null;
@@ -72,7 +72,7 @@ function plansSection() {
       kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red" }[kind]; return `${colour}: ${words}. `; }),
       "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, without a plan.",
       races ? " Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
-      plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered from the most exact plan to the fastest one predicted." : "")),
+      plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered by predictions, from the most exact plan to the fastest: measured errors and times may have another order." : "")),
     el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
       table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...rows, ...anchors], [1, 2, 4]))];
 }
@@ -173,7 +173,7 @@ function timeSection() {
   const total = (m) => ms(sum((data.kernels[m] || []).map((k) => k.ms)));
   const timed = asked.timed || [];
   const profiled = !data.kernels.fp32 ? "Widths are the times that plans were chosen by; casts are not among them." : [
-    `Widths are times of kernels, from a few runs of a profile on the inputs of one call${timed.length ? ` (${feeds(timed[0])})` : ""}. A kernel's time stands at its main op, the one with the most operations, though the engine may have fused others into it. `,
+    `Widths are times of kernels, from a few runs of a profile on the inputs of one call${timed.length ? ` (${feeds(timed[0])})` : ""}. A kernel's time stands at its main op, the one with the most operations, though the engine may have fused others into it. Colours are the types of the chosen plan, in the picture of fp32, too. `,
     found && found.baseline ? [`They add up to ${models.map((m) => `${total(m)} (${m})`).join(" and ")}. In the races a call took ${ms(found.baseline.latency_ms)} (fp32) and ${ms(found.tuned.latency_ms)} (tuned)`, timed.length > 1 ? ` for ${timed.length} inputs one after another` : "", ": that counts the time between kernels, too, and all waits for other processes."] : ""];
   const pictures = el("div"), crumbs = el("p", { "aria-live": "polite" });
   const walkTo = (tree) => path.reduce((at, name) => (at && at.inner.get(name)) || at, tree);
@@ -257,7 +257,7 @@ function valuesSection() {
   const search = el("input", { type: "search", placeholder: "part of a name", oninput: later(() => { text = search.value.toLowerCase(); again(); }) });
   const worst = rows().sort((a, b) => b.bad.over - a.bad.over || b.bad.lost - a.bad.lost)[0];
   if (worst) open(worst);
-  return [el("p", { class: "soft" }, "What calibration data showed of each value, against the range of a format. Numbers above the range become infinite, those far below it zero. In int8 one scale is taken to cover what was observed of the value, and numbers below half of its step become zero; weights, which have a scale for each channel, are left out."),
+  return [el("p", { class: "soft" }, "What calibration data showed of each value, against the range of a format. In a float format numbers above the range become infinite, those far below it zero. In int8 one scale is taken to cover what was observed of the value, and numbers below half of its step become zero; weights, which have a scale for each channel, are left out."),
     el("div", { class: "controls" }, el("label", {}, "Format ", select), el("label", {}, "Search values ", search)), grid.box, picture];
 }
 
