@@ -172,6 +172,8 @@ PAGES = [
 @pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 # A CPU that gains nothing by a format is told so by a warning.
 @pytest.mark.filterwarnings("ignore::UserWarning")
+# The compiler of PyTorch uses what PyTorch deprecates, as it is imported.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "MAX_STEPS", 3)  # each plan that is tried is compiled

@@ -69,7 +69,7 @@ class Usage:
 _COMPILED: Final = Usage(
     modules=("torch",),
     before=("program = torch.export.load({path})",),
-    model="torch.compile(program.module())",
+    model="torch.compile(program.module(), dynamic=False)",
     call=(
         "args, kwargs = program.example_inputs",
         "with torch.no_grad():",

@@ -215,6 +215,8 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     predicted = _predicted(one, own)
     if first and max(first, last or first) < _FASTER:
         return ""  # by the races it is as fast, whatever was predicted
+    if not first and not one.get("gain") and predicted and predicted < _FASTER:
+        return ""
     good, chosen = f"as {_AS_GOOD[found['objective']]}", "as the chosen one"
     how = "predicted to be faster"
     if first and last:

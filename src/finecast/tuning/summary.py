@@ -49,7 +49,7 @@ _BECAUSE: Final[Mapping[str, str]] = {
     "error": "would cost too much accuracy",
     "bytes": "save no bytes",
     "kernel": "run in the kernel of a low op",
-    "plan": "may have no lower type, or only move numbers",
+    "plan": "may have none of the plan's lower types, or only move numbers",
 }
 
 
