@@ -414,13 +414,13 @@ def _searched(
             start=_plan(options.start),
             progress=options.progress,
         )
+        outcome = replace(outcome, metric=options.data.label or "metric")
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.built is not None:
         size, verified = model.write(outcome.built, output, subject, workload)
         measured = replace(outcome.tuned, size_bytes=size)
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
         if options.lock and not subject.target and subject.verifiers:
-            outcome = replace(outcome, metric=options.data.label or "metric")
             engine = subject.verifiers[0]
             throughput = outcome.objective is Objective.THROUGHPUT
             runner = Runner.of(engine.judges, throughput=throughput)
@@ -437,7 +437,7 @@ def _searched(
     said = without_opinion(options.user_rules, outcome.plan.reasons)
     run = outcome.run_notes if outcome.output is None else ()
     warnings = (*outcome.warnings, *workload.warnings, *said, *run)
-    return replace(outcome, metric=options.data.label or "metric", warnings=warnings)
+    return replace(outcome, warnings=warnings)
 
 
 def _locked(

@@ -21,7 +21,7 @@ from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
-from tests.native.weights_only import coded, engine_for, saved
+from tests.native.weights_only import coded, engine_for, output_of, saved
 
 Array = NDArray[np.float32]
 
@@ -85,8 +85,7 @@ def net(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def run(path: Path) -> Array:
-    (found,) = OpenVinoEngine().load(path).run(inputs()).values()
-    return found.astype(np.float32)
+    return output_of(path, inputs())
 
 
 def close(got: Array, wanted: Array) -> bool:

@@ -28,7 +28,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.tuning.result import Result
-from tests.native.weights_only import coded, engine_for, saved
+from tests.native.weights_only import coded, engine_for, output_of, saved
 
 WEIGHTS = Format.INT8_WEIGHTS
 # A table of rows, products by matrices, and what OpenVINO computes from fp32 weights alone.
@@ -71,8 +71,7 @@ def net(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def run(path: Path) -> NDArray[np.float32]:
-    (found,) = OpenVinoEngine().load(path).run({"ids": IDS}).values()
-    return found.astype(np.float32)
+    return output_of(path, {"ids": IDS})
 
 
 def constants(path: Path) -> dict[str, NDArray[np.generic]]:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import openvino
 import pytest
+from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 from finecast.engines.base import Array
@@ -37,6 +38,12 @@ def saved(text: str, constants: Mapping[str, Array], folder: Path, kind: str) ->
     model = openvino.Core().read_model(path)
     openvino.save_model(model, path.with_suffix(".xml"), compress_to_fp16=False)
     return path.with_suffix(".xml")
+
+
+def output_of(path: Path, feeds: Mapping[str, Array]) -> NDArray[np.float32]:
+    """The output of a net in OpenVINO."""
+    (found,) = OpenVinoEngine().load(path).run(feeds).values()
+    return found.astype(np.float32)
 
 
 def coded(plan: Plan, fmt: Format) -> list[str]:

@@ -87,6 +87,9 @@ six = st.lists(positive, min_size=COUNT, max_size=COUNT)
 
 
 @given(six, six, st.floats(0.0, 2.0), st.floats(0.0, 1.0))
+@example(  # an error that is too small to divide by
+    gains=[1.0] * COUNT, errors=[1.0] * COUNT, cast_s=0.0, share=2.225073858507e-311
+)
 @example(  # the last digit of a sum that was taken apart
     gains=[1.0] * COUNT,
     errors=[1.0, 1.0, 1.111451348571757, 1.1, 2.9693996334414496, 1.05],

@@ -109,8 +109,11 @@ def process_settings() -> dict[str, str]:
     """
     least = np.finfo(np.float32).smallest_normal
     kept = bool((np.full(4, least, np.float32) * np.float32(0.5)).all())
-    found = {name: value for name in VARIABLES if (value := os.environ.get(name))}
-    return {**found, DENORMALS: "kept" if kept else "0"}
+    return {**_variables(), DENORMALS: "kept" if kept else "0"}
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name in VARIABLES if (value := os.environ.get(name))}
 
 
 def recorded() -> dict[str, dict[str, str]]:
@@ -119,6 +122,6 @@ def recorded() -> dict[str, dict[str, str]]:
         "openvino": openvino_settings(HINTS[Format.FP32]),
         "onnxruntime": ONNXRUNTIME,
         "tensorflow": dict.fromkeys(TENSORFLOW, "OFF"),
-        "variables": {n: v for n in VARIABLES if (v := os.environ.get(n))},
+        "variables": _variables(),
     }
     return {engine: {k: str(v) for k, v in found.items()} for engine, found in stated.items()}

@@ -258,9 +258,6 @@ class SwitchedProbe:
         if not len(on):
             return self.reference
         span = self._span(on)
-        everything = range(len(self.switches))
-        if len(on) > 1 and self.span == everything:
-            span = everything  # not worth leaving for one run
         if span != self.span:
             try:
                 self._open(span)
@@ -284,11 +281,17 @@ class SwitchedProbe:
         self.size = part_size(len(self.switches), load_s, run_s)
 
     def _span(self, on: NDArray[np.int64]) -> range:
-        """The switches of the smallest session that has all that are on."""
+        """The switches of the smallest session that has all that are on.
+
+        For several switches the session of all is not left, as it would be loaded again.
+        """
+        everything = range(len(self.switches))
+        if len(on) > 1 and self.span == everything:
+            return everything
         start = int(on[0]) // self.size * self.size
         part = range(start, min(start + self.size, len(self.switches)))
         alone = int(on[-1]) < part.stop and part not in self.refused
-        return part if alone else range(len(self.switches))
+        return part if alone else everything
 
     def _open(self, span: range) -> tuple[float, float]:
         """Load the session of these switches and run it with none on; seconds of either."""

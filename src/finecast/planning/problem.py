@@ -69,7 +69,7 @@ class Roundings:
     @property
     def values(self) -> float:
         """The squared error of all values rounded, without constants."""
-        return max(float(self.errors.sum() + self.shared.sum()), 0.0)
+        return float(self.errors.sum() + self.shared.sum())
 
     @property
     def by_unit(self) -> NDArray[np.float64]:
@@ -78,7 +78,7 @@ class Roundings:
         for units, error in zip(self.lists, self.errors, strict=True):
             for unit in {u for u in units if u >= 0}:
                 found[unit] += error
-        return np.maximum(found, 0.0)
+        return found
 
 
 def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floats:
@@ -370,4 +370,4 @@ def _parts(
         if not low.isdisjoint(units)
     )
     shared = sum(float(rounded.shared[u]) for u in low)
-    return sum(float(rounded.units[u]) for u in low), max(sum(values) + shared, 0.0)
+    return sum(float(rounded.units[u]) for u in low), sum(values) + shared

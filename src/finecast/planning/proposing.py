@@ -44,8 +44,8 @@ def frontier_of(
 
     Laws: time falls and error grows strictly. With a single low format each choice has the
     least cost at its price of error, and is found by one minimum cut; among more formats
-    expansion moves approximate it, and an integer program solves small ones. Where all errors
-    of units are positive, the choices of a single low format are nested, and found together.
+    expansion moves approximate it, and an integer program solves small ones. Where no unit's
+    own error is negative, the choices of a single low format are nested, and found together.
 
     Args:
         planner: The graph, and what the rules left.
@@ -194,7 +194,7 @@ def within(
         return None
     numbers = {f: number for number, f in enumerate(analysis.times)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
-    problem = build_problem(planner.graph, planner.permissions, analysis)
+    problem = pair[0].problem or build_problem(planner.graph, planner.permissions, analysis)
     apart = analysis.saturation.apart(error)
     found = fastest_within(problem, apart, _descend(problem, slow, fast, apart))
     choice = Choice.of(found, problem, found.label, analysis)

@@ -3,11 +3,10 @@
 Of a model with several outputs it is the error of that output which is worst.
 Roundings are independent to first order, so the squared errors of a plan's rounding points
 add up to the plan's (Higham and Mary, "A new approach to probabilistic rounding error
-analysis", 2019), until they saturate. One value that several ops read is no exception to
-independence but one rounding: if the op that makes the value rounds it, all readers read the
-same error, which may cancel or add up in the outputs. So the points of such a value are also
-probed together. Many points are probed in groups first: a group whose error is negligible is
-not probed point by point.
+analysis", 2019), until they saturate. Where several ops read a value, the op that makes it
+rounds it once for all of them. They read the same error, which may cancel or add up in the
+outputs, so the points of such a value are also probed together. Many points are probed in
+groups first: a group whose error is negligible is not probed point by point.
 """
 
 from __future__ import annotations
@@ -253,14 +252,18 @@ class Saturation:
         return cls(rate=rate, least=added / total if rate < 0 else 0.0)
 
     def together(self, added: float) -> float:
-        """The squared error of roundings whose single errors have the sum ``added``."""
+        """The squared error of roundings whose single errors have the sum ``added``.
+
+        Round-off may leave the sum of errors that cancel a little below 0: that is none.
+        """
         if not math.isfinite(added):
             return added
+        added = max(added, 0.0)
         return added / max(1 + self.rate * added, self.least)
 
     def relative(self, added: float) -> float:
-        """The error of such roundings; 0 where those that cancel have a sum below 0."""
-        return max(self.together(added), 0.0) ** 0.5
+        """The root of ``together``: the error of such roundings."""
+        return math.sqrt(self.together(added))
 
     def apart(self, error: float) -> float:
         """Inverse of ``together``: the sum of single errors; inf if none causes ``error``."""

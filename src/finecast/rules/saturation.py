@@ -21,6 +21,8 @@ from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
 from finecast.rules.facts import Facts
 
+# From these magnitudes on fp32 gives -1, 0 or 1. 1 - tanh(x) is about 2 exp(-2x), half of a
+# unit in the last place at 9.01. 1 - erf(x) is below that from 3.92 on. A sigmoid of a
 # negative number is half of the least number of fp32 at -103.97.
 _SATURATES: Final[Mapping[str, float]] = {"tanh": 9.02, "erf": 3.93, "sigmoid": 104.0}
 # Names that the op table joins with these functions and that are other ones.

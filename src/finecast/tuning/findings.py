@@ -189,7 +189,7 @@ def sensitivities(planner: Planner, analysis: Analysis) -> tuple[UnitSensitivity
             UnitSensitivity(
                 nodes=tuple(graph.nodes[n].name for n in members[unit]),
                 format=fmt,
-                error=math.sqrt(analysis.saturation.together(float(error))),
+                error=analysis.saturation.relative(float(error)),
                 fp32_cost=float(analysis.times[Format.FP32][unit]),
                 low_cost=float(analysis.times[fmt][unit]),
             )

@@ -533,10 +533,14 @@ class _Tuning:
         planner, analysis = self.examined.planner, self.analysis
         if analysis is None:
             return found
+        aims = set[float]()
         for share in (*_AIMS, *(_BOLDER if self.subject.target else ())):
             allowed = self.trials.allowed_error()
             if allowed is None or not self.trials.may_go_on():
                 break
+            if share**2 * allowed in aims:  # no trial has told more since
+                continue
+            aims.add(share**2 * allowed)
             limit = math.inf
             if found is not None:
                 limit = predicted_cost(planner, analysis, found.plan) / SAME_TIME
