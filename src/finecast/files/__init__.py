@@ -334,6 +334,32 @@ def writing(path: Path | str) -> Generator[None]:
         ) from error
 
 
+def read_text(path: Path, *, what: str, most_bytes: int, fix: str) -> str:
+    """The text of a file that may come from anybody, of a bounded size.
+
+    Args:
+        path: The file.
+        what: What it is in messages: "plan".
+        most_bytes: The largest size that is read.
+        fix: What to do where it cannot be read.
+
+    Raises:
+        UsageError: If it cannot be read, is larger, or is no text.
+    """
+    try:
+        size = path.stat().st_size
+        if size > most_bytes:
+            raise UsageError(
+                f"a {what} of {size} bytes: {most_bytes} are the most that are read",
+                where=str(path),
+                fix=fix,
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"cannot read the {what}: {why}", where=str(path), fix=fix) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, in one step as ``write_bytes``.
 

@@ -21,7 +21,7 @@ from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.numerics import process_settings
 from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
-from finecast.files import write_bytes, write_text
+from finecast.files import read_text, write_bytes, write_text
 from finecast.measure.environment import Environment, environment, instruction_sets, version_of
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.native.opening import lock_beside, opened
@@ -34,6 +34,7 @@ _MOST_BYTES: Final = 64 << 20
 """Of a lock without its samples: names of a million ops."""
 TIMED: Final = Effort(min_time_s=0.5, rounds=11)
 
+_FIX: Final = "give the NAME.lock.json that tune wrote, unchanged"
 _JSON_FIELDS: Final = {
     "model": dict,
     "engine": dict,
@@ -356,16 +357,9 @@ def _read(path: Path) -> dict[str, Any]:
             where=str(path),
             fix="tune writes it beside the plan; --lock names another file",
         )
+    text = read_text(path, what="lock", most_bytes=_MOST_BYTES, fix=_FIX)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise _no_lock(path, "it is too large")
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the lock: {error.strerror or error}",
-            where=str(path),
-            fix="check the path",
-        ) from error
+        found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _no_lock(path, "it is no JSON") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
@@ -386,5 +380,5 @@ def _no_lock(path: Path, why: str) -> UsageError:
     return UsageError(
         f"not a lock that is read here: {why}",
         where=str(path),
-        fix="give the NAME.lock.json that tune wrote, unchanged",
+        fix=_FIX,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from finecast.errors import ModelError, UsageError
+from finecast.files import read_text
 from finecast.graph import Graph, Node
 from finecast.graph.structure import Structure, read_structure, write_structure
 from finecast.numbers.encodings import Encodings, Scaled
@@ -359,22 +360,8 @@ class Plan:
         Raises:
             UsageError: If it is missing or not a plan.
         """
-        try:
-            size = path.stat().st_size
-            if size > _LARGEST_BYTES:
-                raise UsageError(
-                    f"a plan of {size} bytes: {_LARGEST_BYTES} are the most that are read",
-                    where=str(path),
-                    fix="give a plan file",
-                )
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
-            raise UsageError(
-                f"cannot read the plan: {why}",
-                where=str(path),
-                fix="give a file that `finecast tune` or `convert --plan-out` wrote",
-            ) from error
+        fix = "give a file that `finecast tune` or `convert --plan-out` wrote"
+        text = read_text(path, what="plan", most_bytes=_LARGEST_BYTES, fix=fix)
         return cls.from_json(text, where=str(path))
 
 

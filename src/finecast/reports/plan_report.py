@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from finecast.errors import UsageError
-from finecast.files import check_writable, write_text
+from finecast.files import check_writable, read_text, write_text
 from finecast.reports.base import Report
 from finecast.reports.model_explorer import write_model_explorer
 from finecast.reports.page import page_of
@@ -17,6 +17,7 @@ from finecast.reports.schema import check_content
 
 _LARGEST_BYTES: Final = 1 << 28
 """A report of 100,000 ops takes half of this."""
+_FIX: Final = "give a report, a plan or a study that finecast wrote"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -30,13 +31,19 @@ class PlanReport(Report):
     content: Mapping[str, Any]
 
     @classmethod
+    def load(cls, path: Path) -> PlanReport:
+        """Read the data that ``save`` wrote; raises as ``from_json``, or if it is no text."""
+        text = read_text(path, what="report", most_bytes=_LARGEST_BYTES, fix=_FIX)
+        return cls.from_json(text, where=str(path))
+
+    @classmethod
     def from_json(cls, text: str, *, where: str) -> PlanReport:
         """Read the data of a report, which may come from anybody.
 
         Raises:
             UsageError: If it is no report of a version that is read here.
         """
-        content = _parsed(text, where, "give a report, a plan or a study that finecast wrote")
+        content = _parsed(text, where, _FIX)
         check_content(content, where=where)
         return cls(content=content)
 
@@ -96,11 +103,8 @@ def read_part(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: If the file is no JSON object.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"cannot read it: {error}", where=str(path)) from error
     fix = "give what finecast prints with --json"
+    text = read_text(path, what="file", most_bytes=_LARGEST_BYTES, fix=fix)
     found = _parsed(text, str(path), fix)
     if not isinstance(found, dict):
         raise UsageError("it is no JSON object", where=str(path), fix=fix)

@@ -38,7 +38,7 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
             )
         if _head(path).startswith(MAGIC):
             return _of_study(path, None)
-        return PlanReport.from_json(path.read_text(encoding="utf-8"), where=str(path))
+        return PlanReport.load(path)
     return _of_plan(Plan.load(path), study, beside=_beside(path))
 
 

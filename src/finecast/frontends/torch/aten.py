@@ -109,17 +109,21 @@ def named_arguments(node: FxNode) -> dict[str, Any]:
 
 def argument_names(node: FxNode) -> list[str]:
     """Names of the arguments in the schema of the op that a node calls, in order."""
+    return [*_defaults(node)]
+
+
+def _defaults(node: FxNode) -> dict[str, Any]:
+    """The defaults of these arguments by name; None for those without one."""
     assert isinstance(node.target, OpOverload)
     schema = node.target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
-    return [a.name for a in schema.arguments]
+    return {a.name: a.default_value for a in schema.arguments}
 
 
 def epsilon(node: FxNode) -> float | None:
     """A norm's epsilon, stated or by default; None for an op without one."""
     if not isinstance(node.target, OpOverload):
         return None
-    schema = node.target._schema  # pyright: ignore[reportPrivateUsage] - torch has no public name
-    default = {a.name: a.default_value for a in schema.arguments}
+    default = _defaults(node)
     if EPSILON not in default:
         return None
     found = named_arguments(node).get(EPSILON, default[EPSILON])
