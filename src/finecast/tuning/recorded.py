@@ -29,14 +29,15 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
     if isinstance(source, Plan):
         return _of_plan(source, study, beside=())
     path = Path(source)
-    if not is_plan(path):
+    head = _head(path)
+    if not _starts_plan(head):
         if study is not None:
             raise UsageError(
                 "a study is given beside something that is no plan",
                 where=str(path),
                 fix="leave one of them out",
             )
-        if _head(path).startswith(MAGIC):
+        if head.startswith(MAGIC):
             return _of_study(path, None)
         return PlanReport.load(path)
     return _of_plan(Plan.load(path), study, beside=_beside(path))
@@ -48,7 +49,11 @@ def is_plan(path: Path) -> bool:
     Raises:
         UsageError: If it cannot be read.
     """
-    return not _head(path).startswith((MAGIC, _REPORT.encode()))
+    return _starts_plan(_head(path))
+
+
+def _starts_plan(head: bytes) -> bool:
+    return not head.startswith((MAGIC, _REPORT.encode()))
 
 
 def _head(path: Path) -> bytes:
