@@ -7,8 +7,8 @@
 
 Each tool makes its file in a process and an environment of its own. Then all files of a model
 are scored on data that no tool saw, and raced with the fp32 model in one process. Each result
-is a line of ``--results`` at once, so that a run that is stopped goes on where it was. The page
-and its figure are written from these lines.
+is a line of ``--results`` at once, so that a stopped run goes on where it was. The page and
+its figure are written from these lines.
 """
 
 from __future__ import annotations

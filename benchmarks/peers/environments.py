@@ -1,8 +1,8 @@
 """One environment for each peer, as pip makes it: what a tool needs is a row of a table.
 
-An environment is a virtual environment named by its tool in one folder. A file in it states the
-requirements that were installed, so that a changed row makes the environment anew. One that
-cannot be made says why, in a line; that line then stands in the table of results.
+An environment is a virtual environment named by its tool in one folder. A file in it states
+the requirements that were installed, so that a changed row makes the environment anew. Where
+pip fails, its reason in one line stands in the table of results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ _LIMIT_S: Final = 1800.0
 _TORCH: Final = "torch==2.13.0"
 _OPENVINO: Final = "openvino==2026.4.1"
 
-# Requirements by environment. Releases of numpy, onnx and onnxruntime are those that the tool's
-# own release was made for; newer ones lack what it calls.
+# Requirements by environment. Releases of numpy, onnx and onnxruntime are those that a tool's
+# own release was made for, where newer ones lack what it calls.
 REQUIREMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "onnxconverter-common": ("onnxconverter-common==1.16.0", "onnxruntime==1.32.0"),
     "modelopt": ("nvidia-modelopt[onnx]==0.47.0", "onnxruntime==1.32.0", _TORCH),
     "nncf": ("nncf==3.4.0", _OPENVINO),
     "neural-compressor": (
         "neural-compressor==2.6", "onnx==1.16.2", "onnxruntime==1.18.1", "numpy==1.26.4",
-        "setuptools<80", _TORCH,
+        "setuptools<80", "six", "timm==1.0.31", "torchvision==0.28.0", "transformers==5.23.0",
+        _TORCH,
     ),
     "onnxruntime": ("onnxruntime==1.32.0", "onnx==1.20.1", "sympy==1.14.0"),
     "olive": ("olive-ai[cpu]==0.13.0", _TORCH),
@@ -62,7 +63,8 @@ def environment(name: str, folder: Path) -> Environment:
         NotInstalledError: If pip fails. The failure is kept, so that later calls do not try
             again until the requirements change or the folder is removed.
     """
-    wanted, place = list(REQUIREMENTS[name]), folder / name
+    wanted: list[str] = [*REQUIREMENTS[name]]
+    place = folder / name
     python, done = place / "bin" / "python", place / _DONE
     made = json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
     if made.get("requirements") != wanted:

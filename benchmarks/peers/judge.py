@@ -46,9 +46,13 @@ def compiled(model: Path, hint: str, stated: Mapping[str, Any] | None) -> Infer:
     able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if hint != "f32" and {"bf16": "BF16", "f16": "FP16"}[hint] not in able:
         raise NoModelError(f"this CPU has no {hint} in OpenVINO")
-    settings = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+    settings: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "PERFORMANCE_HINT": "LATENCY",
+        **(stated or {}),
+    }
     try:
-        loaded = core.compile_model(core.read_model(model), "CPU", settings | (stated or {}))
+        loaded = core.compile_model(core.read_model(model), "CPU", settings)
     except RuntimeError as error:
         raise NoModelError(f"OpenVINO does not load it: {_reason(error)}") from None
     request = loaded.create_infer_request()

@@ -224,7 +224,7 @@ def _decided(task: Task, inputs: Mapping[str, Array]) -> Parts:
     for part, end in zip(("calib", "search", "held"), ends, strict=True):
         given = {name: array[begin:end] for name, array in inputs.items()}
         outputs = [
-            session.run(None, {name: a[i] for name, a in given.items()})[0]
+            np.asarray(session.run(None, {name: a[i] for name, a in given.items()})[0])
             for i in range(end - begin)
         ]
         parts[part] = {**given, "_truth": np.stack(outputs).argmax(axis=-1)}

@@ -20,11 +20,14 @@ _HEAD: Final = """# finecast and other tools
 
 Written by `make peers` (`python -m benchmarks.peers`); do not edit. {machine}.
 
-Each tool makes its model in an environment of its own, with its best documented use (below), the same calibration
-data, the same data to evaluate on where it takes a metric, and at most the same loss. The file is what counts: it is scored on held data that no tool saw,
-by one scorer in OpenVINO, and timed in turns with the fp32 model and all other files in one process. A model is valid if
-OpenVINO runs it and the loss on held data is at most the one allowed. Speeds are times of fp32 over those of the file, on two cores;
-seconds are the tool's own, without starting Python; "evaluations" are runs of the search data or, of tools that know no metric, of one call.
+Each tool makes its model in an environment of its own, in its best documented way (below),
+with the same calibration data, the same data to evaluate on where it takes a metric, and the
+same loss to keep. The file is what counts, not what the tool says of it: one scorer runs it in
+OpenVINO on held data that no tool saw, and it is timed in turns with the fp32 model and all
+other files in one process. A model is valid if OpenVINO runs it and it loses at most what is
+allowed on the held data. Speed is the time of a call of fp32 over that of the file. Seconds
+are the tool's own, with loading and saving, without starting Python. "Evaluations" are runs of
+all search data or, of a tool that knows no metric, of one call.
 
 ![speed of each tool's model beside fp32]({figure})
 """
@@ -125,8 +128,8 @@ def _of_tools(models: Mapping[str, Mapping[str, Row]]) -> str:
                 ),
             )
         )  # fmt: skip
-    head = ("tool", "models", "files that run", "valid", "mean speed, fp32 where not valid"
-            " or slower", "median seconds")  # fmt: skip
+    used = "mean speed, fp32 where not valid or slower"
+    head = ("tool", "models", "files that run", "valid", used, "median seconds")
     return _table(head, [cells for _, cells in sorted(lines)])
 
 
@@ -216,14 +219,14 @@ def _figure(models: Mapping[str, Mapping[str, Row]]) -> str:
     def x(speed: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * speed / top
 
-    parts = [
-        f'<text class="title" x="16" y="24">{title}</text>',
-        f'<circle class="own" cx="{_LEFT}" cy="42" r="6"/><text x="{_LEFT + 10}" y="46">'
-        "finecast</text>",
-        f'<circle class="peer" cx="{_LEFT + 90}" cy="42" r="4"/><text x="{_LEFT + 100}" y="46">'
-        "another tool</text>",
-        _cross(_LEFT + 205, 42) + f'<text x="{_LEFT + 215}" y="46">loses too much</text>',
-    ]
+    parts = [f'<text class="title" x="16" y="24">{title}</text>']
+    legend = (
+        (0, _dot("own", _LEFT, 42), "finecast"),
+        (90, _dot("peer", _LEFT + 90, 42), "another tool"),
+        (205, _cross(_LEFT + 205, 42), "loses too much"),
+    )
+    for at, mark, text in legend:
+        parts.append(f'{mark}<text x="{_LEFT + at + 10}" y="46">{text}</text>')
     step = 0.5 if top <= 4 else 1.0
     for i in range(int(top / step) + 1):
         at = x(i * step)
@@ -239,9 +242,8 @@ def _figure(models: Mapping[str, Mapping[str, Row]]) -> str:
             f'<text x="{_LEFT - 12}" y="{y + 4}" text-anchor="end">{escape(about)}</text>'
         )
         # finecast's dot last, so that it is above the others.
-        for row in sorted(rows.values(), key=lambda row: row.tool == FINECAST):
-            if row.speed is not None:
-                parts.append(_mark(row, x(row.speed), y))
+        drawn = sorted(rows.values(), key=lambda row: row.tool == FINECAST)
+        parts += [_mark(row, x(row.speed), y) for row in drawn if row.speed is not None]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {bottom + 32}" role="img"'
         f' aria-label="{title}">\n<style>\n{_STYLE}</style>\n'
@@ -254,8 +256,13 @@ def _mark(row: Row, x: float, y: float) -> str:
     told = f"<title>{escape(TOOLS[row.tool].title)}: {row.speed:.2f}x</title>"
     if not row.keeps:
         return f"<g>{told}{_cross(x, y)}</g>"
-    kind, radius = ("own", 6) if row.tool == FINECAST else ("peer", 4)
-    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="{radius}">{told}</circle>'
+    kind = "own" if row.tool == FINECAST else "peer"
+    return f"<g>{told}{_dot(kind, x, y)}</g>"
+
+
+def _dot(kind: str, x: float, y: float) -> str:
+    radius = {"own": 6, "peer": 4}[kind]
+    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="{radius}"/>'
 
 
 def _cross(x: float, y: float) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ Array: TypeAlias = NDArray[Any]
 Feed: TypeAlias = dict[str, Array]
 Run: TypeAlias = Callable[[Feed], list[Array]]
 """Runs one feed; the outputs in the order of the model."""
-Part: TypeAlias = Literal["calib", "search", "held"]
+Part: TypeAlias = str
+"""``calib``, ``search`` or ``held``."""
 
 
 def top1(outputs: Array, truth: Mapping[str, Array]) -> float:

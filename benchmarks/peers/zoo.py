@@ -36,6 +36,8 @@ _NAMES: Final = {"vit_tiny": "vit_tiny_patch16_224"}
 class Centred(nn.Module):
     """A net whose mean output over its data is 0."""
 
+    mean: Tensor
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
@@ -52,14 +54,14 @@ def build(name: str) -> Centred:
     prepare()
     torch.manual_seed(0)
     if name == "bert":
-        from transformers import BertConfig, BertForSequenceClassification
+        from transformers import BertConfig, BertForSequenceClassification  # pyright: ignore
 
         config = BertConfig(
             vocab_size=_VOCABULARY, hidden_size=256, num_hidden_layers=6,
             num_attention_heads=4, intermediate_size=1024, num_labels=_CLASSES,
         )  # fmt: skip
         return Centred(BertForSequenceClassification(config)).eval()
-    import timm
+    import timm  # pyright: ignore
 
     size = {"img_size": _IMAGES[name]} if name == "vit_tiny" else {}
     net = timm.create_model(

@@ -1,6 +1,4 @@
-"""NNCF on OpenVINO's model: post-training quantization, the same with accuracy control, and
-weights alone in codes.
-"""
+"""NNCF on OpenVINO's model: quantization, with or without accuracy control, or of weights."""
 
 from __future__ import annotations
 

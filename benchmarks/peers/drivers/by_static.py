@@ -18,7 +18,7 @@ class Reader(quantization.CalibrationDataReader):
     def __init__(self, feeds: list[dict[str, Any]]) -> None:
         self._left: Iterator[dict[str, Any]] = iter(feeds)
 
-    def get_next(self) -> dict[str, Any] | None:
+    def get_next(self) -> Any:
         """The next feed; None after the last."""
         return next(self._left, None)
 
