@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _DONE: Final = "requirements.json"
 _LIMIT_S: Final = 1800.0
@@ -66,7 +66,9 @@ def environment(name: str, folder: Path) -> Environment:
     wanted: list[str] = [*REQUIREMENTS[name]]
     place = folder / name
     python, done = place / "bin" / "python", place / _DONE
-    made = json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
+    made: dict[str, Any] = (
+        json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
+    )
     if made.get("requirements") != wanted:
         shutil.rmtree(place, ignore_errors=True)
         made = {"requirements": wanted} | _install(place, wanted)
@@ -76,7 +78,7 @@ def environment(name: str, folder: Path) -> Environment:
     return Environment(python=python, versions=made["versions"])
 
 
-def _install(place: Path, wanted: list[str]) -> dict[str, object]:
+def _install(place: Path, wanted: list[str]) -> dict[str, Any]:
     sys.stderr.write(f"installing {', '.join(wanted)} into {place}\n")
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]

@@ -34,19 +34,23 @@ _NAMES: Final = {"vit_tiny": "vit_tiny_patch16_224"}
 
 
 class Centred(nn.Module):
-    """A net whose mean output over its data is 0."""
+    """A net whose mean output over its data is 0.
+
+    ``named`` says that its scores are the field ``logits`` of what it gives.
+    """
 
     mean: Tensor
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, *, named: bool = False) -> None:
         super().__init__()
         self.net = net
+        self.named = named
         self.register_buffer("mean", torch.zeros(_CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores of the classes."""
         found: Any = self.net(x)
-        return getattr(found, "logits", found) - self.mean
+        return (found.logits if self.named else found) - self.mean
 
 
 def build(name: str) -> Centred:
@@ -60,7 +64,7 @@ def build(name: str) -> Centred:
             vocab_size=_VOCABULARY, hidden_size=256, num_hidden_layers=6,
             num_attention_heads=4, intermediate_size=1024, num_labels=_CLASSES,
         )  # fmt: skip
-        return Centred(BertForSequenceClassification(config)).eval()
+        return Centred(BertForSequenceClassification(config), named=True).eval()
     import timm  # pyright: ignore
 
     size = {"img_size": _IMAGES[name]} if name == "vit_tiny" else {}
