@@ -193,7 +193,7 @@ def main() -> None:
     add("--models", type=lambda t: _names(t, MODELS), default=list(MODELS), metavar="NAME,...")
     add("--again", action="store_true", help="make rows that are there anew")
     add("--table", action="store_true", help="write the page alone")
-    add("--limit", type=float, default=300.0, help="seconds for a tool on a model; 300")
+    add("--limit", type=float, default=300.0, help="seconds for a tool on a model (300)")
     add("--envs", type=Path, default=_CACHE / "finecast-peers", help="where environments are")
     add("--work", type=Path, default=_ROOT / "build" / "peers", help="models and files made")
     add("--results", type=Path, help="lines of JSON; default results.jsonl in --work")
