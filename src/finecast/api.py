@@ -33,8 +33,7 @@ from finecast.native.census import Census
 from finecast.native.drift import Verification, VerifyOptions
 from finecast.native.drift import verify as verified
 from finecast.native.lock import Deployed, Runner, lock_files
-from finecast.native.low_model import EmulatedLow, LowModel
-from finecast.native.model import OpenedModel, ReadOptions, RunOptions
+from finecast.native.model import EmulatedLow, LowModel, OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
     check_output_name,
     check_written,
@@ -749,7 +748,7 @@ def ladder(
 
     Args:
         model: The model, or its path.
-        rungs: The rungs: ``finecast.compat.neuron.ladders.ladder("trn1")``.
+        rungs: The rungs: ``finecast.compat.neuron.compilers.ladder("trn1")``.
         output: Where the model of the plan by op goes.
         data: The data, as for ``tune``.
         per_op: Whether a plan by op is looked for.

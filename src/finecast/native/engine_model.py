@@ -13,10 +13,10 @@ from finecast.data.sources import FeedMaker, calibration_batches
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
+from finecast.engines.attribution import FallenApart, broken_by, load_with_kernels
 from finecast.engines.base import Engine, Feeds, TensorSpec
 from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.fallen_apart import FallenApart, broken_by, load_with_kernels
-from finecast.engines.loading import from_memory
+from finecast.engines.exact import from_memory
 from finecast.engines.probe import drop_slow_formats, speed_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
@@ -28,8 +28,7 @@ from finecast.native.conversion import Converter
 from finecast.native.device import Program
 from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
-from finecast.native.low_model import LowModel
-from finecast.native.model import OpenedModel, RunOptions
+from finecast.native.model import LowModel, OpenedModel, RunOptions
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
 from finecast.native.returning import BesideLow

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.exact import load_model
 from finecast.engines.integers import reads_codes
-from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.measure.prices import PriceBook
-from finecast.measure.processor import Demand
+from finecast.measure.timing import Demand
 from finecast.native.source import Source
 from finecast.numbers.formats import Format
 from finecast.planning.cost import (
