@@ -14,7 +14,7 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from finecast import api
-from finecast.engines.exact import exact_engine
+from finecast.engines.loading import exact_engine
 from finecast.errors import UsageError
 from tests.cli.conftest import Answer
 

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, parser
 
 import finecast
 from finecast.cli import main
-from finecast.engines import crashes, exact, first_that_loads, get_engine, installed
-from finecast.engines.exact import exact_engine, load_model
+from finecast.engines import crashes, first_that_loads, get_engine, installed, loading
+from finecast.engines.loading import exact_engine, load_model
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError, ExitCode
 from finecast.frontends import dry_run, dry_run_worker
@@ -242,7 +242,7 @@ def test_a_large_model_in_memory_is_tried_from_a_file(
     """Its temporary file is gone when the model runs: the other process holds what it read."""
     path = tmp_path / "net.onnx"
     onnx.save(NET, path, save_as_external_data=external, size_threshold=0, location="w")
-    monkeypatch.setattr(exact, "MOST_BYTES", most)
+    monkeypatch.setattr(loading, "MOST_BYTES", most)
     model = frontend.load(path).model
     for engine in (get_engine(name), exact_engine()):
         session = load_model(engine, model)

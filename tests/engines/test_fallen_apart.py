@@ -11,7 +11,7 @@ import pytest
 
 import finecast
 from finecast.cli import main
-from finecast.engines.attribution import broken_by, fallen_apart
+from finecast.engines.fallen_apart import broken_by, fallen_apart
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy, Scope
 from tests.frontends.test_restating import PATTERNS

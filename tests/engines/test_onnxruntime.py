@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import parser
 
-from finecast.engines.exact import load_model
+from finecast.engines.loading import load_model
 from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain, kernel_times
 from finecast.engines.source import ModelSource, ModelStep
 from finecast.errors import EngineError

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.frontends.native_model import with_mean_errors
 from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.reader import read

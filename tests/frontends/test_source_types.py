@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, checker, numpy_helper
 
 from finecast import api
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 from finecast import api
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend

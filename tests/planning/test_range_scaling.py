@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.frontends.onnx import Prepared
 from finecast.native.observing import observe
 from finecast.numbers.formats import Format

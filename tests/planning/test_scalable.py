@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
 from finecast.graph.text import from_text

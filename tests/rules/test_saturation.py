@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.frontends.onnx import Prepared
 from finecast.native.observing import observe
 from finecast.numbers.formats import Format

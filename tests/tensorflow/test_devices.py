@@ -14,7 +14,7 @@ import finecast
 from finecast.cli import main
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.devices.targets import load_target
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.errors import ExitCode, UsageError
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.tensorflow.loading import load

@@ -1,33 +1,22 @@
-"""Exact numbers: sessions that compute them, and the fp32 model's outputs to compare with."""
+"""The fp32 model's outputs, with which those of other models are compared."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Final, final
 
-from finecast.engines import get_engine
 from finecast.engines.base import (
     Array,
-    Engine,
     Feeds,
     KernelTime,
-    Loadable,
     Session,
     calls_of,
     joined_outputs,
     outputs_on,
 )
-from finecast.errors import EngineError, FinecastError, naming
-from finecast.files.staging import Stage, staging
-from finecast.frontends import onnx as frontend
-from finecast.frontends.dry_run import MOST_BYTES
 from finecast.planning.sensitivity import counted_outputs, is_float, squared_errors
 
 
@@ -153,112 +142,3 @@ def feeds_digest(feeds: Feeds) -> bytes:
             else:
                 state.update(array.tobytes())
     return state.digest()
-
-
-# ------------------------------------------------------------------ sessions for exact numbers
-
-_OWN: Final = {
-    "openvino": "openvino",
-    "finecast.frontends.tensorflow": "tensorflow",
-    "finecast.frontends.torch": "torch",
-}
-"""Engines by the package that defines the models of their own library."""
-
-T = TypeVar("T")
-
-
-def is_onnx(model: Any) -> bool:
-    """Whether a model is ONNX's, and not of an engine's own library."""
-    return type(model).__module__.partition(".")[0] == "onnx_ir"
-
-
-def exact_session(model: Any, *, optimizing: bool = True) -> Session:
-    """A session of a model in memory that computes exactly in fp32; not for timing.
-
-    ONNX models run in ``exact_engine``, models of an engine's own library in that engine:
-    instrumented OpenVINO models round by arithmetic in fp32.
-
-    Raises:
-        EngineError: If it cannot be run. If its ops are not in fp32, says what to do.
-    """
-    if is_onnx(model):
-        try:
-            return load_model(exact_engine(optimizing=optimizing), model)
-        except EngineError as error:
-            taken = _taken_from(model)
-            if not taken:
-                raise
-            first = f"take the model to fp32 first: --from-type {taken}"
-            raise EngineError(error.what, where=error.where, fix=first) from error
-    home = type(model).__module__
-    return get_engine(next(e for at, e in _OWN.items() if home.startswith(at))).load(model)
-
-
-def _taken_from(model: Any) -> str:
-    """The type from which ``model`` can be taken to fp32, if it can be loaded then; else "".
-
-    An engine may refuse an op for another reason than its type: a weight of 3 bits, say.
-    """
-    given = frontend.types_computed_in(model)
-    label = next((name for name, t in frontend.SOURCE_TYPES.items() if t in given), "")
-    if not label:
-        return ""
-    try:
-        taken = frontend.take_to_fp32(frontend.from_model(model), label)
-        load_model(exact_engine(), taken.model)
-    except FinecastError:
-        return ""
-    return label
-
-
-def exact_engine(*, optimizing: bool = True) -> Engine:
-    """An engine that computes ONNX models exactly in fp32; not for timing.
-
-    The time of its graph optimization grows with the square of the number of nodes. It gains
-    nothing where most values are model outputs.
-    """
-    from finecast.engines.onnxruntime import OnnxRuntimeEngine
-
-    return OnnxRuntimeEngine("CPU", spinning=False, optimizing=optimizing, fusing_codes=False)
-
-
-def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Session:
-    """Load a model that is in memory.
-
-    Raises:
-        EngineError: If the engine cannot run the model.
-    """
-    if not profiling:
-        return from_memory(model, engine.load)
-    stage = Stage()
-    session = from_memory(model, partial(engine.load, profiling=True), stage.folder)
-    # ONNX Runtime opens the file again for each profile.
-    weakref.finalize(session, _drop, stage)
-    return session
-
-
-def _drop(stage: Stage) -> None:
-    """Hold ``stage`` until this is called."""
-    del stage
-
-
-def from_memory(model: Any, load: Callable[[Loadable], T], place: Path | None = None) -> T:
-    """Call ``load`` with a model in memory, in a form that engines load.
-
-    An ONNX model is passed as bytes; as a temporary file if it is too large to be sent to the
-    process of dry runs, or has external data, which bytes cannot refer to. The file stays in
-    ``place``; without one it is deleted on return: engines have read or mapped it by then.
-    Other models are passed as they are.
-
-    Raises:
-        EngineError: If the engine cannot run the model.
-    """
-    if not is_onnx(model):
-        return load(model)
-    if frontend.fits_one_message(model, MOST_BYTES) and not frontend.came_external(model):
-        return load(frontend.to_bytes(model))
-    with staging() if place is None else nullcontext(place) as folder:
-        path = folder / "model.onnx"
-        frontend.save(model, path)
-        with naming(path, "the model in memory"):
-            return load(path)

@@ -33,9 +33,9 @@ from finecast.data.deviation import (
     expected,
 )
 from finecast.data.response import blurred, nan_outputs, untold
-from finecast.engines.attribution import Kernels, try_with_kernels
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call, feeds_for
-from finecast.engines.exact import load_model
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
+from finecast.engines.loading import load_model
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from finecast.engines.base import Engine, Feeds
-from finecast.engines.exact import exact_session, load_model
 from finecast.engines.integers import codes_results
+from finecast.engines.loading import exact_session, load_model
 from finecast.frontends.prepared import PreparedModel
 from finecast.native.gains import Gain, gaining_kinds, measure_gains, output_error
 from finecast.native.observing import observe, observe_channels

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from finecast.data.deviation import ENGINE_FACTOR, Deviation, deviation, expected
 from finecast.engines.base import Array, Engine, Feeds, Session, each_call, feeds_for
-from finecast.engines.exact import CachedSession, load_model
+from finecast.engines.exact import CachedSession
+from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.native.acceptance import FirstWrong, Outputs, nudge

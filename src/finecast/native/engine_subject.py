@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
-from finecast.engines.exact import Exact, feeds_digest, from_memory, load_model
+from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
+from finecast.engines.loading import from_memory, load_model
 from finecast.engines.probe import Speed, probe_one, speed_of
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel

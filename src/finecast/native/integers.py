@@ -23,8 +23,8 @@ from finecast.engines.base import (
     Loadable,
     Session,
 )
-from finecast.engines.exact import from_memory, load_model
 from finecast.engines.integers import fuses, not_as_planned
+from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node

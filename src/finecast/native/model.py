@@ -11,9 +11,9 @@ from typing import Any, Final
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, setting_of
-from finecast.engines.attribution import FallenApart
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session
 from finecast.engines.exact import Exact
+from finecast.engines.fallen_apart import FallenApart
 from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.naming import Option
@@ -44,6 +44,7 @@ RULES_OPTION: Final = Option(
     many=True,
     python=(Mapping, "a dict of rule functions by name"),
 )
+_NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +255,19 @@ class OpenedModel(ABC):
         Raises:
             UsageError: If models of this kind cannot be prepared for the plan's policy.
         """
+
+    def placed(self, plan: Plan, *, partial: bool) -> tuple[Plan, tuple[str, ...]]:
+        """``plan``, placed on this model if it was made for another version; and notes.
+
+        Raises:
+            ModelError: If few of its ops are here, unless ``partial``.
+        """
+        if plan.model == self.digest:
+            return plan, ()
+        found = self.placement(plan)
+        found.check(where=self.name, partial=partial)
+        note = f"the plan is of another version of the model: {found.text}; {_NOT_EVALUATED}"
+        return found.plan, (note,)
 
     @abstractmethod
     def graph_for(self, plan: Plan) -> Graph:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from finecast.engines.base import Feeds, calls_of, feeds_for, outputs_of_calls
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.rules.facts import ChannelFacts, ValueFacts, merge

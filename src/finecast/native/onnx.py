@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from finecast.data.sources import FeedMaker
 from finecast.devices.emulation import Emulation, Setting
 from finecast.engines import candidates
-from finecast.engines.attribution import Kernels, try_with_kernels
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, feeds_for
 from finecast.engines.emulator import (
     EmulatorEngine,
@@ -24,7 +23,8 @@ from finecast.engines.emulator import (
     stored_low,
 )
 from finecast.engines.emulator.session import plan_session
-from finecast.engines.exact import exact_engine, from_memory
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
+from finecast.engines.loading import exact_engine, from_memory
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
 from finecast.files.staging import staging

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from finecast.data.sources import FeedMaker
 from finecast.engines.base import Engine, Session
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.errors import UsageError, naming
 from finecast.files import check_writable
 from finecast.files.staging import staging

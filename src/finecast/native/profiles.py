@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
-from finecast.engines.exact import load_model
 from finecast.engines.integers import reads_codes
+from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.measure.prices import PriceBook

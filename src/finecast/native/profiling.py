@@ -13,8 +13,8 @@ from finecast.data.datasets import load_npz
 from finecast.data.feeds import synthetic_feeds
 from finecast.data.sources import DataOptions, calibration_batches
 from finecast.engines import EMULATOR, engines_for, first_that_works, get_engine
-from finecast.engines.attribution import FallenApart, fallen_apart
 from finecast.engines.base import Array, Engine, KernelTime, Session
+from finecast.engines.fallen_apart import FallenApart, fallen_apart
 from finecast.errors import UsageError
 from finecast.frontends.keras_models import KERAS_SUFFIX, exported, import_keras, load_keras
 from finecast.measure.environment import environment

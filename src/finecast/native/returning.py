@@ -21,7 +21,8 @@ from finecast.engines.base import (
     outputs_of_calls,
     outputs_on,
 )
-from finecast.engines.exact import Exact, exact_session, load_model
+from finecast.engines.exact import Exact
+from finecast.engines.loading import exact_session, load_model
 from finecast.errors import ModelError
 from finecast.frontends.joining import ModelPair, ShownValue, SwitchedValue, is_choice, join
 from finecast.frontends.prepared import PreparedModel

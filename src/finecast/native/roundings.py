@@ -27,7 +27,7 @@ from finecast.engines.base import (
     feeds_for,
     outputs_on,
 )
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.prices import PriceBook

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from finecast.data.sources import FeedMaker
 from finecast.engines import get_engine
-from finecast.engines.attribution import Kernels, try_with_kernels
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator.session import plan_session
-from finecast.engines.exact import exact_session
+from finecast.engines.fallen_apart import Kernels, try_with_kernels
+from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.native_model import NativeModel, with_roundings
 from finecast.frontends.prepared import AppliedModel, PreparedModel

@@ -22,7 +22,6 @@ from finecast.data.sizes import (
 )
 from finecast.data.sources import FeedMaker
 from finecast.engines import crashes, what_loads_it
-from finecast.engines.attribution import broken_by
 from finecast.engines.base import (
     Array,
     Engine,
@@ -33,6 +32,7 @@ from finecast.engines.base import (
     TensorSpec,
     feeds_for,
 )
+from finecast.engines.fallen_apart import broken_by
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import writing
 from finecast.graph import Graph

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.files import check_writable, write_text
+from finecast.naming import listed
 from finecast.terminal import Verbatim, finite, one_line, safe
 
 _VERSION: Final = 1
@@ -136,15 +137,10 @@ def output_lines(
     if len(scores) > 1 or scores.keys() != errors.keys():
         lines += [f"metric by output, worst first: {_listed(scores)}"] if scores else []
     if left_out:
-        few = ", ".join(left_out[:_LISTED]) + _more(len(left_out))
+        few = listed(left_out, _LISTED)
         lines.append(f"not counted, as they copy an input or --of names others: {few}")
     return lines
 
 
 def _listed(figures: Mapping[str, float]) -> str:
-    found = [f"{name} {value:.4g}" for name, value in figures.items()]
-    return ", ".join(found[:_LISTED]) + _more(len(found))
-
-
-def _more(count: int) -> str:
-    return f" and {count - _LISTED} more" if count > _LISTED else ""
+    return listed([f"{name} {value:.4g}" for name, value in figures.items()], _LISTED)

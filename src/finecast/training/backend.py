@@ -44,7 +44,7 @@ from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, rule_se
 from finecast.rules.override import current, unmatched
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
-from finecast.training.inductor import WeightCache
+from finecast.training.weights import WeightCache
 
 
 class Memory(Enum):

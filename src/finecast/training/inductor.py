@@ -1,13 +1,13 @@
-"""Compilation by Inductor: the joint graph's pass, gradients' sums, cached low weights."""
+"""Compilation by Inductor: the pass on the joint graph, gradients, cached weight casts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._C import (
@@ -20,7 +20,6 @@ from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Interpreter
@@ -28,7 +27,6 @@ from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from finecast.frontends.torch.expand import BIASES, expand
 from finecast.frontends.torch.native import TorchNative, apply_edits, convert_element_type
@@ -38,6 +36,7 @@ from finecast.graph import Graph
 from finecast.planning.edits import edits
 from finecast.planning.plan import Plan
 from finecast.rules.override import names_biases
+from finecast.training.weights import WeightCache, hoist_casts
 
 if TYPE_CHECKING:
     from finecast.training.backend import Backend
@@ -416,149 +415,3 @@ def _addable(parameter: torch.Tensor) -> torch.Tensor | None:
         return kept if _will_engine_execute_node(adder) else None
     except RuntimeError:  # raised for leaves inside torch.autograd.grad
         return None
-
-
-# ------------------------------------------- low copies of parameters, kept until those change
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoistedCast:
-    """A cast of input ``source`` to ``dtype`` that became a further input of the graph."""
-
-    source: int
-    dtype: torch.dtype
-
-
-def hoist_casts(module: GraphModule, static: Collection[int] = ()) -> tuple[HoistedCast, ...]:
-    """Replace each cast of a parameter by a further input of the graph, after the others.
-
-    Parameters are fp32 inputs of the forward graph and, if the backward pass needs them, of
-    its graph; there they are known by the names of the joint graph's inputs. A graph for
-    inference has other names; its parameters are among the inputs ``static``. If a view of a
-    parameter is cast (a linear layer's transpose), the new input is viewed instead.
-    """
-    inputs = module.graph.find_nodes(op="placeholder")
-    found: dict[HoistedCast, FxNode] = {}
-    for number, source in enumerate(inputs):
-        if not _is_parameter(source, static=number in static):
-            continue
-        for node, views in list(_conversions(source, ())):
-            hoisted = HoistedCast(source=number, dtype=_dtype(node))
-            if hoisted not in found:
-                found[hoisted] = _add_input(
-                    module, source, hoisted, [*inputs, *found.values()][-1]
-                )
-            with module.graph.inserting_before(node):
-                low = _viewed(module, found[hoisted], views)
-            node.replace_all_uses_with(low)
-            for dead in (node, *reversed(views)):
-                if not dead.users:
-                    module.graph.erase_node(dead)
-    if found:
-        module.recompile()
-    return tuple(found)
-
-
-def _dtype(node: FxNode) -> torch.dtype:
-    """The type that a cast gives."""
-    dtype = node.args[1]
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _conversions(
-    source: FxNode, views: tuple[FxNode, ...]
-) -> Iterator[tuple[FxNode, tuple[FxNode, ...]]]:
-    """Casts of ``source`` or of views of it, and the views in between."""
-    for user in source.users:
-        if user.target is torch.ops.prims.convert_element_type.default:
-            yield user, views
-        elif isinstance(user.target, OpOverload) and user.target.is_view:
-            yield from _conversions(user, (*views, user))
-
-
-def _add_input(
-    module: GraphModule, source: FxNode, hoisted: HoistedCast, last: FxNode
-) -> FxNode:
-    with module.graph.inserting_after(last):
-        new = module.graph.placeholder(f"low_{source.name}")
-    new.meta = {"val": source.meta["val"].to(hoisted.dtype)}
-    return new
-
-
-def _viewed(module: GraphModule, low: FxNode, views: Sequence[FxNode]) -> FxNode:
-    """``views`` applied to ``low``."""
-    for view in views:
-        new = module.graph.call_function(
-            cast("Callable[..., Any]", view.target), (low, *view.args[1:]), dict(view.kwargs)
-        )
-        new.meta = {**view.meta, "val": view.meta["val"].to(low.meta["val"].dtype)}
-        low = new
-    return low
-
-
-def _is_parameter(node: FxNode, *, static: bool) -> bool:
-    """Whether an input may be a parameter: ``WeightCache.get`` sees whether it is one."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
-        return False
-    return static or str(node.target).startswith("primals")
-
-
-@dataclass(slots=True, kw_only=True)
-class _Copy:
-    version: tuple[int, int]
-    low: torch.Tensor
-
-
-class WeightCache:
-    """Low copies of fp32 tensors, which are freed with the tensor.
-
-    Law: what ``get`` returns equals ``tensor.to(dtype)``, unless the tensor was written to in
-    place through ``.data``, which does not change its version. Copies are kept only of
-    parameters and of leaves that require a gradient: inputs and activations are new tensors
-    each time.
-    """
-
-    def __init__(self) -> None:
-        self.copies = WeakTensorKeyDictionary()
-        self.casts = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all copies."""
-        kept = (cast("dict[torch.dtype, _Copy]", found) for found in self.copies.values())
-        return sum(copy.low.nbytes for found in kept for copy in found.values())
-
-    def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The low copy of ``tensor``, updated in place if the tensor has changed."""
-        lasting = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
-        # Tensors made in inference mode have no version counter.
-        if not (lasting and tensor.is_leaf) or tensor.is_inference():
-            return tensor.detach().to(dtype)
-        kept = cast("dict[torch.dtype, _Copy]", self.copies.setdefault(tensor, {}))
-        found = kept.get(dtype)
-        version = tensor._version, tensor.data_ptr()  # ``.data`` may be another tensor now
-        if found is None or found.low.shape != tensor.shape:
-            self.casts += 1
-            kept[dtype] = found = _Copy(version=version, low=tensor.detach().to(dtype))
-        elif found.version != version:
-            self.casts += 1
-            with torch.no_grad():
-                found.low.copy_(tensor)
-            found.version = version
-        return found.low
-
-    def feed(self, compiled: Any, casts: Sequence[HoistedCast]) -> Any:
-        """``compiled``, changed to be called without the hoisted inputs."""
-        inner: Callable[[list[Any]], Any] = compiled.current_callable
-
-        def call(inputs: list[Any]) -> Any:
-            # A copy made in inference mode could not be written to outside of it.
-            with torch.inference_mode(mode=False):
-                lows = [self.get(inputs[c.source], c.dtype) for c in casts]
-            inputs.extend(lows)
-            return inner(inputs)
-
-        compiled.current_callable = call
-        return compiled

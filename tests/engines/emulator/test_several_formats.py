@@ -15,7 +15,7 @@ from finecast.data.workload import Run
 from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.exact import load_model
+from finecast.engines.loading import load_model
 from finecast.frontends import onnx as frontend
 from finecast.native.emulated import EmulatedSubject, OnDevice
 from finecast.native.planning import make_planner

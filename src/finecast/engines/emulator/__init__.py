@@ -22,7 +22,7 @@ from finecast.devices.targets import load_target
 from finecast.engines import EMULATOR
 from finecast.engines.base import Capability, Engine, Session
 from finecast.engines.emulator.session import EmulatorSession
-from finecast.engines.exact import exact_engine
+from finecast.engines.loading import exact_engine
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend

@@ -31,7 +31,7 @@ from finecast.devices.emulation import (
 )
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call, feeds_for
 from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
-from finecast.engines.exact import exact_session
+from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.native_model import OFFSET, NativeModel, uses_of
 from finecast.graph import Node, Value

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from finecast.devices.faults import is_here, is_mended, known_faults
 from finecast.frontends.onnx.constants import constant_tensor
 from finecast.frontends.onnx.editor import FAULT_NOTE, Editor, drop_unread
+from finecast.naming import listed
 
 if TYPE_CHECKING:
     import onnx
@@ -198,9 +199,9 @@ def confused_weights(names: Sequence[str]) -> str:
     """What the user is told of the products ``names``; empty if there are none."""
     if not names:
         return ""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    first = listed([repr(name) for name in names], 1)
     return (
-        f"OpenVINO computes {names[0]!r}{more} with the weights of another product, which"
+        f"OpenVINO computes {first} with the weights of another product, which"
         " reads the same ones untransposed: the model is taken with transposed weights of its"
         " own"
     )

@@ -19,9 +19,9 @@ from finecast.data.sizes import MOST_LENGTH, MOST_PRODUCTS
 from finecast.data.sources import DataOptions, FeedMaker, known_outputs
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
-from finecast.engines.attribution import FallenApart, Kernels
 from finecast.engines.base import Engine, Feeds, Loadable, Session
 from finecast.engines.exact import Exact
+from finecast.engines.fallen_apart import FallenApart, Kernels
 from finecast.engines.probe import speed_of
 from finecast.engines.torch import NAME, TorchEngine
 from finecast.engines.torch.session import (

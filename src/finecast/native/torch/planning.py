@@ -30,6 +30,7 @@ from finecast.frontends.torch.probing import first_order
 from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
 from finecast.graph import Graph, Node, backward_ops
+from finecast.naming import listed
 from finecast.native.planning import USUAL, Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.numbers.formats import Format
@@ -478,9 +479,8 @@ def with_codes(
         if not failed:
             break
         without = without.without(Format.INT8, dict.fromkeys(failed, "floats"))
-        first = ", ".join(repr(name) for name in failed[:_NAMED])
-        more = f" and {len(failed) - _NAMED} more" if failed[_NAMED:] else ""
-        told.append(f"not in int8: the compiled module runs {first}{more} on floats")
+        first = listed([repr(name) for name in failed], _NAMED)
+        told.append(f"not in int8: the compiled module runs {first} on floats")
     return without, tuple(told)
 
 
