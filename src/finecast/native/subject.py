@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
@@ -237,6 +238,14 @@ class Subject(ABC):
         Raises:
             EngineError: If the engine has no kernels for it.
         """
+
+    def check(self, built: Built, exact: Exact) -> None:
+        """Check a loaded model before it is evaluated, by what the fp32 model gives.
+
+        Raises:
+            EngineError: If it is wrong in a way in which the metric would not show.
+        """
+        del built, exact
 
     @abstractmethod
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
