@@ -210,6 +210,10 @@ class EngineSubject(Subject):
             built.loaded = load_model(self.engine, built.model)
         return built.loaded
 
+    def tried(self, built: Built) -> Session:
+        """A session in the process of dry runs, if it can be."""
+        return from_memory(built.model, self.engine.load_tried)
+
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Time all models on the workload's timing feeds."""
         timing = workload.timing()

@@ -280,7 +280,8 @@ def check_on_one_thread(
     one_thread = engine.on_one_thread()
     if one_thread is None:
         return
-    alone, usual = exact.errors(load_model(one_thread, model)), exact.errors(session)
+    alone = exact.errors(from_memory(model, one_thread.load_tried))
+    usual = exact.errors(session)
     for name, error in alone.items():
         if error > excused(usual[name]):
             raise EngineError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +238,14 @@ class Subject(ABC):
         Raises:
             EngineError: If the engine has no kernels for it.
         """
+
+    def tried(self, built: Built) -> Session:
+        """A session of a plan's model for its outputs alone, never to be timed; not kept.
+
+        Raises:
+            EngineError: As ``session``.
+        """
+        return self.session(replace(built))
 
     def check(self, built: Built, exact: Exact) -> None:
         """Check a loaded model before it is evaluated, by what the fp32 model gives.

@@ -153,7 +153,7 @@ def tune(
         measuring=measuring,
         examined=examined,
         start={} if start is None else _placed(start, subject, examined.planner),
-        adjustments=Adjustments.of(subject, workload, examined, policy),
+        adjustments=Adjustments.of(measuring, examined, policy),
         trials=Trials(
             model=subject.model.digest,
             workload=workload,
@@ -653,9 +653,7 @@ class _Tuning:
             if other == policy:
                 continue
             self.examined = self.examine(other)
-            self.adjustments = Adjustments.of(
-                self.subject, self.workload, self.examined, other
-            )
+            self.adjustments = Adjustments.of(self.measuring, self.examined, other)
             with suppress(EngineError):
                 found = self._proposals()
                 text = f"the engine refuses plans as they are usually stated ({refused.what})"
