@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
@@ -22,14 +22,17 @@ def observe(
     batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
+    only: Collection[int] | None = None,
 ) -> dict[int, ValueFacts]:
-    """Facts of all float values outside of bodies, over all batches.
+    """Facts of all float values outside of bodies, or of ``only`` these, over all batches.
 
     Each batch is reduced to facts at once, and values are output in groups, so that memory
     grows neither with the number of batches nor with that of values. ``batches`` is called
     again for each group.
     """
     names = prepared.observable()
+    if only is not None:
+        names = {name: value for name, value in names.items() if value in only}
     first = list(islice(batches(), 1))
     facts = input_facts(prepared.graph, first)
     if first:
