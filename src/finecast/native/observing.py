@@ -71,18 +71,16 @@ def _with_moments(
         for node in graph.float_nodes
         if (count := summed(graph, node)) and (value := graph.read(node, 0)) is not None
     }
-    sizes = {
-        name: max(8 * read[i] ** 2, 4 * math.prod(facts[i].shape))
-        for name, i in {**prepared.observable(), **inputs}.items()
-        if i in facts and facts[i].shape[-1:] == (read.get(i),)
-    }
+    ids = {**prepared.observable(), **inputs}
+    shown = {n: i for n, i in ids.items() if i in facts}
+    shown = {n: i for n, i in shown.items() if facts[i].shape[-1:] == (read.get(i),)}
+    sizes = {n: max(8 * read[i] ** 2, 4 * math.prod(facts[i].shape)) for n, i in shown.items()}
     apart = [{n: s for n, s in sizes.items() if (n in inputs) is own} for own in (True, False)]
     groups = [group for some in apart for group in packed(some, SHOWN_BYTES)]
     source = _MomentSource(prepared=prepared, batches=batches, groups=groups, inputs=inputs)
-    for value in graph.values:
-        if value.name in sizes:
-            moments = Moments(read=partial(source.read, value.name))
-            found[value.id] = replace(found[value.id], moments=moments)
+    for name, index in shown.items():
+        moments = Moments(read=partial(source.read, name))
+        found[index] = replace(found[index], moments=moments)
     return found
 
 
