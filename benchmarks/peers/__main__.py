@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -38,10 +39,12 @@ _CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _JUDGE_LIMIT_S: Final = 900.0
 
 
+@cache
 def versions(tool: str) -> str:
     """What a row is of besides model and tool: a change of it makes the row anew.
 
-    Of finecast it is the commit, as its version does not change between releases.
+    Of finecast it is the commit, as its version does not change between releases. It is that
+    of the beginning: a merge does not split a run.
     """
     engine = f"openvino {version_of('openvino')}"
     machine = f"{environment().cpu}, {environment().cores} cores"
