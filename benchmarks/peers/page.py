@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import exp, log
@@ -181,7 +182,7 @@ def _note(row: Row) -> str:
 def _release(tool: str, rows: Iterable[Row]) -> str:
     return next(
         (
-            row.versions.partition("; ")[0].replace("==", " ")
+            re.split("[;,]", row.versions)[0].replace("==", " ")
             for row in rows
             if row.tool == tool
         ),
