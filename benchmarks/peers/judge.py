@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import openvino
 
+from benchmarks.peers.drivers import reason
 from benchmarks.peers.task import Array, Feed, Task
 from finecast.engines.openvino import config
 from finecast.measure.racing import Effort, Race
@@ -54,7 +55,7 @@ def compiled(model: Path, hint: str, stated: Mapping[str, Any] | None) -> Infer:
     try:
         loaded = core.compile_model(core.read_model(model), "CPU", settings)
     except RuntimeError as error:
-        raise NoModelError(f"OpenVINO does not load it: {_reason(error)}") from None
+        raise NoModelError(f"OpenVINO does not load it: {reason(error)}") from None
     request = loaded.create_infer_request()
 
     def run(feed: Feed) -> list[Array]:
@@ -62,13 +63,6 @@ def compiled(model: Path, hint: str, stated: Mapping[str, Any] | None) -> Infer:
         return [np.array(value) for value in request.infer(feed).values()]
 
     return run
-
-
-def _reason(error: Exception) -> str:
-    """The line of OpenVINO's error that says what is wrong, without its source files."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
-    return " ".join((kept or lines or ["no reason"])[0].split())[:200]
 
 
 def scored(task: Task, run: Infer, wanted: Array) -> float:
@@ -80,7 +74,7 @@ def scored(task: Task, run: Infer, wanted: Array) -> float:
     try:
         outputs = task.outputs(run, "held")
     except RuntimeError as error:
-        raise NoModelError(f"OpenVINO does not run it: {_reason(error)}") from None
+        raise NoModelError(f"OpenVINO does not run it: {reason(error)}") from None
     if outputs.shape != wanted.shape:
         raise NoModelError(f"its output has the shape {outputs.shape[1:]}")
     return task.judge(outputs, "held")
