@@ -115,8 +115,9 @@ def judged(task: Task, files: list[dict[str, Any]]) -> dict[str, Any]:
     fp32 = {
         "score": round(task.judge(wanted, "held"), 5),
         "ms": round(race.latency_s("fp32") * 1e3, 4) if runs else None,
+        "denied": round(race.denied, 3),
     }
-    return {"fp32": fp32, "files": found, "denied": round(race.denied, 3)}
+    return {"fp32": fp32, "files": found}
 
 
 def _call(run: Infer, feed: Feed) -> Callable[[], object]:

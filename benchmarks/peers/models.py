@@ -201,7 +201,7 @@ def _of_library(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
         raise AbsentError((done.stderr.strip().splitlines() or ["no reason"])[-1][:300])
     with np.load(folder / "inputs.npz") as drawn:
         inputs = dict(drawn)
-    about = f"{name}, random weights, batch {len(next(iter(inputs.values()))[0])}"
+    about = f"{name} (random weights), batch {len(next(iter(inputs.values()))[0])}"
     task = Task(folder=folder, metric="top1", tolerance=0.02, about=about, module=name)
     return task, _decided(task, inputs)
 
@@ -209,7 +209,7 @@ def _of_library(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
 def _synthetic(count: int, folder: Path, zoo: Path) -> tuple[Task, Parts]:
     del zoo
     inputs, sensitive = synthetic.write(count, folder / "model.onnx")
-    about = f"synthetic, {count:,} ops of which {sensitive} are sensitive"
+    about = f"synthetic, {count:,} ops, {sensitive} sensitive"
     task = Task(folder=folder, metric="top1", tolerance=0.02, about=about)
     return task, _decided(task, {"x": inputs})
 

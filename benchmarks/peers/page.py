@@ -41,6 +41,12 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     figure.write_text(_figure(models), encoding="utf-8")
     machines = sorted({row.versions.partition("openvino ")[2] for row in rows})
     machine = "; ".join(m.replace("; ", " on ", 1) for m in machines)
+    denied = max((row.fp32.get("denied", 0.0) for row in rows), default=0.0)
+    if denied:
+        machine += (
+            f". Other processes took up to {denied:.0%} of the processor time wanted: speeds"
+            " compare processor times there, and seconds are those of a busy machine"
+        )
     parts = [
         _HEAD.format(machine=f"OpenVINO {machine}", figure=figure.name),
         "## In short\n\n" + _summary(models),
