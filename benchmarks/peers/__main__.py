@@ -48,9 +48,10 @@ def versions(tool: str) -> str:
     """
     engine = f"openvino {version_of('openvino')}"
     machine = f"{environment().cpu}, {environment().cores} cores"
+    own = ", ".join(REQUIREMENTS[TOOLS[tool].env]) if TOOLS[tool].env else engine
     if tool == FINECAST:
-        return f"finecast {_commit()}; {engine}; {machine}"
-    return f"{', '.join(REQUIREMENTS[TOOLS[tool].env])}; {engine}; {machine}"
+        own = f"finecast {_commit()}"
+    return f"{own}; {engine}; {machine}"
 
 
 def _commit() -> str:

@@ -39,7 +39,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     models = _by_model(rows)
     figure = path.with_suffix(".svg")
     figure.write_text(_figure(models), encoding="utf-8")
-    machines = sorted({row.versions.partition("openvino ")[2] for row in rows})
+    machines = sorted({row.versions.rpartition("openvino ")[2] for row in rows})
     machine = "; ".join(m.replace("; ", " on ", 1) for m in machines)
     denied = max((row.fp32.get("denied", 0.0) for row in rows), default=0.0)
     if denied:
@@ -152,7 +152,8 @@ def _of_model(rows: Mapping[str, Row]) -> str:
         if fp32
         else ""
     )
-    return f"## {one.about}\n\n{beside}\n\n{_table(head, lines)}"
+    parts = (f"## {one.about}", beside, _table(head, lines))
+    return "\n\n".join(part for part in parts if part)
 
 
 def _order(row: Row) -> tuple[bool, bool, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ def _of_module(job: Job, criterion: Any, said: _Errors) -> Path:
 
         return job.score(run)
 
+    # The library is written for the exporter that was PyTorch's default then.
+    torch.onnx.export = partial(torch.onnx.export, dynamo=False)
     conf = PostTrainingQuantConfig(accuracy_criterion=criterion)
     made = quantization.fit(module, conf, calib_dataloader=Loader(feeds), eval_func=evaluate)
     if made is None:
