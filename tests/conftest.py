@@ -44,7 +44,7 @@ GOLDENS = Path(__file__).parent / "goldens"
 def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are raced for the fewest rounds and profiled in few: no time decides a test."""
     for name in ("RANKING", "FINAL", "DUEL", "BASELINE"):
-        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0, order=False))
     monkeypatch.setattr(lock, "TIMED", Effort(min_time_s=0.0, rounds=2, warmup=1))
     monkeypatch.setattr(profiles, "_MOST_REPEATS", 15)
 

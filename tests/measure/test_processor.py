@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_a_thread_that_ends_takes_no_time_back(machine: Machine, tmp_path: Path)
     before = Demand.now()
     (tmp_path / "2" / "schedstat").unlink()
     assert Demand.now().since(before).waited_s == 0.0
+
+
+def test_a_thread_that_ended_takes_no_wait_of_another_one_along(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.call(1.0, 8.0)
+    before = Demand.now()
+    shutil.rmtree(tmp_path / "1")
+    (tmp_path / "2" / "schedstat").write_text(f"0 {3e9:.0f} 1\n")
+    assert Demand.now().since(before).waited_s == pytest.approx(1.0)
 
 
 def test_nothing_is_denied_where_the_system_does_not_count(
