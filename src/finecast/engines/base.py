@@ -278,6 +278,7 @@ class Engine(ABC):
         lowers_by_hint: Whether it has precision hints, under which it lowers an fp32 model by
             itself, and tells the kernels of every model.
         serves_streams: Whether it serves several requests at once, as in a server.
+        loads_together: Whether models may be loaded and first run in several threads at once.
         tells_kernels: Whether sessions that are loaded with ``profiling`` tell their kernels.
         untried: Which formats ``tune`` does not try where nobody names one, and how they are
             tried; empty if it tries all that gain.
@@ -288,6 +289,7 @@ class Engine(ABC):
     reads_onnx: bool = True
     lowers_by_hint: bool = False
     serves_streams: bool = False
+    loads_together: bool = False
     tells_kernels: bool = False
     untried: str = ""
 

@@ -356,6 +356,7 @@ class OpenVinoEngine(Engine):
     name = "openvino"
     lowers_by_hint = True
     serves_streams = True
+    loads_together = True
     tells_kernels = True
 
     def __init__(self, device: str = "CPU") -> None:

@@ -69,9 +69,9 @@ class Conclusion:
     left_out: tuple[str, ...]
     findings: Findings
 
-    def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Measurements:
+    def race(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
         """The last race, of models of plans and those that stand beside the result."""
-        return self._measure({**built, **self.hints}, replace(measuring.FINAL, errors=errors))
+        return self._measure({**built, **self.hints}, effort)
 
     def improved(
         self,
