@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from finecast.measure import processor
+from finecast.measure import timing
 from finecast.measure.racing import Effort
 from finecast.native import lock, profiles
 from finecast.tuning import measuring
@@ -52,7 +52,7 @@ def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No other process counts as busy: what a test finds does not depend on its neighbours."""
-    monkeypatch.setattr(processor, "_THREADS", tmp_path / "no-threads")
+    monkeypatch.setattr(timing, "_THREADS", tmp_path / "no-threads")
 
 
 @pytest.fixture(autouse=True)

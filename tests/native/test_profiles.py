@@ -11,7 +11,7 @@ import pytest
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.graph.text import from_text
 from finecast.measure.prices import PriceBook
-from finecast.measure.processor import Demand
+from finecast.measure.timing import Demand
 from finecast.native.profiles import (
     CastRate,
     Profiles,

@@ -16,10 +16,10 @@ from finecast.errors import EngineError
 from finecast.native.gains import Gain, gaining_kinds, measure_gains, share_left
 from finecast.native.subject import Examined
 from finecast.planning.adjustments import Adjustment
-from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
+from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust
-from finecast.tuning.adjusting import Adjustments
+from finecast.tuning.search import Adjustments
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
 EQUALISE, SMOOTH, BIAS = KINDS = (Adjust.EQUALISE, Adjust.SMOOTH, Adjust.BIAS)

@@ -34,8 +34,7 @@ from itertools import pairwise, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.measure.processor import Demand
-from finecast.measure.timing import Latency, Took, Turns, now_s
+from finecast.measure.timing import Demand, Latency, Took, Turns, now_s
 
 ANCHOR = "fp32"
 """The name of the callable that is in every round."""

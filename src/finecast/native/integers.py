@@ -35,6 +35,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
+from finecast.rules.ranges import Calibration
 from finecast.rules.scaled_operands import summed
 
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
@@ -83,6 +84,12 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
                 where="--auto-cast-type",
                 fix="give some of the model's inputs: --data calib.npz (data=...)",
             )
+    if policy.calibration is Calibration.GPTQ and not data:
+        raise UsageError(
+            "gptq chooses codes by the values that weights meet, and there is no data",
+            where="--calibration",
+            fix="give some of the model's inputs: --data calib.npz (data=...)",
+        )
 
 
 def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:

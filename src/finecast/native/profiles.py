@@ -18,7 +18,7 @@ from finecast.engines.probe import recall
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.measure.prices import PriceBook
-from finecast.measure.processor import Demand
+from finecast.measure.timing import Demand
 from finecast.native.source import Source
 from finecast.numbers.formats import Format
 from finecast.planning.cost import (

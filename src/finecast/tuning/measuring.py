@@ -13,10 +13,9 @@ from finecast.engines.base import Session
 from finecast.engines.exact import Exact
 from finecast.measure.racing import Effort, Race
 from finecast.native.subject import Built, Subject
-from finecast.planning.choices import SAME_TIME
 from finecast.planning.planner import Planner
 from finecast.planning.pricing import by_memory, by_size, resident_bytes
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import SAME_TIME, Analysis
 from finecast.tuning.goal import Objective
 
 _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {

@@ -24,11 +24,10 @@ from finecast.measure.racing import ANCHOR
 from finecast.native.gains import gaining_kinds, share_left
 from finecast.native.subject import Built, Examined, Subject, UserRules
 from finecast.numbers.formats import Format
-from finecast.planning.choices import SAME_TIME, Proposal
 from finecast.planning.placing import place
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import SAME_TIME, Analysis, Proposal
 from finecast.planning.proposing import (
     between,
     lowered_by_one,
@@ -42,7 +41,6 @@ from finecast.planning.proposing import (
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
-from finecast.tuning.adjusting import Adjustments
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
 from finecast.tuning.executor import Executor, LocalExecutor, LostTrialError
@@ -51,7 +49,7 @@ from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result
-from finecast.tuning.search import Candidate, chain, undecided, worth_timing
+from finecast.tuning.search import Adjustments, Candidate, chain, undecided, worth_timing
 from finecast.tuning.trials import Trials, nan_baseline
 
 if TYPE_CHECKING:
