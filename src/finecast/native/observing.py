@@ -12,9 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Feeds, calls_of, outputs_of_calls
+from finecast.engines.base import Array, Feeds, calls_of, feeds_for, outputs_of_calls
 from finecast.engines.loading import exact_session
-from finecast.engines.ports import feeds_for
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.rules.facts import ChannelFacts, Moments, ValueFacts, merge
@@ -29,14 +28,17 @@ def observe(
     batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
+    only: Collection[int] | None = None,
 ) -> dict[int, ValueFacts]:
-    """Facts of all float values outside of bodies, over all batches.
+    """Facts of all float values outside of bodies, or of ``only`` these, over all batches.
 
     Each batch is reduced to facts at once, and values are output in groups, so that memory
     grows neither with the number of batches nor with that of values. ``batches`` is called
     again for each group.
     """
     names = prepared.observable()
+    if only is not None:
+        names = {name: value for name, value in names.items() if value in only}
     first = list(islice(batches(), 1))
     facts = input_facts(prepared.graph, first)
     if first:

@@ -65,7 +65,8 @@ class Histogram:
         normal = found[:, _PER_BINADE : _SIGN - _PER_BINADE]
         counts[_BINS + first :] = normal[0]
         counts[: _BINS - first] = normal[1, ::-1]
-        if found[:, :_PER_BINADE].any():
+        zeros = numbers.size - np.count_nonzero(numbers)
+        if found[:, :_PER_BINADE].sum() > zeros:
             small = numbers[np.abs(numbers) < _SMALLEST_NORMAL]
             counts += np.bincount(_bins(small[small != 0]) + _BINS, minlength=len(counts))
         return cls._dense(counts)
