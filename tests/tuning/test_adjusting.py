@@ -19,7 +19,6 @@ from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust
-from finecast.tuning.adjusting import Adjustments
 from finecast.tuning.search import Adjustments
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())

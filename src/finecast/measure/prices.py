@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any, Final
 
 from finecast.measure.environment import cpu_label, environment
-from finecast.measure.processor import Demand
+from finecast.measure.timing import Demand
 
 _VERSION: Final = 1
 _APPLICATION: Final = int.from_bytes(b"fcpb")

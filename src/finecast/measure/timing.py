@@ -148,22 +148,29 @@ def used_s() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Seconds of a processor that threads of this process had, and those that they lacked."""
+    """Seconds of a processor that threads of this process had, and those that they lacked.
+
+    ``waits_s`` are the latter by thread, of those that run.
+    """
 
     used_s: float = 0.0
     waited_s: float = 0.0
+    waits_s: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
 
     @classmethod
     def now(cls) -> Demand:
         """Both since the threads started; no wait where the system does not count it."""
-        return cls(used_s=used_s(), waited_s=_waited_s())
+        waits_s = _waits_s()
+        return cls(used_s=used_s(), waited_s=sum(waits_s.values()), waits_s=waits_s)
 
     def since(self, before: Demand) -> Demand:
-        """Both since ``before``. A thread that ended takes its wait along."""
-        return Demand(
-            used_s=self.used_s - before.used_s,
-            waited_s=max(0.0, self.waited_s - before.waited_s),
-        )
+        """Both since ``before``. A thread that ended takes its wait along, and no other's."""
+        waits_s = {
+            thread: max(0.0, wait_s - before.waits_s.get(thread, 0.0))
+            for thread, wait_s in self.waits_s.items()
+        }
+        waited_s = sum(waits_s.values())
+        return Demand(used_s=self.used_s - before.used_s, waited_s=waited_s, waits_s=waits_s)
 
     def __add__(self, other: Demand) -> Demand:
         """Both of two stretches of time."""
@@ -187,10 +194,12 @@ class Demand:
         return self.waited_s / self.total_s if self.total_s else 0.0
 
 
-def _waited_s() -> float:
-    waited_ns = 0
+def _waits_s() -> dict[str, float]:
+    waits_s: dict[str, float] = {}
     with suppress(OSError):  # no Linux
         for thread in _THREADS.iterdir():
             with suppress(OSError, IndexError):  # it has ended meanwhile
-                waited_ns += int((thread / "schedstat").read_text().split()[1])
-    return waited_ns * 1e-9
+                waits_s[thread.name] = 1e-9 * int(
+                    (thread / "schedstat").read_text().split()[1]
+                )
+    return waits_s

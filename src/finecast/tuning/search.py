@@ -12,26 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from finecast.data.workload import Workload
 from finecast.errors import EngineError
 from finecast.native.gains import (
     Gain,
     gaining_kinds,
     measure_gains,
     no_adjustments,
-    output_error,
     range_gain,
     share_left,
 )
-from finecast.native.subject import Examined, Subject
+from finecast.native.subject import Examined
 from finecast.planning.plan import Plan
 from finecast.planning.problem import SAME_TIME, Proposal
 from finecast.rules.policy import Adjust, Policy
 from finecast.tuning.goal import MIN_SPEEDUP
+from finecast.tuning.measuring import Measuring
 
 # Evaluations that an aimed search may take beyond those of halving; mostly it takes fewer.
 _SPARE: Final = 2
@@ -240,21 +238,20 @@ def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) ->
 class Adjustments:
     """The adjusted plans of one search.
 
-    ``made`` has for the digest of each adjusted plan the plan before and the adjustments.
+    ``made`` has for the digest of each adjusted plan the plan before and the adjustments,
+    ``errors`` the measured errors of plans by digest.
     """
 
-    subject: Subject
-    workload: Workload
+    measuring: Measuring
     examined: Examined
     kinds: Sequence[Adjust]
     made: dict[str, tuple[Plan, Sequence[Adjust]]] = field(
         default_factory=dict[str, tuple[Plan, Sequence[Adjust]]]
     )
+    errors: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def of(
-        cls, subject: Subject, workload: Workload, examined: Examined, policy: Policy
-    ) -> Adjustments:
+    def of(cls, measuring: Measuring, examined: Examined, policy: Policy) -> Adjustments:
         """With the kinds of adjustments that ``policy`` names, else all.
 
         Raises:
@@ -264,15 +261,14 @@ class Adjustments:
         kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
         for kind in kinds if policy.adjust else ():
             if kind not in examined.adjusts:
-                raise no_adjustments(kind, f"to run in {subject.runner}")
-        return cls(subject=subject, workload=workload, examined=examined, kinds=kinds)
+                raise no_adjustments(kind, f"to run in {measuring.subject.runner}")
+        return cls(measuring=measuring, examined=examined, kinds=kinds)
 
     def measure(self, plan: Plan) -> tuple[Gain, ...]:
         """What each kind does to ``plan``, measured."""
         if not self.examined.adjusts:
             return ()
-        error = partial(plan_error, self.subject, self.workload)
-        return measure_gains(plan, self.kinds, self.examined.adjusted, error)
+        return measure_gains(plan, self.kinds, self.examined.adjusted, self.error)
 
     def proposals(self, wanted: Sequence[Proposal], found: Sequence[Gain]) -> list[Proposal]:
         """``wanted`` with the adjustments that gain, their errors scaled by the same gain."""
@@ -296,19 +292,20 @@ class Adjustments:
         before, kinds = self.made[plan.digest]
         steps = (self.examined.adjusted(before, kinds[:i]) for i in range(1, len(kinds) + 1))
         plans = [before, *steps]
-        errors = [plan_error(self.subject, self.workload, one) for one in plans]
+        errors = map(self.error, plans)
         pairs = zip(kinds, pairwise(plans), pairwise(errors), strict=True)
         return tuple(Gain.of(kind, both, off) for kind, both, off in pairs)
 
+    def error(self, plan: Plan) -> float:
+        """The relative output error of ``plan``; infinite if its model does not run.
 
-def plan_error(subject: Subject, workload: Workload, plan: Plan) -> float:
-    """The relative output error of ``plan``; infinite if the engine does not run its model."""
-    built = subject.model.build(plan)
-    try:
-        return output_error(
-            subject.session(built), subject.reference, subject.feeds(workload), workload.of
-        )
-    except EngineError:
-        return math.inf
-    finally:
-        built.release()
+        The model runs where a dry run loads it: it is compiled once, and never timed.
+        """
+        if plan.digest not in self.errors:
+            subject = self.measuring.subject
+            try:
+                session = subject.tried(subject.model.build(plan))
+                self.errors[plan.digest] = self.measuring.exact().error(session)
+            except EngineError:
+                self.errors[plan.digest] = math.inf
+        return self.errors[plan.digest]
