@@ -52,12 +52,12 @@ _TUNED: Final = 4
 _ONE_THREAD: Final = {"INFERENCE_NUM_THREADS": 1}
 _POLICIES: Final = {
     "openvino": (
-        *("all:int8_weights", "all:int8_dynamic", "all:int4_weights@gptq"),
-        *("all:int4_dynamic", "all:int4_dynamic@mse+smooth", "all:int4_dynamic@gptq"),
+        *("all:int8_weights", "all:int8_dynamic", "all:int4_dynamic"),
+        *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic@gptq+smooth"),
     ),
     "onnxruntime": (
-        *("all:int8_dynamic", "all:int4_weights@gptq"),
-        *("all:int4_dynamic", "all:int4_dynamic@gptq"),
+        *("all:int8_dynamic", "all:int4_dynamic"),
+        *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic@gptq+smooth"),
     ),
 }
 _MIXED: Final = "auto:int4_dynamic,int4_weights,int8_dynamic@gptq"
