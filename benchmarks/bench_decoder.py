@@ -145,10 +145,10 @@ def _ways(made: _Files, asked: argparse.Namespace) -> Iterator[Way]:
             stem = policy.partition(":")[2].replace("@", "-")
             out = made.folder / f"{engine}-{stem}.onnx"
             if not out.exists():
-                data = {"data": made.calibrated} if "@" in policy else {}
+                data = made.calibrated if "@" in policy else None
                 api.convert(
                     made.model, out, policy, engine=engine, verify=False, progress=False,
-                    **data,
+                    data=data,
                 )  # fmt: skip
             yield _ours(out, engine, policy.partition(":")[2])
         if asked.tune is not None:
@@ -267,7 +267,9 @@ def _step(made: _Files) -> Feeds:
     """The feeds of a step after a whole text, whose cache the fp32 model made."""
     session = onnxruntime.InferenceSession(made.model, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_outputs()]
-    outputs = dict(zip(names, session.run(None, made.feeds(made.judged[:1])), strict=True))
+    outputs: dict[str, Any] = dict(
+        zip(names, session.run(None, made.feeds(made.judged[:1])), strict=True)
+    )
     cache = {
         n: outputs[n.replace("past", "present")]
         for n in made.feeds(made.judged[:1])
