@@ -203,7 +203,8 @@ def _by_nncf(made: _Files, python: Path) -> Iterator[Way]:
         took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
         for name, seconds in took.items():
             report(made.model.stem, f"NNCF's compression, {name}", seconds, "s")
-    for name, what in (("default", "int8"), ("int4", "int4 .8, AWQ, scale estimation")):
+    ways = {"default": "int8", "awq": "int4 .8, AWQ", "int4": "int4 .8, AWQ, scale estimation"}
+    for name, what in ways.items():
         path = made.folder / f"nncf-{name}.xml"
         yield _openvino(path, f"NNCF, {what}, OpenVINO's defaults", {})
         exact = openvino_settings("f32")
