@@ -56,6 +56,11 @@ class MachineKind:
     best: Mapping[str, Format]
     call_s: tuple[float, float] = (math.nan, math.nan)
 
+    @staticmethod
+    def called(path: Path) -> str:
+        """What the kind of a file is called."""
+        return path.name.removesuffix(SUFFIX).removesuffix(".json")
+
     @property
     def environment(self) -> dict[str, str] | None:
         """Variables by which a process here runs as that machine; None if none does."""
@@ -151,7 +156,7 @@ class MachineKind:
             rest_s=_second(found["rest_us"]),
         )
         return cls(
-            name=path.name.removesuffix(SUFFIX).removesuffix(".json"),
+            name=cls.called(path),
             runner=Runner(name=str(engine["name"]), version=str(engine["version"])),
             machine=Machine(
                 cpu=str(machine["cpu"]),
