@@ -197,7 +197,8 @@ class Serving:
     Attributes:
         proposal: The plan with its predicted error.
         losses: What each kind loses by it, as a share of the time of its own best plan.
-        bound: The least worst loss of any plan of at most this error, as far as is proven.
+        bound: What any plan of at most this error loses on the kind where it loses most, or
+            more, as far as is proven.
     """
 
     proposal: Proposal
@@ -302,15 +303,16 @@ class _Shared:
         own += [self._own(f"the best of {n}", k.best) for n, k in self.kinds.items()]
         largest = max(one.error for one in own)
         aims = (*(share**2 * largest for share in _SHARES), *(one.error for one in own))
-        found: dict[str, tuple[Proposal, float]] = {}
+        bounds: dict[float, float] = {}
+        found: dict[str, Proposal] = {}
         for error in sorted({e for e in aims if e > 0}, reverse=True):
-            plan, bound = self._least_worst(error, own)
-            found.setdefault(plan.plan.digest, (plan, bound))
-        for plan in own:
-            found.setdefault(plan.plan.digest, (plan, -math.inf))
+            plan, bounds[error] = self._least_worst(error, own)
+            found.setdefault(plan.plan.digest, plan)
         made: list[Serving] = []
-        for plan, bound in found.values():
+        for plan in {one.plan.digest: one for one in (*own, *found.values())}.values():
             losses = {name: kind.loss(plan.plan) for name, kind in self.kinds.items()}
+            least = min((error for error in bounds if error >= plan.error), default=None)
+            bound = -math.inf if least is None else bounds[least]
             made.append(Serving(proposal=plan, losses=losses, bound=bound))
         made = [one for one in made if math.isfinite(one.worst)]
         return sorted(made, key=lambda one: (one.worst, one.proposal.error))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -99,6 +100,13 @@ def check_prices(request: TuneRequest) -> None:
         }
     for option in (name for name, given in refused.items() if given):
         raise UsageError(f"{named} is not for {option}", where=option, fix="leave one out")
+    names = Counter(map(MachineKind.called, request.fleet))
+    for name in (name for name, count in names.items() if count > 1):
+        raise UsageError(
+            f"two kinds of machines are called {name}",
+            where="--fleet",
+            fix=f"name their files apart, as server{SUFFIX} and laptop{SUFFIX}",
+        )
 
 
 def prices_of(outcome: Result, subject: Subject, workload: Workload, path: Path) -> str:
@@ -149,30 +157,11 @@ def plans_for(
         how=how,
         output=output,
         request=request,
-        kinds=_kinds(request.fleet),
+        kinds={one.name: one for one in map(MachineKind.load, request.fleet)},
         progress=Phases(request.progress, "load", request.goal.start_s),
     )
     with ExitStack() as stack:
         return run.result(stack, study)
-
-
-def _kinds(paths: Sequence[Path]) -> Mapping[str, MachineKind]:
-    """The kinds by name.
-
-    Raises:
-        UsageError: If a file is none of prices, or two have one name.
-    """
-    found: dict[str, MachineKind] = {}
-    for path in paths:
-        kind = MachineKind.load(path)
-        if kind.name in found:
-            raise UsageError(
-                f"two kinds of machines are called {kind.name}",
-                where=str(path),
-                fix=f"name their files apart, as server{SUFFIX} and laptop{SUFFIX}",
-            )
-        found[kind.name] = kind
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,16 +295,7 @@ class _Run:
         """
         request, policy = self.request, self.request.policy
         if policy.open_formats:
-            shared = [set(kind.prices.formats) for kind in self.kinds.values()]
-            common = set[Format].intersection(*shared) - {Format.FP32}
-            own = [*subject.formats, *sorted(common, key=lambda fmt: fmt.label)]
-            formats = tuple(fmt for fmt in dict.fromkeys(own) if fmt in common)
-            if not formats:
-                raise UsageError(
-                    "the machines have no low format in common",
-                    where="--fleet",
-                    fix="tune for each of them by itself",
-                )
+            formats = self._formats(subject)
             policy = replace(policy, formats=formats, open_formats=False)
         subject.check_formats(policy)
         self.model.check_policy(policy)
@@ -344,6 +324,30 @@ class _Run:
             )
         self.progress("plans", 0, 1)
         return Fleet(planner=planner, analysis=analysis, kinds=priced)
+
+    def _formats(self, subject: Subject) -> tuple[Format, ...]:
+        """Low formats that any of the machines priced and that run here, too.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        priced = [fmt for kind in self.kinds.values() for fmt in kind.prices.formats[1:]]
+
+        def runs(fmt: Format) -> bool:
+            with suppress(UsageError):
+                subject.check_formats(replace(self.request.policy, formats=(fmt,)))
+                return True
+            return False
+
+        own = [fmt for fmt in subject.formats if fmt in priced]
+        found = tuple(fmt for fmt in dict.fromkeys((*own, *priced)) if runs(fmt))
+        if not found:
+            raise UsageError(
+                "none of the formats that the machines priced runs here",
+                where="--fleet",
+                fix="plan for the fleet on the newest of its machines",
+            )
+        return found
 
     def _written(
         self, built: Built, path: Path | None, subject: Subject, workload: Workload
@@ -400,7 +404,7 @@ class _Run:
             proven = ""
             if bound > -math.inf:
                 least = f"{min(max(bound, 0.0), worst):.1%}"
-                proven = f"; where a plan of its error loses most, that is {least} or more"
+                proven = f"; any plan of no larger error loses {least} or more on some kind"
             lines.append(f"{named}: {counts}{proven}")
         lines.append("times are sums of the kernels that each machine measured by itself")
         certified = [k for k in plans.kinds if k.certificate is not None]
