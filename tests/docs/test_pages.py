@@ -104,6 +104,12 @@ def all_digits(folder: Path) -> None:
     digits(folder, samples=600)
 
 
+def fleet(folder: Path) -> None:
+    """The same net, and the prices that a machine with VNNI left for it."""
+    digits(folder)
+    shutil.copy(ROOT / "tests" / "samples" / "fleet" / "vnni.prices.json", folder)
+
+
 def versions(folder: Path) -> None:
     """The same net, and ``new.onnx``: trained further and exported with other names."""
     import onnx
@@ -157,7 +163,8 @@ def decoder(folder: Path) -> None:
 
 
 SETUPS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (digits, all_digits, versions, ir, module, keras, decoder, nothing)
+    f.__name__: f
+    for f in (digits, all_digits, fleet, versions, ir, module, keras, decoder, nothing)
 }
 PAGES = [
     page

@@ -17,7 +17,6 @@ import finecast
 from finecast.cli import main
 from finecast.data.criterion import Criterion
 from finecast.data.workload import Workload
-from finecast.engines.base import Array
 from finecast.errors import EngineError, UsageError
 from finecast.measure.environment import environment, instruction_sets, limit_to
 from finecast.native.lock import Lock, Machine, Runner
@@ -29,9 +28,10 @@ from finecast.progress import silent
 from finecast.tuning.executor import Evaluated, Executor
 from finecast.tuning.fleet import Choosing, Judge, groupings
 from finecast.tuning.goal import Budget, Goal
-from tests.native.networks import FRONTENDS
+from tests.native.networks import FRONTENDS, Weights
 from tests.planning.test_fleet import analysis, own_best, planner, prices
 
+SAMPLE = Path(__file__).parent.parent / "samples" / "fleet" / "vnni.prices.json"
 FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 
 
@@ -112,9 +112,7 @@ def net(folder: Path) -> tuple[Path, Path]:
     """A net whose own classes are the labels, and its data."""
     path, data = folder / "net.onnx", folder / "data.npz"
     rng = np.random.default_rng(0)
-    weights: list[Array] = [
-        rng.normal(size=s).astype(np.float32) for s in pairwise((16, 32, 8))
-    ]
+    weights: Weights = [rng.normal(size=s).astype(np.float32) for s in pairwise((16, 32, 8))]
     FRONTENDS[0].write(path, weights)
     import onnxruntime
 
@@ -248,8 +246,17 @@ def test_prices_are_read_as_they_were_written(
     kind.write(tmp_path / "own.prices.json")
     again = MachineKind.load(tmp_path / "own.prices.json")
     assert again.prices.permitted == kind.prices.permitted
-    np.testing.assert_allclose(again.prices.times_s, kind.prices.times_s)
+    np.testing.assert_allclose(again.prices.times_s, kind.prices.times_s, rtol=1e-5)
     assert again.best == kind.best
+
+
+def test_prices_of_this_version_are_read() -> None:
+    """Those that a machine left for the net of the guide's page, which also uses them."""
+    kind = MachineKind.load(SAMPLE)
+    assert kind.name == "vnni"
+    assert kind.machine.instruction_sets == ("avx2", "avx512f", "avx512_vnni")
+    assert set(kind.best.values()) == {Format.INT8}
+    assert all(len(one) == len(kind.prices.formats) == 4 for one in kind.prices.times_s)
 
 
 def test_a_kind_whose_engine_reads_no_limit_is_not_simulated() -> None:

@@ -214,7 +214,8 @@ def _formats(labels: Sequence[Any]) -> tuple[Format, ...]:
 
 
 def _us(times_s: Sequence[float]) -> list[float]:
-    return [1e6 * s for s in times_s]
+    """Microseconds, of as many digits as any machine's times have."""
+    return [float(f"{1e6 * s:.6g}") for s in times_s]
 
 
 def _second(given: Any, unit: float = 1e6) -> float:
