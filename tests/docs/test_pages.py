@@ -21,7 +21,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,8 @@ import pytest
 from finecast import cli
 from finecast.engines import installed
 from finecast.native import subject
+from finecast.native.lock import Machine
+from finecast.native.machine_kind import MachineKind
 from tests import decoder as decoders
 
 ROOT = Path(__file__).parent.parent.parent
@@ -105,9 +107,11 @@ def all_digits(folder: Path) -> None:
 
 
 def fleet(folder: Path) -> None:
-    """The same net, and the prices that a machine with VNNI left for it."""
+    """The same net, and its prices on a machine with VNNI, and on this one as if by it."""
     digits(folder)
-    shutil.copy(ROOT / "tests" / "samples" / "fleet" / "vnni.prices.json", folder)
+    vnni = MachineKind.load(ROOT / "tests" / "samples" / "fleet" / "vnni.prices.json")
+    vnni.write(folder / "vnni.prices.json")
+    replace(vnni, machine=Machine.here()).write(folder / "server.prices.json")
 
 
 def versions(folder: Path) -> None:

@@ -124,7 +124,7 @@ def net(folder: Path) -> tuple[Path, Path]:
 def left(folder: Path, path: Path, options: Mapping[str, Any]) -> MachineKind:
     """What a machine leaves, with given prices: no timing decides."""
     own = folder / "own.prices.json"
-    finecast.tune(path, prices=own, **options)
+    finecast.tune(path, prices=own, max_trials=1, **options)
     found = MachineKind.load(own)
     assert found.machine == Machine.here()
     assert found.prices.formats[0] is FP32
