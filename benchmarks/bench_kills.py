@@ -55,6 +55,8 @@ _STARTS_S = 120.0
 # The fp32 model's value comes first in each run: of its outputs, of the same ones again, and
 # of others, on which the value has to differ (data/evaluation.py). None of them is a trial.
 _OF_FP32 = 3
+# About what one trial takes.
+_TRIAL_S = 0.3
 _MARK, _CLUSTER_MARK = "FINECAST_KILLED", "FINECAST_KILLED_ON"
 _OUTPUTS = ("low.onnx", "low.plan.json", "low.lock.json")
 _EVAL = """
@@ -79,6 +81,7 @@ class Run:
 
     Attributes:
         after_s: When it was killed; None if it had finished before.
+        from_trials: After how many trials of its study these seconds began; 0 for its start.
         lasted_s: Seconds from its start to its end.
         trials: Trials in the study after it.
         evaluated: Evaluations of the user's function; None if it has none.
@@ -91,6 +94,7 @@ class Run:
     trials: int
     evaluated: int | None
     again: int
+    from_trials: int = 0
     wrong: list[str] = field(default_factory=list[str])
 
 
@@ -180,7 +184,7 @@ def _left(job: Job, mark: str) -> Iterator[str]:
         with suppress(OSError):  # it has just ended, or is another user's
             variables = (path / "environ").read_bytes().split(b"\0")
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            working = "worker_process.py" in command or "OnNode" in command
+            working = "worker_process.py" in command or "on_node" in command
             if f"{_MARK}={mark}".encode() in variables or (
                 job.cluster
                 and f"{_CLUSTER_MARK}={job.cluster}".encode() in variables
@@ -203,11 +207,16 @@ def check_files(folder: Path) -> Iterator[str]:
         yield f"{type(error).__name__}: {error}"
 
 
-def killed(job: Job, after_s: float | None) -> Run:
-    """Run the job and kill it, unless it has finished by then; check what is left."""
+def killed(job: Job, after_s: float | None, from_trials: int = 0) -> Run:
+    """Run the job and kill it, unless it has finished by then; check what is left.
+
+    The seconds begin once the study has ``from_trials`` trials.
+    """
     before, known, mark = job.trials(), job.evaluated(), uuid.uuid4().hex
     start = time.monotonic()
     process = job.start(mark)
+    while process.poll() is None and len(job.trials()) < from_trials:
+        time.sleep(0.01)
     try:
         process.wait(timeout=900 if after_s is None else after_s)
         finished = True
@@ -239,6 +248,7 @@ def killed(job: Job, after_s: float | None) -> Run:
         trials=len(now),
         evaluated=len(done) if "--eval" in job.options else None,
         again=len(again),
+        from_trials=from_trials,
         wrong=wrong,
     )
 
@@ -309,7 +319,13 @@ def kill_often(job: Job, kills: int, seed: int) -> list[Run]:
         # How long a run takes changes with what else the machine does.
         whole_s = float(np.mean([r.lasted_s for r in runs if r.after_s is None][-3:]))
         chance = random.Random(f"{seed}, {len(runs)}")
-        seen(killed(job, chance.uniform(0.0, whole_s)))
+        # A run starts and observes for most of its time: half of the kills are near a trial.
+        kept = len(job.trials())
+        if len(runs) % 2 and kept < runs[0].trials:
+            trials = chance.randint(kept + 1, runs[0].trials)
+            seen(killed(job, chance.expovariate(1 / _TRIAL_S), trials))
+        else:
+            seen(killed(job, chance.uniform(0.0, whole_s)))
     if runs[-1].after_s is not None:
         seen(killed(job, None))
     return runs

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs a command beside two Ray nodes on this machine, and stops the nodes at its end.
+# Runs a command beside two Ray nodes on this machine, and stops the nodes at its end. The first
+# node has the resource "timing": races run there.
 #
 #     scripts/cluster.sh [-k SECONDS] finecast tune model.onnx ... --executor ray
 #
@@ -25,7 +26,8 @@ started() {
     ray start --block --num-cpus=2 "$@" >>"$folder/log" 2>&1 &
 }
 
-started --head --port="$port" --include-dashboard=false --temp-dir="$folder/ray"
+started --head --port="$port" --include-dashboard=false --temp-dir="$folder/ray" \
+    --resources='{"timing": 1}'
 head=$!
 second=$head
 trap finish EXIT INT TERM
