@@ -57,6 +57,8 @@ _STARTS_S = 120.0
 _OF_FP32 = 3
 # About what one trial takes.
 _TRIAL_S = 0.3
+# Ray ends tasks where other processes take the memory, and begins them again.
+_NEVER_FULL = {"RAY_memory_monitor_refresh_ms": "0"}
 _MARK, _CLUSTER_MARK = "FINECAST_KILLED", "FINECAST_KILLED_ON"
 _OUTPUTS = ("low.onnx", "low.plan.json", "low.lock.json")
 _EVAL = """
@@ -269,7 +271,7 @@ def cluster(mark: str, nodes: int = 2) -> Generator[str]:
                 [ray, "start", "--block", "--num-cpus=2", *options],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, _CLUSTER_MARK: mark},
+                env={**os.environ, **_NEVER_FULL, _CLUSTER_MARK: mark},
             )
             stack.callback(node.wait)
             stack.callback(node.terminate)
@@ -334,7 +336,7 @@ def kill_often(job: Job, kills: int, seed: int) -> list[Run]:
 def main() -> None:
     """Kill, print and exit with 1 if something was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where all is kept")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("build/kills"))
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

@@ -14,6 +14,8 @@ if [ "${1:-}" = "-k" ]; then
 fi
 port=$((20000 + $$ % 20000))
 folder=$(mktemp -d)
+# Ray ends tasks where other processes take the memory, and begins them again.
+export RAY_memory_monitor_refresh_ms=0
 
 finish() {
     # The nodes' own processes end with them.

@@ -34,6 +34,24 @@ def net(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A net of which codes make the file smaller."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "v": rng.standard_normal((16, 512)).astype(np.float32),
+        "w": rng.standard_normal((512, 256)).astype(np.float32) / np.float32(16),
+    }
+    nodes = [
+        models.node("MatMul", "x v", "a"),
+        models.node("Relu", "a", "b"),
+        models.node("MatMul", "b w", "y"),
+    ]
+    return models.save(
+        tmp_path / "wide.onnx", nodes, {"x": ["n", 16]}, {"y": ["n", 256]}, weights
+    )
+
+
+@pytest.fixture
 def data(tmp_path: Path) -> DataOptions:
     x = np.random.default_rng(1).standard_normal((400, 16)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x)
@@ -86,6 +104,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import ray  # pyright: ignore[reportMissingImports]
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
+    # Ray ends tasks where other processes take the memory, and begins them again.
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
     head = {"num_cpus": 2, "resources": {"timing": 1}}
     found: Any = Cluster(initialize_head=True, head_node_args=head)
     found.second = found.add_node(num_cpus=2)
@@ -154,7 +174,11 @@ def test_a_node_is_lost_and_nothing_finished_is_done_again(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("cluster")
 def test_a_search_on_a_cluster_finds_the_plan_of_this_machine(
-    net: Path, data: DataOptions, asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wide: Path,
+    data: DataOptions,
+    asked: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Bit for bit, where both have the same times of kernels, and bytes decide."""
     profiles = list[Profiles]()
@@ -173,14 +197,14 @@ def test_a_search_on_a_cluster_finds_the_plan_of_this_machine(
 
     here, there = (
         finecast.tune(
-            net,
+            wide,
             tmp_path / f"{executor}.onnx",
             data=data.data,
             metric="agreement",
             batch=16,
             engine="onnxruntime",
             objective="size",
-            tolerance=0.02,
+            tolerance=0.1,
             executor=executor,
             price_book=False,
             progress=told,

@@ -242,7 +242,7 @@ class RayWorker(WorkerProcess):
             return self.ray.get(running, timeout=timeout_s)
         except known.RayTaskError as error:
             raise error.cause from error
-        except (known.RayError, known.GetTimeoutError) as error:
+        except known.RayError as error:  # no time, no process or no node is left
             raise NodeLostError(f"was on {self.node}, which is gone") from error
 
 

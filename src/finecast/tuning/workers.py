@@ -265,6 +265,9 @@ class WorkerExecutor(Executor):
         opening: What they open.
         execution: What a trial may take.
         processes: The workers.
+
+    Attributes:
+        parts: The parts of an evaluation, once the baseline was evaluated.
     """
 
     def __init__(
@@ -273,7 +276,7 @@ class WorkerExecutor(Executor):
         self._opening, self._execution = opening, execution
         self._workers = [_Opened(opening, one) for one in processes]
         self._learned: Mapping[str, Any] | None = None
-        self._parts, self._fp32_s = 1, 0.0
+        self.parts, self._fp32_s = 1, 0.0
 
     @property
     def processes(self) -> Sequence[WorkerProcess]:
@@ -325,9 +328,9 @@ class WorkerExecutor(Executor):
         """
         start = time.perf_counter()
         several = len(self._workers) > 1
-        self._parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
+        self.parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
         try:
-            if self._parts > 1 and not self._opening.has_truth:
+            if self.parts > 1 and not self._opening.has_truth:
                 baseline, learned = self._joined_baseline()
             else:
                 how = self._limits(math.inf)
@@ -342,7 +345,7 @@ class WorkerExecutor(Executor):
     def _joined_baseline(self) -> tuple[float, Mapping[str, Any]]:
         """The metric to keep, of parts, and what was learned of them."""
         how = self._limits(math.inf)
-        first = Part(index=0, count=self._parts)
+        first = Part(index=0, count=self.parts)
         scoring, learned = self._anywhere(
             lambda worker: worker.on(None, "baseline_part", first, how=how)
         )
@@ -358,14 +361,14 @@ class WorkerExecutor(Executor):
         """Evaluate a model that the workers make anew from its origin."""
         how = self._limits(max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s))
         try:
-            if self._parts == 1:
+            if self.parts == 1:
                 return self._anywhere(
                     lambda worker: worker.on(self._learned, "evaluate", built.origin, how=how)
                 )
             return self._joined(built.origin, how)
         except NodeLostError as error:
             raise EngineError(
-                "no node of the cluster is left",
+                f"no node of the cluster is left: the evaluation {error}",
                 where=f"--executor {self._execution.executor}",
                 fix="run it again with --resume: the study keeps what was finished",
             ) from error
@@ -405,14 +408,14 @@ class WorkerExecutor(Executor):
             NodeLostError: If all workers are gone.
         """
         name, *arguments = call
-        waiting = deque(range(first, self._parts))
+        waiting = deque(range(first, self.parts))
         found: dict[int, tuple[Scoring, Any]] = {}
 
         def work(worker: _Opened) -> _Opened | None:
             while waiting:
                 with suppress(IndexError):  # another one took the last
                     index = waiting.popleft()
-                    part = Part(index=index, count=self._parts)
+                    part = Part(index=index, count=self.parts)
                     try:
                         found[index] = worker.on(
                             self._learned, name, part, *arguments, how=how
@@ -424,7 +427,7 @@ class WorkerExecutor(Executor):
 
         with ThreadPoolExecutor(len(self._workers)) as pool:
             try:
-                while len(found) < self._parts - first and self._workers:
+                while len(found) < self.parts - first and self._workers:
                     left = pool.map(work, self._workers)
                     self._workers = [one for one in left if one is not None]
             except BaseException:  # a part failed, or Ctrl-C: the others are of no use
