@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import pickle
 import re
 import tempfile
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_kills import make
+from benchmarks.bench_kills import AS_OTHERS, make
 from benchmarks.common import report, skip
 from finecast.data.datasets import Part
 from finecast.data.metrics import METRICS
@@ -252,6 +253,7 @@ def simulate(given: argparse.Namespace) -> None:
         folder="",
         environment={},
     )
+    os.environ.update(AS_OTHERS)
     ray: Any = importlib.import_module("ray")
     cluster: Any = importlib.import_module("ray.cluster_utils").Cluster()
     for _ in range(max(given.nodes)):

@@ -57,8 +57,9 @@ _STARTS_S = 120.0
 _OF_FP32 = 3
 # About what one trial takes.
 _TRIAL_S = 0.3
-# Ray ends tasks where other processes take the memory, and begins them again.
-_NEVER_FULL = {"RAY_memory_monitor_refresh_ms": "0"}
+# Beside other processes Ray gives its tasks the least of the processor (a niceness of 15), and
+# ends them where the memory is full, to begin them again.
+AS_OTHERS = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
 _MARK, _CLUSTER_MARK = "FINECAST_KILLED", "FINECAST_KILLED_ON"
 _OUTPUTS = ("low.onnx", "low.plan.json", "low.lock.json")
 _EVAL = """
@@ -271,7 +272,7 @@ def cluster(mark: str, nodes: int = 2) -> Generator[str]:
                 [ray, "start", "--block", "--num-cpus=2", *options],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **_NEVER_FULL, _CLUSTER_MARK: mark},
+                env={**os.environ, **AS_OTHERS, _CLUSTER_MARK: mark},
             )
             stack.callback(node.wait)
             stack.callback(node.terminate)

@@ -14,8 +14,9 @@ if [ "${1:-}" = "-k" ]; then
 fi
 port=$((20000 + $$ % 20000))
 folder=$(mktemp -d)
-# Ray ends tasks where other processes take the memory, and begins them again.
-export RAY_memory_monitor_refresh_ms=0
+# Beside other processes Ray gives its tasks the least of the processor (a niceness of 15), and
+# ends them where the memory is full, to begin them again.
+export RAY_worker_niceness=0 RAY_memory_monitor_refresh_ms=0
 
 finish() {
     # The nodes' own processes end with them.

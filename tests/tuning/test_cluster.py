@@ -104,7 +104,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import ray  # pyright: ignore[reportMissingImports]
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
-    # Ray ends tasks where other processes take the memory, and begins them again.
+    # Beside other processes Ray's tasks get little of the processor, and end where the memory
+    # is full, to begin again.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
     head = {"num_cpus": 2, "resources": {"timing": 1}}
     found: Any = Cluster(initialize_head=True, head_node_args=head)
