@@ -38,7 +38,7 @@ _TIMING: Final = "timing"
 _INSTALL: Final = "pip install 'finecast[cluster]', of one version on all nodes"
 
 
-class Node:
+class NodeProcess:
     """What a node keeps from task to task: a worker process, and the files that it reads."""
 
     def __init__(self) -> None:
@@ -87,13 +87,13 @@ class Node:
 
 
 @cache
-def _node() -> Node:
+def _node() -> NodeProcess:
     """This process's part of a node: Ray runs the tasks of a search in one that it keeps."""
-    return Node()
+    return NodeProcess()
 
 
 def on_node(variables: Mapping[str, str], call: str, *arguments: Any) -> Any:
-    """A task of Ray: what a method of ``Node`` gives there.
+    """A task of Ray: what a method of ``NodeProcess`` gives there.
 
     Args:
         variables: Those of ``_THREADS`` that are set where the search runs.
@@ -223,11 +223,11 @@ class RayWorker(WorkerProcess):
         return self._called("put", name, self.files.digest(path), self.files.chunks(path))
 
     def _called(self, call: str, *arguments: Any) -> Any:
-        """What a method of ``Node`` gives; raises NodeLostError."""
+        """What a method of ``NodeProcess`` gives; raises NodeLostError."""
         return self.result(self.begun(call, *arguments, num_cpus=0))
 
     def begun(self, call: str, *arguments: Any, **holds: Any) -> Any:
-        """A task that has begun: a method of ``Node``, which holds these resources."""
+        """A task that has begun: a method of ``NodeProcess``, which holds these resources."""
         task = self.task.options(**self.options, **holds)
         return task.remote(self.variables, call, *arguments)
 
