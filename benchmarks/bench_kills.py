@@ -4,7 +4,8 @@
     python -m benchmarks.bench_kills /tmp/kills-eval --kills 100 --jobs 2 --eval
     python -m benchmarks.bench_kills /tmp/kills-ray --kills 20 --ray      # Ray is installed
 
-Each run takes up the study of the run before; after a run that finished a new study begins.
+Each run takes up the study of the run before. After a run that finished a new study begins,
+and after most that were killed once they had all trials.
 After each run
 
 - no process of it is left, on a node of the cluster neither;
@@ -55,6 +56,8 @@ _STARTS_S = 120.0
 # The fp32 model's value comes first in each run: of its outputs, of the same ones again, and
 # of others, on which the value has to differ (data/evaluation.py). None of them is a trial.
 _OF_FP32 = 3
+# The share of kills after which a study that has all its trials is left for a new one.
+_ANEW = 0.7
 # About what one trial takes.
 _TRIAL_S = 0.3
 # Beside other processes Ray gives its tasks the least of the processor (a niceness of 15), and
@@ -317,11 +320,12 @@ def kill_often(job: Job, kills: int, seed: int) -> list[Run]:
         job.anew()
         seen(killed(job, None))
     while sum(run.after_s is not None for run in runs) < kills:
-        if runs[-1].after_s is None:
-            job.anew()
         # How long a run takes changes with what else the machine does.
         whole_s = float(np.mean([r.lasted_s for r in runs if r.after_s is None][-3:]))
         chance = random.Random(f"{seed}, {len(runs)}")
+        complete = len(job.trials()) >= runs[0].trials
+        if runs[-1].after_s is None or (complete and chance.random() < _ANEW):
+            job.anew()
         # A run starts and observes for most of its time: half of the kills are near a trial.
         kept = len(job.trials())
         if len(runs) % 2 and kept < runs[0].trials:
