@@ -113,7 +113,12 @@ def tune(
     """
     budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
     workload = goal.objective.timed(workload)
-    measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
+    measuring = Measuring(
+        objective=goal.objective,
+        subject=subject,
+        workload=workload,
+        racer=None if executor is None else executor.racer,
+    )
     measuring.check()
     executor = executor or LocalExecutor(criterion=goal.criterion, measuring=measuring)
     untried: tuple[str, ...] = ()
