@@ -41,8 +41,8 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     made = Machine(tmp_path)
     monkeypatch.setattr(timing, "_THREADS", tmp_path)
-    for module in ("timing", "processor"):
-        monkeypatch.setattr(f"finecast.measure.{module}.time", made)
+    monkeypatch.setattr(timing, "time", made)
+    monkeypatch.setattr(timing, "process_time", made.process_time)
     return made
 
 
