@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,8 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    process_time = staticmethod(time.process_time)
 
     def taking(self, name: str, times: Iterator[float]) -> Callable[[], None]:
         def call() -> None:
