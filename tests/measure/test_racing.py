@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    process_time = staticmethod(time.process_time)
 
     def taking(self, name: str, times: Iterator[float]) -> Callable[[], None]:
         def call() -> None:
