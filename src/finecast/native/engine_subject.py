@@ -186,15 +186,21 @@ class EngineSubject(Subject):
         self.tell(*filter(None, (note, differs)))
 
     def made_from(self, origin: Origin) -> Built:
-        """The model of a plan; of a file or a hint a loaded one."""
-        if origin.file is not None:
-            loaded = self.engine.load(origin.file)
-        elif origin.hint is not None:
-            loaded = self.engine.load_hinted(self.model.loadable, origin.hint)
-        else:
-            return self.model.build(origin.plan)
-        model = origin.file or self.model.model
-        return Built(model=model, plan=origin.plan, size_bytes=0, loaded=loaded)
+        """The model of a plan; the original, or that of a hint, loaded."""
+        plan, original = origin.plan, self.model.original
+        if origin.is_original and original is not None:
+            loaded = self.engine.load(original)
+            return Built(model=original, plan=plan, size_bytes=0, loaded=loaded)
+        if origin.hint is None:
+            return self.model.build(plan)
+        return Hinted(
+            model=self.model.model,
+            plan=plan,
+            size_bytes=0,
+            loaded=self.engine.load_hinted(self.model.loadable, origin.hint),
+            format=origin.hint,
+            exact=plan,
+        )
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The fp32 model under each precision hint of the engine, if it has any."""
@@ -415,7 +421,7 @@ class EngineExamined(Examined):
             book=subject.book,
         )
         subject.profiled = sorted(profiles.high, key=lambda kernel: -kernel.time_s)
-        if of_time:
+        if of_time and not subject.prices_all:
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
                 subject.tell(f"{fmt.label} gains nothing on this workload: left out")

@@ -138,8 +138,7 @@ class Conclusion:
         if not self.workload.decodes or self.subject.target:
             return ""
         for number, call in enumerate(("a first call", "a step")):
-            alone = self.workload.of_call(number)
-            race = self.subject.times({call: built}, alone, measuring.BASELINE)
+            race = self.measuring.race({call: built}, measuring.BASELINE, call=number)
             if call in race.names and race.speed(call).high < 1:
                 return f"{call} takes {1 / race.speed(call).median:.3g} of what fp32 takes"
         return ""

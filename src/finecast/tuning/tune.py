@@ -113,7 +113,12 @@ def tune(
     """
     budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
     workload = goal.objective.timed(workload)
-    measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
+    measuring = Measuring(
+        objective=goal.objective,
+        subject=subject,
+        workload=workload,
+        racer=None if executor is None else executor.racer,
+    )
     measuring.check()
     executor = executor or LocalExecutor(criterion=goal.criterion, measuring=measuring)
     untried: tuple[str, ...] = ()
@@ -131,7 +136,7 @@ def tune(
         progress(Notice(certifier.expectation), 1, 1)
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
-    if goal.objective.of_time:
+    if goal.objective.of_time and not subject.prices_all:
         progress("format speeds", 0, 1)
         narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
     progress("rules", 0, 1)
