@@ -285,6 +285,11 @@ STUDY_SUFFIX: Final = ".study.db"
 """In place of the output's: the study that is kept beside it."""
 
 
+def study_beside(output: Path) -> Path:
+    """Where the study of a run goes that writes ``output``, if nothing else is asked."""
+    return output.parent / f"{output.stem}{STUDY_SUFFIX}"
+
+
 def _share(given: float | str | None) -> float | None:
     """A share that may be given as text, in percent, too.
 
