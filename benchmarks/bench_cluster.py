@@ -32,8 +32,7 @@ import numpy as np
 from benchmarks.bench_kills import AS_OTHERS, make
 from benchmarks.common import report, skip
 from finecast.data.datasets import Part
-from finecast.data.metrics import METRICS
-from finecast.data.scoring import Scoring
+from finecast.data.metrics import METRICS, Scoring
 from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.native.model import ReadOptions, RunOptions

@@ -73,6 +73,12 @@ def probe_one(engine: Engine, fmt: Format) -> Capability:
     return _known(engine, (fmt,))[fmt]
 
 
+def recall(engine: Engine, fmt: Format, speed: float) -> None:
+    """Take ``speed`` for that of a format, unless it was probed in this process."""
+    known = _cache.setdefault((engine.name, engine.device), {})
+    known.setdefault(fmt, Capability(runs=True, speed=speed))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """Whether a format is faster than fp32 in an engine here, and a text that says so."""
