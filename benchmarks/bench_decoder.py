@@ -52,12 +52,12 @@ _TUNED: Final = 4
 _ONE_THREAD: Final = {"INFERENCE_NUM_THREADS": 1}
 _POLICIES: Final = {
     "openvino": (
-        *("all:int8_weights", "all:int8_dynamic", "all:int4_weights@gptq"),
-        *("all:int4_dynamic", "all:int4_dynamic@mse+smooth", "all:int4_dynamic@gptq"),
+        *("all:int8_weights", "all:int8_dynamic", "all:int4_dynamic"),
+        *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic@gptq+smooth"),
     ),
     "onnxruntime": (
-        *("all:int8_dynamic", "all:int4_weights@gptq"),
-        *("all:int4_dynamic", "all:int4_dynamic@gptq"),
+        *("all:int8_dynamic", "all:int4_dynamic"),
+        *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic@gptq+smooth"),
     ),
 }
 _MIXED: Final = "auto:int4_dynamic,int4_weights,int8_dynamic@gptq"
@@ -145,10 +145,10 @@ def _ways(made: _Files, asked: argparse.Namespace) -> Iterator[Way]:
             stem = policy.partition(":")[2].replace("@", "-")
             out = made.folder / f"{engine}-{stem}.onnx"
             if not out.exists():
-                data = {"data": made.calibrated} if "@" in policy else {}
+                data = made.calibrated if "@" in policy else None
                 api.convert(
                     made.model, out, policy, engine=engine, verify=False, progress=False,
-                    **data,
+                    data=data,
                 )  # fmt: skip
             yield _ours(out, engine, policy.partition(":")[2])
         if asked.tune is not None:
@@ -203,7 +203,8 @@ def _by_nncf(made: _Files, python: Path) -> Iterator[Way]:
         took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
         for name, seconds in took.items():
             report(made.model.stem, f"NNCF's compression, {name}", seconds, "s")
-    for name, what in (("default", "int8"), ("int4", "int4 .8, AWQ, scale estimation")):
+    ways = {"default": "int8", "awq": "int4 .8, AWQ", "int4": "int4 .8, AWQ, scale estimation"}
+    for name, what in ways.items():
         path = made.folder / f"nncf-{name}.xml"
         yield _openvino(path, f"NNCF, {what}, OpenVINO's defaults", {})
         exact = openvino_settings("f32")
@@ -267,7 +268,9 @@ def _step(made: _Files) -> Feeds:
     """The feeds of a step after a whole text, whose cache the fp32 model made."""
     session = onnxruntime.InferenceSession(made.model, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_outputs()]
-    outputs = dict(zip(names, session.run(None, made.feeds(made.judged[:1])), strict=True))
+    outputs: dict[str, Any] = dict(
+        zip(names, session.run(None, made.feeds(made.judged[:1])), strict=True)
+    )
     cache = {
         n: outputs[n.replace("past", "present")]
         for n in made.feeds(made.judged[:1])

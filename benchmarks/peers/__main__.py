@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -38,16 +39,19 @@ _CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _JUDGE_LIMIT_S: Final = 900.0
 
 
+@cache
 def versions(tool: str) -> str:
     """What a row is of besides model and tool: a change of it makes the row anew.
 
-    Of finecast it is the commit, as its version does not change between releases.
+    Of finecast it is the commit, as its version does not change between releases. It is that
+    of the beginning: a merge does not split a run.
     """
     engine = f"openvino {version_of('openvino')}"
     machine = f"{environment().cpu}, {environment().cores} cores"
+    own = ", ".join(REQUIREMENTS[TOOLS[tool].env]) if TOOLS[tool].env else engine
     if tool == FINECAST:
-        return f"finecast {_commit()}; {engine}; {machine}"
-    return f"{', '.join(REQUIREMENTS[TOOLS[tool].env])}; {engine}; {machine}"
+        own = f"finecast {_commit()}"
+    return f"{own}; {engine}; {machine}"
 
 
 def _commit() -> str:
@@ -193,7 +197,7 @@ def main() -> None:
     add("--models", type=lambda t: _names(t, MODELS), default=list(MODELS), metavar="NAME,...")
     add("--again", action="store_true", help="make rows that are there anew")
     add("--table", action="store_true", help="write the page alone")
-    add("--limit", type=float, default=300.0, help="seconds for a tool on a model; 300")
+    add("--limit", type=float, default=300.0, help="seconds for a tool on a model (300)")
     add("--envs", type=Path, default=_CACHE / "finecast-peers", help="where environments are")
     add("--work", type=Path, default=_ROOT / "build" / "peers", help="models and files made")
     add("--results", type=Path, help="lines of JSON; default results.jsonl in --work")

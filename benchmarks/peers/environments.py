@@ -35,7 +35,7 @@ REQUIREMENTS: Final[Mapping[str, tuple[str, ...]]] = {
         _TORCH,
     ),
     "onnxruntime": ("onnxruntime==1.32.0", "onnx==1.20.1", "sympy==1.14.0"),
-    "olive": ("olive-ai[cpu]==0.13.0", _TORCH),
+    "olive": ("olive-ai[cpu]==0.13.0", "requests==2.34.2", _TORCH),
     "aimet": ("aimet-onnx==2.42.0", _TORCH),
 }  # fmt: skip
 

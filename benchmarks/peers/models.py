@@ -80,7 +80,7 @@ def _sentences(case: Any, folder: Path, *, pairs: bool) -> tuple[Task, Parts]:
     }
     if pairs:
         order = drawn.permutation(len(data["sts_score"]))
-        for part, k in (("search", order[:320]), ("held", order[320:960])):
+        for part, k in (("search", order[:192]), ("held", order[192:576])):
             pair = [
                 np.pad(data[name][k], ((0, 0), (0, _LENGTH - data[name].shape[1])))
                 for name in ("sts_a", "sts_b")
@@ -94,7 +94,7 @@ def _sentences(case: Any, folder: Path, *, pairs: bool) -> tuple[Task, Parts]:
         about, metric, loss = "MiniLM-L6, STS-2015, 16 x 64", "pair_spearman", _OF_RANKS
     else:
         order = drawn.permutation(len(data["sst2_y"]))
-        for part, k in (("search", order[:640]), ("held", order[640:1760])):
+        for part, k in (("search", order[:384]), ("held", order[384:1152])):
             parts[part] = {
                 **_tokens(data["sst2_test"][k], data["sst2_test_len"][k]),
                 "_truth": data["sst2_y"][k],
@@ -201,7 +201,7 @@ def _of_library(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
         raise AbsentError((done.stderr.strip().splitlines() or ["no reason"])[-1][:300])
     with np.load(folder / "inputs.npz") as drawn:
         inputs = dict(drawn)
-    about = f"{name}, random weights, batch {len(next(iter(inputs.values()))[0])}"
+    about = f"{name} (random weights), batch {len(next(iter(inputs.values()))[0])}"
     task = Task(folder=folder, metric="top1", tolerance=0.02, about=about, module=name)
     return task, _decided(task, inputs)
 
@@ -209,7 +209,7 @@ def _of_library(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
 def _synthetic(count: int, folder: Path, zoo: Path) -> tuple[Task, Parts]:
     del zoo
     inputs, sensitive = synthetic.write(count, folder / "model.onnx")
-    about = f"synthetic, {count:,} ops of which {sensitive} are sensitive"
+    about = f"synthetic, {count:,} ops, {sensitive} sensitive"
     task = Task(folder=folder, metric="top1", tolerance=0.02, about=about)
     return task, _decided(task, {"x": inputs})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import exp, log
@@ -38,8 +39,14 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     models = _by_model(rows)
     figure = path.with_suffix(".svg")
     figure.write_text(_figure(models), encoding="utf-8")
-    machines = sorted({row.versions.partition("openvino ")[2] for row in rows})
+    machines = sorted({row.versions.rpartition("openvino ")[2] for row in rows})
     machine = "; ".join(m.replace("; ", " on ", 1) for m in machines)
+    denied = max((row.fp32.get("denied", 0.0) for row in rows), default=0.0)
+    if denied:
+        machine += (
+            f". Other processes took up to {denied:.0%} of the processor time wanted: speeds"
+            " compare processor times there, and seconds are those of a busy machine"
+        )
     parts = [
         _HEAD.format(machine=f"OpenVINO {machine}", figure=figure.name),
         "## In short\n\n" + _summary(models),
@@ -145,7 +152,8 @@ def _of_model(rows: Mapping[str, Row]) -> str:
         if fp32
         else ""
     )
-    return f"## {one.about}\n\n{beside}\n\n{_table(head, lines)}"
+    parts = (f"## {one.about}", beside, _table(head, lines))
+    return "\n\n".join(part for part in parts if part)
 
 
 def _order(row: Row) -> tuple[bool, bool, float]:
@@ -181,7 +189,7 @@ def _note(row: Row) -> str:
 def _release(tool: str, rows: Iterable[Row]) -> str:
     return next(
         (
-            row.versions.partition("; ")[0].replace("==", " ")
+            re.split("[;,]", row.versions)[0].replace("==", " ")
             for row in rows
             if row.tool == tool
         ),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,9 +65,11 @@ def _driven(command: list[str], limit_s: float, log: Path) -> dict[str, Any]:
         try:
             out, _ = running.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
             return {"failed": f"not done after {limit_s:g} s", "seconds": limit_s}
+        finally:  # tools start processes of their own; they end with the tool
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if running.returncode or not lines:
         return {"failed": _last_words(log) or f"exit code {running.returncode}"}

@@ -40,12 +40,12 @@ TOOLS: Final[Mapping[str, Tool]] = {
         used="`tune` with its defaults and the metric as a function; no price book",
     ),
     "hint-bf16": Tool(
-        title="OpenVINO's hint, bf16", env="nncf", driver="by_hint", hints=("bf16",),
+        title="OpenVINO's hint, bf16", env="", driver="by_hint", hints=("bf16",),
         used="the fp32 model, run with `INFERENCE_PRECISION_HINT` bf16, OpenVINO's default"
         " where the CPU has it",
     ),
     "hint-f16": Tool(
-        title="OpenVINO's hint, f16", env="nncf", driver="by_hint", hints=("f16",),
+        title="OpenVINO's hint, f16", env="", driver="by_hint", hints=("f16",),
         used="the same with f16, where the CPU has it",
     ),
     "nncf-quantize": Tool(

@@ -78,7 +78,7 @@ def trained(data: TensorDataset) -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def _integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled modules run all products on planning, op by op, whatever this CPU has."""
+    """Compiled modules run all products on integers, op by op, whatever this CPU has."""
     monkeypatch.setenv("FORCE_INT8", "1")
     monkeypatch.setenv("FORCE_BF16", "1")
 

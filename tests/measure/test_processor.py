@@ -42,6 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     made = Machine(tmp_path)
     monkeypatch.setattr(timing, "_THREADS", tmp_path)
     monkeypatch.setattr(timing, "time", made)
+    monkeypatch.setattr(timing, "process_time", made.process_time)
     return made
 
 

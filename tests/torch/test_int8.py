@@ -1,4 +1,4 @@
-"""PyTorch's products on planning, in compiled modules."""
+"""PyTorch's products on integers, in compiled modules."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import logging
 import resource
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -75,7 +76,8 @@ def main(produce: Produce) -> None:
     except NotApplicableError as why:
         found = {"not_applicable": str(why)}
     except Exception as error:
-        found = {"failed": f"{type(error).__name__}: {first_line(error)}"}
+        said = reason(error).replace(f"{job.task.folder}/", "")
+        found = {"failed": f"{type(error).__name__}: {said}"}
     found |= {
         "seconds": round(time.perf_counter() - start, 2),
         "processor_s": round(_processor_s() - used, 2),
@@ -91,6 +93,14 @@ def _processor_s() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split())[:240] or "no message"
+def reason(error: Exception) -> str:
+    """What an error says, in one line; where it was raised if it says nothing.
+
+    OpenVINO's messages begin with lines of its own source files, which are left out.
+    """
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    told = [one for one in lines if one and not one.startswith(("Exception from", "Check '"))]
+    if told:
+        return " ".join(told)[:240]
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    return " ".join(f"in {frame.name} of {Path(frame.filename).name}" for frame in frames)

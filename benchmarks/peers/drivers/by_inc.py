@@ -5,7 +5,9 @@ Its strategy tries configurations until one keeps the accuracy, 100 of them at m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,23 @@ class Loader:
         return iter((feed, 0) for feed in self.feeds)
 
 
+class _Errors(logging.Handler):
+    """The first error that the library logs: it goes on and gives no model."""
+
+    first = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what an error says."""
+        if record.levelno >= logging.ERROR and not self.first:
+            self.first = record.getMessage()
+
+
 def produce(job: Job) -> Path:
     """Tune by the framework that the options name."""
+    logging.getLogger("neural_compressor").addHandler(said := _Errors())
     criterion = AccuracyCriterion(criterion="absolute", tolerable_loss=job.task.tolerance)
     if job.options["way"] == "torch":
-        return _of_module(job, criterion)
+        return _of_module(job, criterion, said)
     conf = PostTrainingQuantConfig(quant_format="QDQ", accuracy_criterion=criterion)
     # One input is given as an array, several as a list in the model's order.
     feeds = [list(feed.values()) for feed in job.task.feeds("calib")]
@@ -52,13 +66,13 @@ def produce(job: Job) -> Path:
         str(job.task.model), conf, calib_dataloader=loader, eval_func=evaluate
     )
     if made is None:
-        raise RuntimeError("no configuration keeps the accuracy")
+        raise RuntimeError(said.first or "no configuration keeps the accuracy")
     output = job.output.with_suffix(".onnx")
     made.save(str(output))
     return output
 
 
-def _of_module(job: Job, criterion: Any) -> Path:
+def _of_module(job: Job, criterion: Any, said: _Errors) -> Path:
     if not job.task.module:
         raise NotApplicableError("there is no PyTorch module of this model")
     import torch
@@ -75,10 +89,12 @@ def _of_module(job: Job, criterion: Any) -> Path:
 
         return job.score(run)
 
+    # The library is written for the exporter that was PyTorch's default then.
+    torch.onnx.export = partial(torch.onnx.export, dynamo=False)
     conf = PostTrainingQuantConfig(accuracy_criterion=criterion)
     made = quantization.fit(module, conf, calib_dataloader=Loader(feeds), eval_func=evaluate)
     if made is None:
-        raise RuntimeError("no configuration keeps the accuracy")
+        raise RuntimeError(said.first or "no configuration keeps the accuracy")
     output = job.output.with_suffix(".onnx")
     made.export(
         str(output),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from olive import auto_opt  # pyright: ignore
+from olive.cli.launcher import main as olive  # pyright: ignore
 
 from benchmarks.peers.drivers import Job, main
 
@@ -16,10 +16,15 @@ from benchmarks.peers.drivers import Job, main
 def produce(job: Job) -> Path:
     """Optimise, and write what Olive chose as one file."""
     folder = job.output.with_suffix(".olive")
-    auto_opt(
-        model_name_or_path=str(job.task.model), output_path=str(folder), precision="int8",
-        device="cpu", provider="CPUExecutionProvider", use_qdq_encoding=True,
-    )  # fmt: skip
+    asked = {
+        "model_name_or_path": job.task.model,
+        "output_path": folder,
+        "precision": "int8",
+        "device": "cpu",
+        "provider": "CPUExecutionProvider",
+    }
+    options = (text for name, value in asked.items() for text in (f"--{name}", str(value)))
+    olive(["auto-opt", *options, "--use_qdq_encoding", "--disable_telemetry"])
     found = sorted(folder.rglob("*.onnx"))
     if not found:
         raise FileNotFoundError("it wrote no model")

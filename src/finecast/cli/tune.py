@@ -51,7 +51,11 @@ if TYPE_CHECKING:
     from finecast.tuning.result import Result
 
 Records = Annotated[
-    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report", "lock")
+    TuneRequest,
+    Only(
+        *("plan_out", "study", "resume", "start", "frontier", "report", "lock"),
+        *("prices", "fleet", "within"),
+    ),
 ]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
@@ -106,7 +110,7 @@ def run(
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
-    for path in lock_files(output) if request.lock else ():
+    for path in lock_files(output) if request.lock and not request.fleet else ():
         files.write("the lock", path)
     files.write("--frontier", request.frontier)
     files.write("--report", request.report)

@@ -81,7 +81,7 @@ class KernelTime:
     signature: str = ""
 
 
-_GAINS = 1.05  # short probes cannot tell smaller speedups from noise
+GAINS = 1.05  # short probes cannot tell smaller speedups from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Capability:
     @property
     def worthwhile(self) -> bool:
         """Whether it runs, and faster than fp32 by more than the noise of short probes."""
-        return self.runs and self.speed is not None and self.speed > _GAINS
+        return self.runs and self.speed is not None and self.speed > GAINS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import process_time
 from typing import Final
 
 import numpy as np
@@ -143,7 +144,7 @@ _BUSY: Final = 0.1
 
 def used_s() -> float:
     """Seconds that the threads of this process have computed, in sum."""
-    return time.process_time()
+    return process_time()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from finecast.rules.facts import ValueFacts
 # a busy machine, too.
 _PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
+_FEWEST_REPEATS: Final = 9
 # Models are profiled in turns, as a machine's speed drifts by a fifth.
 _TURNS: Final = 3
 # Runs from which the kernels of a model are known, where their times may be in the book.
@@ -177,7 +178,7 @@ def _repeats(kernels: Sequence[KernelTime]) -> int:
     """Runs of a turn, for a model with these times of kernels."""
     once_s = _total_s(kernels)
     wanted = _PROFILE_S / once_s if once_s else _MOST_REPEATS
-    return -(-min(max(int(wanted), 15), _MOST_REPEATS) // _TURNS)
+    return -(-min(max(int(wanted), _FEWEST_REPEATS), _MOST_REPEATS) // _TURNS)
 
 
 def _booked(

@@ -10,7 +10,7 @@ weights as they were ("static groups").
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 _DAMPING: Final = 0.01
 # Rows whose errors are passed on among themselves first, and then to all others at once.
 _BLOCK: Final = 64
+# Columns are sums of their own. So many are computed at once, which bounds the memory.
+_COLUMNS: Final = 1024
 # Shifts are stored in 8 bits, and are rarely more than 1.
 _LARGEST_SHIFT: Final = 7
 
@@ -43,18 +45,22 @@ def compensated(encoding: Scaled, weights: NDArray[np.float32], moments: Floats)
     assert encoding.axis is not None
     if not (np.isfinite(moments).all() and moments.any()):
         return encoding
-    axis = encoding.axis
-    rows = np.moveaxis(weights, axis, 0).astype(np.float64)
-    scales = np.moveaxis(encoding.along(weights.shape), axis, 0).astype(np.float64)
-    ends = (
-        encoding.grid.lowest - encoding.zero_point,
-        encoding.grid.highest - encoding.zero_point,
+    axis, zero = encoding.axis, encoding.zero_point
+    ends = encoding.grid.lowest - zero, encoding.grid.highest - zero
+    rows, scales, codes = (
+        np.moveaxis(a, axis, 0)
+        for a in (weights, encoding.along(weights.shape), encoding.encode(weights))
     )
-    nearest = np.moveaxis(encoding.encode(weights), axis, 0).astype(np.float64)
-    nearest -= encoding.zero_point
-    found = _passed_on(rows, scales, nearest, ends, moments)
-    worse = _error(rows - scales * found, moments) > _error(rows - scales * nearest, moments)
-    shifts = np.where(worse, 0, found - nearest).astype(np.int8)
+    order, passed = _shares(moments)
+    shifts = np.empty(rows.shape, np.int8)
+    for start in range(0, rows.shape[1], _COLUMNS):
+        own = slice(start, start + _COLUMNS)
+        exact, scale = rows[:, own].astype(np.float64), scales[:, own].astype(np.float64)
+        nearest = codes[:, own].astype(np.float64) - zero
+        found = np.empty_like(nearest)
+        found[order] = _passed_on(exact[order], scale[order], nearest[order], ends, passed)
+        before, after = (_error(exact - scale * steps, moments) for steps in (nearest, found))
+        shifts[:, own] = np.where(after > before, 0, found - nearest)
     return replace(encoding, shifts=stored_shifts(np.moveaxis(shifts, 0, axis)))
 
 
@@ -63,29 +69,30 @@ def _error(lost: Floats, moments: Floats) -> Floats:
     return np.einsum("kn,kn->n", lost, moments @ lost)
 
 
-def _passed_on(
-    rows: Floats, scales: Floats, nearest: Floats, ends: tuple[int, int], moments: Floats
-) -> Floats:
-    """The steps of each weight, [summed, columns]: codes without their zero point."""
+def _shares(moments: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """The order of rounding, and the shares of each row's error that later rows take."""
     damped = moments + _DAMPING * np.trace(moments) / len(moments) * np.eye(len(moments))
     order = np.argsort(-damped.diagonal(), kind="stable")
-    passed = np.linalg.cholesky(np.linalg.inv(damped[np.ix_(order, order)])).T
-    left, scales, nearest = rows[order], scales[order], nearest[order]
-    steps: NDArray[Any] = np.empty_like(left)
+    return order, np.linalg.cholesky(np.linalg.inv(damped[np.ix_(order, order)])).T
+
+
+def _passed_on(
+    left: Floats, scales: Floats, nearest: Floats, ends: tuple[int, int], passed: Floats
+) -> Floats:
+    """The steps of each weight, [summed, columns]: codes without their zero point.
+
+    Rows are in the order in which they are rounded; ``left`` is overwritten.
+    """
+    steps = np.empty_like(left)
+    lows = np.maximum(nearest - _LARGEST_SHIFT, ends[0])
+    highs = np.minimum(nearest + _LARGEST_SHIFT, ends[1])
     for start in range(0, len(left), _BLOCK):
         block = slice(start, min(start + _BLOCK, len(left)))
         errors = np.empty_like(left[block])
         for k in range(block.start, block.stop):
-            near = np.clip(
-                np.rint(left[k] / scales[k]),
-                nearest[k] - _LARGEST_SHIFT,
-                nearest[k] + _LARGEST_SHIFT,
-            )
-            steps[k] = np.clip(near, *ends)
+            steps[k] = np.clip(np.rint(left[k] / scales[k]), lows[k], highs[k])
             error = (left[k] - scales[k] * steps[k]) / passed[k, k]
             left[k + 1 : block.stop] -= np.outer(passed[k, k + 1 : block.stop], error)
             errors[k - start] = error
         left[block.stop :] -= passed[block, block.stop :].T @ errors
-    back = np.empty_like(steps)
-    back[order] = steps
-    return back
+    return steps
