@@ -68,7 +68,7 @@ class Decoding:
         if patterns:
             state = _matched(patterns, [spec.name for spec in inputs], outputs)
         else:
-            state = {} if session.keeps_state else _found(inputs, session.outputs)
+            state = {} if session.keeps_state else found_state(inputs, session.outputs)
         return cls(
             steps=steps,
             state=state,
@@ -223,8 +223,16 @@ def _covers_cache(spec: TensorSpec) -> bool:
     return bool(WHOLE.search(text) or CACHED.search(text))
 
 
-def _found(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
-    """The state by names and shapes: the output of each input that is called a past."""
+def found_state(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    where: str = "--decode-steps",
+) -> dict[str, str]:
+    """The state by names and shapes: the output of each input that is called a past.
+
+    Raises:
+        UsageError: If there is none, or an input of that name has no output; names ``where``.
+    """
     made = {_STEMS.sub("", spec.name): spec for spec in outputs if _STEMS.match(spec.name)}
     found: dict[str, str] = {}
     for spec in inputs:
@@ -238,7 +246,7 @@ def _found(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[
             f"no output becomes the input {lost[0]!r} of the next call"
             if lost
             else "no input is called a past, so none carries a state from call to call",
-            where="--decode-steps",
+            where=where,
             fix=f"say which does by --state 'INPUT=OUTPUT'; the outputs are {names}",
         )
     return found

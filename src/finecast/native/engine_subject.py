@@ -16,6 +16,7 @@ from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_model
+from finecast.engines.ports import feeds_for
 from finecast.engines.probe import Speed, probe_one, speed_of
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
@@ -212,7 +213,8 @@ class EngineSubject(Subject):
                 got = session.run(timing[0])  # a missing kernel may show only in a run
                 if fresh is not None and fresh.plan.encodings:
                     check_on_one_thread(self.engine, fresh.model, timing[0], got, exact())
-                calls[name] = partial(run_all, session, timing)
+                fed = [feeds_for(session, feeds) for feeds in timing]
+                calls[name] = partial(run_all, session, fed)
             except EngineError as error:
                 # The same plan by casts, if it races, stands for it.
                 if replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
