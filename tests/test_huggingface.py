@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
+import finecast
 from finecast import get_engine
 from finecast.errors import UsageError
 
@@ -71,6 +72,19 @@ def test_generate_gives_the_models_own_tokens(model: Any, exported: Path, engine
     assert generated(made) == generated(model)
     assert generated(made, num_beams=2) == generated(model, num_beams=2)
     assert "forward" not in vars(model)
+
+
+def test_a_cache_in_bf16_is_handed_from_call_to_call(model: Any, exported: Path) -> None:
+    policy = finecast.Policy("all:bf16", io_state=True)
+    low = finecast.convert(exported, exported.with_name("low.onnx"), policy=policy)
+    session = get_engine("openvino").load(exported.with_name("low.onnx"))
+    caches = [*session.inputs[3:], *session.outputs[1:]]
+    assert {spec.dtype for spec in caches} == {"bf16"}
+    assert low.plan.io.keys() == {spec.name for spec in caches}
+    made = huggingface.generator(model, session)
+    agree = np.equal(generated(made), generated(model)).mean()
+    assert agree > 0.8
+    assert generated(made, use_cache=False) == generated(made)
 
 
 def test_padding_on_the_left_moves_no_position(model: Any, exported: Path) -> None:

@@ -19,11 +19,13 @@ from typing import Final, final
 
 import numpy as np
 
-from finecast.data.sizes import CACHED, WHOLE
+from finecast.data.sizes import CACHED, WHOLE, input_specs
 from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
 from finecast.engines.ports import DTYPES
 from finecast.errors import UsageError
+from finecast.graph import Graph
 from finecast.naming import unknown_name
+from finecast.rules.policy import Policy
 
 _POSITIONS: Final = 1
 """The axis of positions in tokens, masks and logits, after that of the texts."""
@@ -221,6 +223,18 @@ def _covers_cache(spec: TensorSpec) -> bool:
     dims = (spec.shape or ())[_POSITIONS : _POSITIONS + 1]
     text = " ".join([spec.name, *(dim for dim in dims if isinstance(dim, str))])
     return bool(WHOLE.search(text) or CACHED.search(text))
+
+
+def state_of(graph: Graph, policy: Policy) -> Mapping[str, str]:
+    """The state whose type ``policy`` has plans decide: outputs by inputs.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if not policy.io_state or policy.state:
+        return policy.state
+    outputs = [TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in graph.outputs]
+    return found_state(input_specs(graph), outputs, where="--io state")
 
 
 def found_state(

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from finecast import rules
-from finecast.data.decoding import found_state
-from finecast.data.sizes import input_specs
+from finecast.data.decoding import state_of
 from finecast.devices.emulation import check_formats
-from finecast.engines.base import Engine, TensorSpec
+from finecast.engines.base import Engine
 from finecast.engines.faults import faults
 from finecast.engines.integers import codes_results, engines_for
 from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph
 from finecast.native.gains import no_adjustments
 from finecast.native.hint import check_by_hint
 from finecast.numbers.formats import Format
@@ -98,18 +96,6 @@ def make_planner(
         from_type=prepared.from_type,
         carried=Carried.of(graph, state_of(graph, policy)),
     )
-
-
-def state_of(graph: Graph, policy: Policy) -> Mapping[str, str]:
-    """The state whose type ``policy`` has plans decide: outputs by inputs.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    if not policy.io_state or policy.state:
-        return policy.state
-    outputs = [TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in graph.outputs]
-    return found_state(input_specs(graph), outputs, where="--io state")
 
 
 def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> None:

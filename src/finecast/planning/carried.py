@@ -1,8 +1,9 @@
 """State that the caller of a model carries from call to call, such as keys and values.
 
-Law: an output that becomes an input of the next call has the type of that input. So all inputs
-and outputs that carry state, the ops that read them and the ops that make them are one decision
-of a plan: they are in one unit, and the plan declares the types of the inputs and outputs.
+Law: an output that becomes an input of the next call has the type of that input. So all
+inputs and outputs that carry state, the ops that read them and the ops that make them are one
+decision of a plan: they are in one unit, and the plan declares the types of the inputs and
+outputs.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def tune(
     if policy.io_state:
         policy = replace(policy, state=workload.state)
     elif workload.state and not policy.retypes_ports:
-        untried = ("what is carried from call to call keeps its type: --io state to decide it",)
+        untried = ("state that is carried keeps its type: --io state has it decided, too",)
     if policy.open_formats:
         untried += tuple(filter(None, (subject.untried,)))
         formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
