@@ -111,9 +111,8 @@ def test_the_type_of_the_state_is_part_of_the_plan(
     ids = np.ones((2, 1), np.int64)
     step = names["model"]({"input_ids": ids, **given})
     session = get_engine("openvino").load(tmp_path / "low.onnx")
-    mine = session.run(
-        dict.fromkeys(["input_ids"], names["inputs"]["input_ids"]) | decoder.empty(2)
-    )
+    start: dict[str, Any] = {"input_ids": names["inputs"]["input_ids"], **decoder.empty(2)}
+    mine = session.run(start)
     again = session.run({"input_ids": ids} | {n: mine[made] for n, made in state.items()})
     assert np.array_equal(step["logits"], again["logits"])
 
