@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from finecast.engines.cpus import cpus
+from finecast.engines.base import cpus
 from finecast.engines.numerics import recorded
 
 _FLAGS = (

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.engines.base import feeds_for
 from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
-from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
 from finecast.naming import Option, convert_options, path_of
 from finecast.native.lock import (

@@ -17,9 +17,8 @@ from typing import Any, Final
 
 from finecast.data.golden import GoldenSamples
 from finecast.engines import get_engine, library_of
-from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.base import Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.numerics import process_settings
-from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
 from finecast.files import read_text, write_bytes, write_text
 from finecast.measure.environment import Environment, environment, instruction_sets, version_of

@@ -10,7 +10,9 @@ with it.
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias, cast
@@ -28,10 +30,13 @@ class Scaled:
     Channels may lie along several axes, as those of a grouped convolution do: along ``axis``
     and as many axes after it as give one channel for each scale. With ``group``, that many
     numbers in a row along ``axis`` share a scale, apart for each index of the other axes.
+    ``shifts`` are what is added to the nearest codes of a constant with groups, by element,
+    as ``stored_shifts`` gives them; empty if nothing is.
 
-    Laws: ``round`` is idempotent; what is within the range moves by half a step at most, and
-    what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: a value
-    in which one was observed must not be encoded. Each channel is encoded independently.
+    Laws, without shifts: ``round`` is idempotent; what is within the range moves by half a
+    step at most, and what is beyond it, infinities too, becomes its end. NaN has no code and
+    becomes 0: a value in which one was observed must not be encoded. Each channel is encoded
+    independently.
 
     Raises:
         ValueError: If the parameters cannot store numbers.
@@ -43,6 +48,7 @@ class Scaled:
     zero_point: int = 0
     axis: int | None = None
     group: int | None = None
+    shifts: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         grid, zero = self.grid, self.zero_point
@@ -62,6 +68,8 @@ class Scaled:
             raise ValueError(f"axis {self.axis}")
         if self.group is not None and (self.axis is None or self.group < 1):
             raise ValueError(f"groups of {self.group} along axis {self.axis}")
+        if self.shifts:
+            self._shifts()
 
     @classmethod
     def fitted(
@@ -168,7 +176,7 @@ class Scaled:
 
     def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         """The codes of ``x``."""
-        return self.codes(x, self.along(x.shape))
+        return self.codes(x, self.along(x.shape), self.shifted(x.shape))
 
     def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
         """The numbers that ``codes`` stand for."""
@@ -191,6 +199,25 @@ class Scaled:
             ValueError: If the array does not have one channel, or group, for each scale.
         """
         return np.broadcast_to(self.spread(shape), self.split(shape)).reshape(shape)
+
+    def shifted(self, shape: tuple[int, ...]) -> NDArray[np.int8] | None:
+        """What is added to the nearest code of each element of an array of ``shape``."""
+        return self._shifts().reshape(shape) if self.shifts else None
+
+    def _shifts(self) -> NDArray[np.int8]:
+        """The shifts, flat.
+
+        Raises:
+            ValueError: If there is not one for each number of each group.
+        """
+        count = len(self.scale) * (self.group or 0)
+        try:
+            found = zlib.decompressobj().decompress(self.shifts, count + 1)
+        except zlib.error as error:
+            raise ValueError(f"shifts of codes that cannot be read: {error}") from error
+        if len(found) != count:
+            raise ValueError(f"shifts of codes for other than {count} elements")
+        return np.frombuffer(found, np.int8)
 
     def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """``shape`` with an axis of groups cut in two: groups, and the numbers of each."""
@@ -224,17 +251,26 @@ class Scaled:
             f"{scale.size} scales along axis {self.axis} of a tensor of shape {shape}"
         )
 
-    def codes(self, x: NDArray[np.generic], scale: NDArray[np.float32]) -> NDArray[np.generic]:
-        """The codes of ``x`` where each element has its ``scale``."""
+    def codes(
+        self,
+        x: NDArray[np.generic],
+        scale: NDArray[np.float32],
+        shifts: NDArray[np.int8] | None = None,
+    ) -> NDArray[np.generic]:
+        """The codes of ``x`` where each element has its ``scale``, and perhaps its shift."""
         grid, zero = self.grid, np.float32(self.zero_point)
         with np.errstate(over="ignore", invalid="ignore"):
             steps = np.rint(np.asarray(x, np.float32) / scale) + zero
+        if shifts is not None:
+            steps = np.clip(steps, grid.lowest, grid.highest) + shifts
         limited = np.clip(np.where(np.isnan(steps), zero, steps), grid.lowest, grid.highest)
         return limited.astype(grid.dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters as JSON content, without the format and its grid."""
-        grouped = {} if self.group is None else {"group": self.group}
+        grouped: dict[str, Any] = {} if self.group is None else {"group": self.group}
+        if self.shifts:
+            grouped["shifts"] = base64.b64encode(self.shifts).decode()
         scale, zero = list(self.scale), self.zero_point
         return {"scale": scale, "zero_point": zero, "axis": self.axis, **grouped}
 
@@ -251,10 +287,23 @@ class Scaled:
             raise TypeError(f"zero point {zero!r}, axis {axis!r}, group {group!r}")
         if type(scale) is not list or not all(type(s) is float for s in scale):
             raise TypeError("scales that are not a list of floats")
-        numbers = tuple(cast("list[float]", scale))
         return cls(
-            format=fmt, grid=grid, scale=numbers, zero_point=zero, axis=axis, group=group
+            format=fmt,
+            grid=grid,
+            scale=tuple(cast("list[float]", scale)),
+            zero_point=zero,
+            axis=axis,
+            group=group,
+            shifts=base64.b64decode(content.get("shifts", ""), validate=True),
         )
+
+
+def stored_shifts(shifts: NDArray[np.int8]) -> bytes:
+    """What is added to the nearest code of each element, in order, compressed.
+
+    Most are 0: the shifts of a matrix take about one bit each.
+    """
+    return zlib.compress(np.ascontiguousarray(shifts).tobytes())
 
 
 # Shares of a group's range that are tried for the least error, the whole of it first. Of
@@ -449,13 +498,15 @@ def stored_bytes(x: NDArray[np.generic], encoding: Encoding, *, piece: int) -> I
     """
     flat = x.reshape(-1)
     scale = None if isinstance(encoding, Format) else encoding.along(x.shape).flat
+    shifts = None if isinstance(encoding, Format) else encoding.shifted((x.size,))
     for start in range(0, flat.size, piece):
         part = slice(start, start + piece)
         if isinstance(encoding, Format):
             codes = encoding.encode(flat[part])
         else:
             assert scale is not None
-            codes = encoding.codes(flat[part], scale[part])
+            added = None if shifts is None else shifts[part]
+            codes = encoding.codes(flat[part], scale[part], added)
         yield packed(codes, encoding.format.bits).tobytes()
 
 

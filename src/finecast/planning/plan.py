@@ -25,7 +25,7 @@ from finecast.rules.scaled_operands import coded_result
 
 _MOST_PORTS: Final = 4
 """Inputs and outputs whose names are told."""
-PLAN_VERSION: Final = 7
+PLAN_VERSION: Final = 8
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -107,8 +107,11 @@ class Plan:
         """The oldest version of the file format that can state this plan.
 
         2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
-        6 ``by_hint``, 7 adjustments of whole operands and of attributes.
+        6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 shifts of codes.
         """
+        constants = (c for e in self.encodings.values() for c in e.constants.values())
+        if any(encoding.shifts for encoding in constants):
+            return 8
         if any(a.of_whole for a in self.adjustments):
             return 7
         if self.by_hint:

@@ -284,6 +284,11 @@ STUDY_SUFFIX: Final = ".study.db"
 """In place of the output's: the study that is kept beside it."""
 
 
+def study_beside(output: Path) -> Path:
+    """Where the study of a run goes that writes ``output``, if nothing else is asked."""
+    return output.parent / f"{output.stem}{STUDY_SUFFIX}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
     """What to tune for, and where.

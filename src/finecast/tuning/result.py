@@ -532,10 +532,10 @@ def _figure(value: float | None) -> str:
 
 
 def _verified_lines(checked: Verified) -> list[str]:
-    lines: list[str] = []
     if checked.engine is None:
-        lines.append("not run in an engine")
-    elif checked.relative_error is not None:
+        return [checked.note or "not run in an engine"]
+    lines: list[str] = []
+    if checked.relative_error is not None:
         error = f"relative error {checked.relative_error:.3g} against {checked.reference}"
         lines.append(f"verified in {checked.engine}: {error}")
     return lines + ([f"note: {checked.note}"] if checked.note else [])

@@ -30,7 +30,7 @@ from finecast.tuning.measuring import Measuring
 
 if TYPE_CHECKING:
     from finecast.data.datasets import Part
-    from finecast.data.scoring import Scoring
+    from finecast.data.metrics import Scoring
     from finecast.native.subject import Built, Origin
     from finecast.tuning.workers import Opening
 

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar, final
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
 from finecast.data.functions import FunctionElsewhere
-from finecast.data.scoring import Scoring
+from finecast.data.metrics import Scoring
 from finecast.data.sources import DataOptions, is_npz
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds
