@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
-from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session
+from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_all, load_model
@@ -233,7 +233,9 @@ class EngineSubject(Subject):
         errors = load_all(self.engine, load, built.values())
         for (name, one), error in zip(built.items(), errors, strict=True):
             if error is None:
-                calls[name] = partial(run_all, self.session(one), timing)
+                session = self.session(one)
+                fed = [feeds_for(session, feeds) for feeds in timing]
+                calls[name] = partial(run_all, session, fed)
             # The same plan by casts, if it races, stands for it.
             elif replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
                 self.tell(f"a plan was dropped: {error.what}")

@@ -302,14 +302,14 @@ class Conclusion:
             model=subject.model.model if built is None else built.model,
             built=built,
             conditions=self._conditions(measurements),
-            inputs=self._inputs,
+            inputs=self._inputs(plan),
         )
 
-    @property
-    def _inputs(self) -> Inputs:
-        """The arrays of the first call that is timed."""
+    def _inputs(self, plan: Plan) -> Inputs:
+        """The arrays of the first call that is timed, in the types that ``plan`` declares."""
         call = next((c for feeds in self.workload.timing() for c in calls_of(feeds)), {})
-        return {name: (array.shape, str(array.dtype)) for name, array in call.items()}
+        low = {name: fmt.dtype for name, fmt in plan.io.items()}
+        return {n: (array.shape, str(low.get(n, array.dtype))) for n, array in call.items()}
 
     def _conditions(self, measurements: Measurements) -> dict[str, Any]:
         """What the accuracy and the times are of."""
