@@ -130,7 +130,7 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
         ("[]", "not a finecast plan: its content is of another form"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: it has no 'version'"),
-        ('{"version": 99}', r"version 99 is newer than 7.*upgrade finecast"),
+        ('{"version": 99}', r"version 99 is newer than 8.*upgrade finecast"),
         (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
         (PLAN.to_json()[:-20], "not a finecast plan"),
         (PLAN.to_json().replace('"opset": 22', '"opset": Infinity'), "not a finecast plan"),

@@ -23,7 +23,7 @@ from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
 from finecast.rules.scaled_operands import coded_result
 
-PLAN_VERSION: Final = 7
+PLAN_VERSION: Final = 8
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -93,6 +93,7 @@ class Plan:
     by_hint: bool = False
     adjustments: tuple[Adjustment, ...] = ()
     structure: Structure = field(default=(), compare=False)
+    _digest: list[str] = field(default_factory=list[str], init=False, compare=False)
 
     def __repr__(self) -> str:
         """The policy, the engine and the number of ops in each format."""
@@ -105,8 +106,12 @@ class Plan:
         """The oldest version of the file format that can state this plan.
 
         2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
-        6 ``by_hint``, 7 adjustments of whole operands and of attributes.
+        6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 scales by group as
+        the bytes of numbers.
         """
+        stored = (c for e in self.encodings.values() for c in e.constants.values())
+        if any(c.group is not None for c in stored):
+            return 8
         if any(a.of_whole for a in self.adjustments):
             return 7
         if self.by_hint:
@@ -174,6 +179,11 @@ class Plan:
     @property
     def digest(self) -> str:
         """Hash of what the plan does: of all but policy, engine, reasons and structure."""
+        if not self._digest:  # made once: there may be millions of scales
+            self._digest.append(self._hashed())
+        return self._digest[0]
+
+    def _hashed(self) -> str:
         content: dict[str, Any] = {
             "model": self.model,
             "opset": self.opset,

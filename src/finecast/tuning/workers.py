@@ -38,6 +38,7 @@ from finecast.errors import (
 )
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.subject import Built, Origin, Subject
+from finecast.processes.memory import memory_bytes
 from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, WorkerDiedError
 from finecast.tuning import trial_worker
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
@@ -476,7 +477,7 @@ def evaluating(
     given = (data.data, data.calib, data.evaluate)
     paths = all(one is None or isinstance(one, str | Path) for one in given)
     there = model.path.exists() and how.example_inputs is None
-    small = model.size_bytes <= _memory_bytes() // _LARGE
+    small = model.size_bytes <= memory_bytes() // _LARGE
     by_path = paths and there and request.device is None
     processes: Sequence[WorkerProcess] = ()
     if execution.executor != LOCAL:
@@ -526,9 +527,3 @@ def evaluating(
         for process in processes:
             process.leave()
 
-
-def _memory_bytes() -> int:
-    """The memory of this machine; where that is not told, more than any model takes."""
-    if not hasattr(os, "sysconf"):
-        return _NO_LIMIT
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
