@@ -1,12 +1,13 @@
 """Memory and time of decoders whose fp32 weights are as large as the machine's memory.
 
-    python -m benchmarks.bench_memory --size 0.1B|1B|7B [--folder DIR] [--verb convert|tune] ...
+    python -m benchmarks.bench_memory --size 0.1B|1B|7B [--verb tune] [OPTIONS OF THE VERB]
 
 A decoder of LLaMA's form is written as ONNX with external data and a key-value cache: random
 weights, tensor by tensor, so that no more than one of them is in memory. finecast then makes
 it low in a process of its own. Resident memory is read from ``/proc`` several times a second,
-in two parts. Anonymous memory is what a process needs. Memory of files is mapped weights,
-which the kernel drops and reads again when it needs the space. ``ru_maxrss`` counts both.
+in two parts. Anonymous memory is what processes need: that of all of them, and finecast's
+own, without the engine's in the process of dry runs. Memory of files is mapped weights, which
+the kernel drops and reads again when it needs the space. ``ru_maxrss`` counts both.
 
 1B takes 4.3 GB of disk and 7B 27 GB, and the result up to a third of that.
 """
@@ -82,7 +83,7 @@ class _Writer:
         return name
 
     def weight(self, name: str, rows: int, columns: int) -> str:
-        """A matrix of random numbers with an outlier here and there, in external data."""
+        """A matrix of random numbers in external data."""
         tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[rows, columns])
         tensor.data_location = TensorProto.EXTERNAL
         place = {"location": Path(self.data.name).name, "offset": self.data.tell()}
@@ -126,7 +127,8 @@ class _Writer:
             heads[kind] = self.op("Concat", f"present.{n}.{kind}", past, heads[kind], axis=2)
         keys = self.op("Transpose", f"{at}.keys", heads["key"], perm=[0, 1, 3, 2])
         scores = self.op("MatMul", f"{at}.scores", heads["query"], keys)
-        scores = self.op("Add", f"{at}.masked", self.op("Mul", f"{at}.s", scores, "scale"), "mask")
+        scaled = self.op("Mul", f"{at}.scaled", scores, "scale")
+        scores = self.op("Add", f"{at}.masked", scaled, "mask")
         chances = self.op("Softmax", f"{at}.softmax", scores, axis=-1)
         mixed = self.op("MatMul", f"{at}.mixed", chances, heads["value"])
         rows = self.op("Transpose", f"{at}.rows", mixed, perm=[0, 2, 1, 3])
@@ -134,17 +136,21 @@ class _Writer:
         out = self.op("MatMul", f"{at}.out", flat, self.weight(f"{at}.out.w", width, width))
         x = self.op("Add", f"{at}.attended", x, out)
         normed = self.norm(f"{at}.mlp_norm", x, width)
-        gate = self.op("MatMul", f"{at}.gate", normed, self.weight(f"{at}.gate.w", width, hidden))
+
+        def product(kind: str, read: str, rows: int, columns: int) -> str:
+            weight = self.weight(f"{at}.{kind}.w", rows, columns)
+            return self.op("MatMul", f"{at}.{kind}", read, weight)
+
+        gate = product("gate", normed, width, hidden)
         gate = self.op("Mul", f"{at}.swish", gate, self.op("Sigmoid", f"{at}.sigmoid", gate))
-        up = self.op("MatMul", f"{at}.up", normed, self.weight(f"{at}.up.w", width, hidden))
-        both = self.op("Mul", f"{at}.both", gate, up)
-        down = self.op("MatMul", f"{at}.down", both, self.weight(f"{at}.down.w", hidden, width))
-        return self.op("Add", f"{at}.result", x, down)
+        both = self.op("Mul", f"{at}.both", gate, product("up", normed, width, hidden))
+        return self.op("Add", f"{at}.result", x, product("down", both, hidden, width))
 
     def positions(self, sizes: Sizes) -> None:
         """What all layers read: rotations of the positions, and a causal mask."""
         size = sizes.width // sizes.heads
-        angles = np.arange(_POSITIONS)[:, None] / 10_000 ** (np.arange(size // 2) / (size // 2))
+        steps = np.arange(size // 2) / (size // 2)
+        angles = np.arange(_POSITIONS)[:, None] / 10_000**steps
         whole = np.concatenate([angles, angles], 1)
         for name, table in (("cosines", np.cos(whole)), ("sines", np.sin(whole))):
             self.constant(f"{name}.table", table.astype(np.float32))
@@ -182,7 +188,8 @@ def write(folder: Path, sizes: Sizes) -> Path:
         for n in range(sizes.layers):
             x = writer.layer(n, x, sizes)
         x = writer.norm("norm", x, sizes.width)
-        writer.op("MatMul", "logits", x, writer.weight("head.w", sizes.width, sizes.vocabulary))
+        head = writer.weight("head.w", sizes.width, sizes.vocabulary)
+        writer.op("MatMul", "logits", x, head)
     caches = [f"{n}.{kind}" for n in range(sizes.layers) for kind in ("key", "value")]
 
     def port(name: str, kind: int, *shape: int | str) -> onnx.ValueInfoProto:
@@ -215,7 +222,8 @@ def write_texts(path: Path, sizes: Sizes, samples: int = 8, length: int = 16) ->
         for n in range(sizes.layers)
         for kind in ("key", "value")
     }
-    np.savez(path, input_ids=ids[:, :-1], label=ids[:, 1:], **caches)
+    arrays = {"input_ids": ids[:, :-1], "label": ids[:, 1:], **caches}
+    np.savez(path, allow_pickle=False, **arrays)
     return path
 
 
@@ -224,15 +232,15 @@ def write_texts(path: Path, sizes: Sizes, samples: int = 8, length: int = 16) ->
 
 @dataclass(slots=True, kw_only=True)
 class Peak:
-    """The most memory that a process and those that it started held at one time, in bytes."""
+    """The most memory that processes held together at one time, in bytes."""
 
     anonymous: int = 0
     mapped: int = 0
     resident: int = 0
 
-    def see(self, pid: int) -> None:
+    def see(self, pids: Sequence[int]) -> None:
         """Take the memory of now into account."""
-        found = [_resident(p) for p in (pid, *_started_by(pid))]
+        found = [_resident(pid) for pid in pids]
         anonymous, mapped, shared = (sum(one[i] for one in found) for i in range(3))
         self.anonymous = max(self.anonymous, anonymous + shared)
         self.mapped = max(self.mapped, mapped)
@@ -264,9 +272,12 @@ def _started_by(pid: int) -> Iterator[int]:
 
 
 def measured(command: Sequence[str], limit_s: float, trace: bool) -> dict[str, Any]:
-    """Run ``command``; its peaks, times and result. A trace shows the memory of each second."""
-    peak, start = Peak(), time.perf_counter()
-    # By its arrival a line of progress tells the seconds of the phase before.
+    """Run ``command``; its peaks, times and result.
+
+    A trace shows what it prints with the second, by which phases are told apart, and the
+    memory of each process every second.
+    """
+    peak, own, start = Peak(), Peak(), time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines: list[str] = []
 
@@ -285,12 +296,14 @@ def measured(command: Sequence[str], limit_s: float, trace: bool) -> dict[str, A
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
             break
-        peak.see(process.pid)
+        peak.see([process.pid, *_started_by(process.pid)])
+        own.see([process.pid])
         passed = time.perf_counter() - start
         if trace and passed > shown + 1:
+            pids = (process.pid, *_started_by(process.pid))
             texts = (
-                f"{(own + shared) / 1e6:.0f} MB own, {mapped / 1e6:.0f} MB of files"
-                for own, mapped, shared in map(_resident, (process.pid, *_started_by(process.pid)))
+                f"{(anonymous + shared) / 1e6:.0f} MB own, {mapped / 1e6:.0f} MB of files"
+                for anonymous, mapped, shared in map(_resident, pids)
             )
             sys.stderr.write(f"{passed:7.1f} s  {'; '.join(texts)}\n")
             shown = passed
@@ -304,6 +317,7 @@ def measured(command: Sequence[str], limit_s: float, trace: bool) -> dict[str, A
         "wall_s": round(time.perf_counter() - start, 1),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 1),
         "anonymous_mb": round(peak.anonymous / 1e6),
+        "own_anonymous_mb": round(own.anonymous / 1e6),
         "mapped_mb": round(peak.mapped / 1e6),
         "maxrss_mb": round(usage.ru_maxrss * 1024 / 1e6),
         "read_mb": round(usage.ru_inblock * 512 / 1e6),

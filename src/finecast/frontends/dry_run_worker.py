@@ -176,7 +176,7 @@ def _openvino(tell_stage: _Stage) -> _Load:
             read = core.read_model(model[:described], model[described:])
         else:
             read = core.read_model(model)
-        if not settings["compile"]:
+        if not settings.get("compile"):
             return None
         tell_stage("compiled")
         compiled = core.compile_model(read, settings["device"], settings["compile"])

@@ -526,4 +526,3 @@ def evaluating(
             one.close()
         for process in processes:
             process.leave()
-

@@ -140,7 +140,7 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
 def _stored(
     codes: NDArray[Any], *, by_row: bool, zero: int, bits: int, blocks: int
 ) -> NDArray[np.uint8]:
-    """The codes of a DequantizeLinear as ``MatMulNBits`` stores them: columns first, from 0."""
+    """The codes of a DequantizeLinear as ``MatMulNBits`` stores them: by column, from 0."""
     steps = codes.astype(np.int8) if by_row else codes.astype(np.int8).T
     shifted = (steps - np.int16(zero - 2 ** (bits - 1))).astype(np.uint8)
     stored = packed(shifted, bits).astype(np.uint8)
