@@ -113,6 +113,13 @@ def _files(model: Path) -> list[Path]:
     return [model, *(part for part in beside if os.path.isfile(part))]
 
 
+def _size(model: Path | bytes) -> int:
+    """Bytes of a model's files, or of a model that is given as bytes."""
+    if isinstance(model, bytes):
+        return len(model)
+    return sum(part.stat().st_size for part in _files(model))
+
+
 @dataclass(slots=True, kw_only=True)
 class DryRun:
     """A model as ``library`` is about to load it, and then to run it on inputs of a new shape.
@@ -196,11 +203,11 @@ class DryRun:
             return self._send_model(call)
 
     def _check_size(self) -> None:
-        """Raise TooLargeError for a file that an engine cannot load; it may still read it."""
-        if isinstance(self.model, bytes) or not self.settings.get("compile", True):
+        """Raise TooLargeError for a model that an engine cannot load; it may still read it."""
+        model, memory = self.model, memory_bytes()
+        if model is None or not self.settings.get("compile", True):
             return
-        assert self.model is not None
-        size, memory = sum(part.stat().st_size for part in _files(self.model)), memory_bytes()
+        size = _size(model)
         if size > _MOST_OF_MEMORY * memory:
             raise TooLargeError(
                 f"the model has {size / 1e9:.1f} GB, too much to be loaded in the"
@@ -258,9 +265,8 @@ class DryRun:
         request: dict[str, Any] = {"call": call, "key": self.key, "settings": self.settings}
         if isinstance(model, bytes):
             return self._ask({**request, "bytes": len(model)}, model)
-        size = sum(part.stat().st_size for part in _files(model))
         path = os.fspath(model.absolute())
-        return self._ask({**request, "bytes": size, "path": path}, b"")
+        return self._ask({**request, "bytes": _size(model), "path": path}, b"")
 
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         library = _workers[self.library]
