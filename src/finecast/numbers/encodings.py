@@ -235,9 +235,12 @@ class Scaled:
         """The codes of ``x`` where each element has its ``scale``."""
         grid, zero = self.grid, np.float32(self.zero_point)
         with np.errstate(over="ignore", invalid="ignore"):
-            steps = np.rint(np.asarray(x, np.float32) / scale) + zero
-        limited = np.clip(np.where(np.isnan(steps), zero, steps), grid.lowest, grid.highest)
-        return limited.astype(grid.dtype)
+            steps = np.asarray(np.asarray(x, np.float32) / scale)
+            np.rint(steps, out=steps)  # in place, as all that follows: weights may be large
+            steps += zero
+        steps[np.isnan(steps)] = zero
+        np.clip(steps, grid.lowest, grid.highest, out=steps)
+        return steps.astype(grid.dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters as JSON content, without the format and its grid."""
