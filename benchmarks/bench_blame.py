@@ -40,7 +40,7 @@ from finecast.data.deviation import expected
 from finecast.data.sources import DataOptions
 from finecast.engines.exact import CachedSession
 from finecast.graph import Node
-from finecast.native.low_model import LowModel
+from finecast.native.model import LowModel
 from finecast.tuning.judging import BlameOptions, judge_of
 
 _NETS: Final[Mapping[str, Callable[[], Net]]] = {

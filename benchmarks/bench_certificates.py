@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common import report
 from finecast.data.criterion import Criterion
+from finecast.data.metrics import Score
 from finecast.data.samples import SummedSamples, mean_samples
-from finecast.data.scoring import Score
 from finecast.tuning.certifying import certifier_of
 
 CONFIDENCE: Final = 0.95

@@ -23,7 +23,7 @@ from finecast.data.workload import FunctionWorkload
 from finecast.engines.base import Feeds, Session
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Proposal
+from finecast.planning.problem import Proposal
 from finecast.planning.proposing import propose
 from finecast.progress import silent
 from finecast.rules.policy import Policy

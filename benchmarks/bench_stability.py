@@ -1,9 +1,13 @@
 """How many of n runs of ``tune`` agree, each in its own process while another one is busy.
 
-    python -m benchmarks.bench_stability cifar10_resnet20 --runs 20
+    python -m benchmarks.bench_stability cifar10_resnet20 --runs 20 --keep runs.jsonl
 
 A run agrees if its verdict is that of most runs, and among those its speedup lies within 5%
-and its error within 10% of their median.
+and its error within 10% of their median. How many have the commonest plan is told, too: of
+plans that are equally fast and accurate any may be chosen.
+
+Each run is a line of the file to keep, and runs that it has are not made again: so many can be
+made in several sittings. With ``--seconds`` no further run starts after that time.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -60,6 +66,8 @@ def tune_once(name: str, policy: str) -> dict[str, Any]:
         "error": outcome.measured_error,
         "seconds": outcome.seconds,
         "ops": dict(outcome.counts),
+        "plan": outcome.plan.digest,
+        "evaluations": outcome.evaluations,
         "why": outcome.why,
     }
 
@@ -83,7 +91,22 @@ def agreeing(found: Sequence[dict[str, Any]]) -> dict[str, int]:
         "verdicts": same,
         "speeds": sum(abs(f["speedup"] - speed) <= _SPEED * speed for f in alike),
         "errors": sum(abs(f["error"] - error) <= _ERROR * error for f in alike),
+        "plans": Counter(f.get("plan") for f in found).most_common(1)[0][1],
     }
+
+
+def key(given: argparse.Namespace) -> dict[str, Any]:
+    """What runs that are compared have in common."""
+    return {"case": given.case, "policy": given.policy, "busy": given.busy}
+
+
+def kept(path: Path | None, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs of the same kind that a file has, at most as many as are wanted."""
+    if path is None or not path.is_file():
+        return []
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    alike = [one for one in lines if key(given).items() <= one.items()]
+    return alike[: given.runs]
 
 
 def main() -> None:
@@ -93,6 +116,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--busy", type=int, default=1, help="processes that keep a core busy")
     parser.add_argument("--policy", default="auto:bf16")
+    parser.add_argument("--keep", type=Path, help="lines of runs made before, and of these")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--one", action="store_true", help="one run, here; prints JSON")
     given = parser.parse_args()
     if shared_case(given.case) is None:
@@ -103,20 +128,25 @@ def main() -> None:
         return
     command = [sys.executable, "-m", "benchmarks.bench_stability", given.case, "--one"]
     command += ["--policy", given.policy]
-    found: list[dict[str, Any]] = []
+    found = kept(given.keep, given)
+    end = monotonic() + given.seconds
     with ExitStack() as stack:
         for _ in range(given.busy):
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
             stack.callback(busy.kill)
-        for number in range(given.runs):
+        while len(found) < given.runs and monotonic() < end:
             made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            found.append(json.loads(made.stdout.splitlines()[-1]))
-            print(f"{number + 1}: {found[-1]}", file=sys.stderr)
+            found.append({**key(given), **json.loads(made.stdout.splitlines()[-1])})
+            print(f"{len(found)}: {found[-1]}", file=sys.stderr)
+            if given.keep is not None:
+                with given.keep.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(found[-1]) + "\n")
     counts = agreeing(found)
     for what, count in counts.items():
         report(
-            f"stability {given.case}", f"{what} that agree", count, "", bar=given.runs,
-            at_least=True, busy=given.busy, runs=given.runs,
+            f"stability {given.case}", f"{what} that agree", count, "",
+            bar=None if what == "plans" else len(found),
+            at_least=True, busy=given.busy, runs=len(found),
             speedups=[round(f["speedup"], 3) for f in found],
             errors=[float(f"{f['error']:.3g}") for f in found],
             verdicts=dict(Counter(f["verdict"] for f in found)),

@@ -1,22 +1,22 @@
 """Where the time of ``tune`` goes: seconds by phase, beside evaluations of all data.
 
-    python -m benchmarks.bench_tune_time [NAME ...]
+    python -m benchmarks.bench_tune_time [NAME ...] [--nets FOLDER]
 
-One line for each model: the digits of ``examples/``, a StarNet as a ``.pt2`` and as ONNX, and
-the shared models where they are. The bar is five evaluations of all data by the fp32 model
-plus ten seconds. Processor seconds stand beside those of the clock, as other processes change
-them less. Each is tuned twice, with a price book of this benchmark's own: the second run takes
-the times of kernels from there. Models that are absent are skipped.
+One line for each model: the digits of ``examples/``, the shared models where they are, and
+those that ``benchmarks.tune_time_nets`` wrote into ``FOLDER``; StarNets, as a ``.pt2`` and as
+ONNX, if they are named. The bar is five evaluations of all data by the fp32 model plus ten
+seconds. Processor seconds stand beside those of the clock, as other processes change them
+less. Each is tuned twice, in a process each, with a price book of this benchmark's own: the
+second run takes the times of kernels from there. Models that are absent are skipped.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import argparse
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, TypeAlias
@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from benchmarks.bench_tune import score
-from benchmarks.common import cpu_seconds, report, shared_case, skip
+from benchmarks.common import cpu_seconds, report, run_apart, shared_case, skip
 from finecast import api
 from finecast.progress import Notice, Progress
 from finecast.tuning.result import Result
@@ -37,7 +37,14 @@ _SHARED: Final[Mapping[str, tuple[str, int]]] = {
     "speaker_ge2e_lstm": ("pair_auc", 16),
 }
 Run: TypeAlias = Callable[[Path, Progress], Result | None]
+# Nets of ``tune_time_nets``: the metric, and the samples of a call.
+_NETS: Final[Mapping[str, tuple[str, int]]] = {
+    "magika": ("top1", 32),
+    "efficientnet_lite0": ("top1", 32),
+    "recogniser": ("agreement", 8),
+}
 _EVALUATIONS, _REST_S = 5, 10.0
+_LIMIT_S: Final = 600.0
 _IMAGES: Final = 64
 
 
@@ -88,6 +95,16 @@ def shared(name: str, folder: Path, progress: Progress) -> Result | None:
     )
 
 
+def of_folder(name: str, nets: Path, folder: Path, progress: Progress) -> Result | None:
+    """One of the nets of ``tune_time_nets``."""
+    model, data = nets / f"{name}.onnx", nets / f"{name}.npz"
+    if not (model.is_file() and data.is_file()):
+        return None
+    metric, batch = _NETS[name]
+    output = folder / "low.onnx"
+    return api.tune(model, output, data=data, metric=metric, batch=batch, progress=progress)
+
+
 class ProcessorTime:
     """Progress that counts processor seconds by phase, as ``tune`` does those of the clock."""
 
@@ -105,43 +122,64 @@ class ProcessorTime:
         self._phase, self._last = stage.partition(" of ")[0], now
 
 
-def timed(name: str, run: Run) -> None:
-    """Run ``tune`` once, and print its line."""
+def tuned(run: Run) -> dict[str, Any] | None:
+    """The figures of one run of ``tune`` here; None if the model is absent."""
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         start, used = perf_counter(), ProcessorTime()
         found = run(Path(folder), used)
         used("the end", 0, 0)
         wall_s = perf_counter() - start
     if found is None:
-        skip(f"tune {name}", "the model is absent")
+        return None
+    return {
+        "seconds": round(found.seconds, 1),
+        "verdict": found.verdict.value,
+        "speedup": round(found.speedup, 3),
+        "wall_s": round(wall_s, 1),
+        "processor_s": round(sum(used.seconds.values()), 1),
+        "phases_s": {k: round(s, 2) for k, s in found.phases.items()},
+        "phases_processor_s": {k: round(s, 2) for k, s in used.seconds.items()},
+        "evaluations": found.evaluations,
+        "probes": found.probes,
+        "evaluation_s": round(found.phases["baseline"], 2),
+    }
+
+
+def runs(nets: Path) -> dict[str, Run]:
+    """How each model is tuned, by its name."""
+    return {
+        "digits": digits,
+        **{name: partial(shared, name) for name in _SHARED},
+        **{name: partial(of_folder, name, nets) for name in _NETS},
+        "starnet_pt2": partial(starnet, onnx=False),
+        "starnet_onnx": partial(starnet, onnx=True),
+    }
+
+
+def main() -> None:
+    """All models but the StarNets, or those named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=(*runs(Path()), []), metavar="NAME")
+    parser.add_argument("--nets", type=Path, default=Path(), metavar="FOLDER")
+    parser.add_argument("--one", action="store_true", help="one run, here; prints JSON")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(tuned(runs(given.nets)[given.names[0]])))
         return
-    phases: dict[str, Any] = {k: round(s, 2) for k, s in found.phases.items()}
-    evaluation_s = found.phases["baseline"]
-    report(
-        f"tune {name}", "whole run", round(found.seconds, 1), "s",
-        bar=round(_EVALUATIONS * evaluation_s + _REST_S, 1), verdict=found.verdict.value,
-        wall_s=round(wall_s, 1), processor_s=round(sum(used.seconds.values()), 1),
-        phases_s=phases, phases_processor_s={k: round(s, 2) for k, s in used.seconds.items()},
-        evaluations=found.evaluations, probes=found.probes,
-        evaluation_s=round(evaluation_s, 2),
-    )  # fmt: skip
-
-
-def main(names: list[str]) -> None:
-    """All models, or those named."""
-    runs: dict[str, Run] = {"digits": digits}
-    if find_spec("torch") is not None:
-        runs["starnet_pt2"] = partial(starnet, onnx=False)
-        runs["starnet_onnx"] = partial(starnet, onnx=True)
-    for one in _SHARED:
-        runs[one] = partial(shared, one)
     with tempfile.TemporaryDirectory(prefix="finecast-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache
-        for name, run in runs.items():
-            if not names or name in names:
-                timed(name, run)
-                timed(f"{name} again", run)
+        for name in given.names or ("digits", *_SHARED, *_NETS):
+            for again in ("", " again"):
+                arguments = [name, "--one", "--nets", str(given.nets)]
+                held = {"XDG_CACHE_HOME": cache}
+                found = run_apart("bench_tune_time", arguments, limit_s=_LIMIT_S, held=held)
+                if not found or "failed" in found:
+                    why = found["failed"] if found else "the model is absent"
+                    skip(f"tune {name}{again}", why)
+                    break
+                bar = round(_EVALUATIONS * found["evaluation_s"] + _REST_S, 1)
+                seconds = found.pop("seconds")
+                report(f"tune {name}{again}", "whole run", seconds, "s", bar=bar, **found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,20 +1,22 @@
 """Layers of a 7B decoder's shapes by weights in codes: each format beside the engine's best.
 
-    python -m benchmarks.bench_weights [ROWSxCOLUMNS ...]
+    python -m benchmarks.bench_weights [--shapes 7b] [ROWSxCOLUMNS ...]
 
 A layer is one product of as many rows as a batch has. It is written in each format for each
-engine, as finecast writes it, and timed in turns with the fp32 layer. The rows beside those
-formats are what an engine has without finecast: its own precision hint, and its default
-settings for the same file. Times are processor time of one thread, so that they hold on a
-machine that others use in part; but a busy machine's memory and caches are shared, and then
-batch 1, which reads weights alone, is slower than it would be. Between calls an array that is
-larger than the caches is read: the weights of a whole decoder do not fit them.
+engine, as finecast writes it. The ways beside those formats are what an engine has without
+finecast: its own precision hint, and its default settings for the same file. All ways of an
+engine are timed in turns, and each is given as how many times as fast as fp32 it is, and how
+many as the fastest way of that shape: a format that is slower than fp32 misses its bar. Times
+are processor time of one thread, so that they hold on a machine that others use in part; but a
+busy machine's memory and caches are shared, and then batch 1, which reads weights alone, is
+slower than it would be. Between calls an array that is larger than the caches is read: the
+weights of a whole decoder do not fit them.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +38,7 @@ from finecast.numbers.formats import Format
 
 # Numbers that are summed, and columns: projections of attention, and both of a feed-forward
 # layer, in Llama-7B.
-_SHAPES: Final = ((4096, 4096), (4096, 11008), (11008, 4096))
+_SHAPES: Final = {"7b": ((4096, 4096), (4096, 11008), (11008, 4096))}
 _BATCHES: Final = (1, 64)
 _TURNS: Final = {1: 25, 64: 9}
 _FORMATS: Final = {
@@ -45,19 +47,24 @@ _FORMATS: Final = {
 }
 _CACHE_BYTES: Final = 128 << 20
 
-Call = Callable[[], Array]
-# What loads a file and gives a call of it on some feeds.
-_Load = Callable[[Path, Array], Call]
+_Run = Callable[[Array], Array]
+# What loads a file and gives a function that runs it.
+_Load = Callable[[Path], _Run]
 
 
 def main() -> None:
     """Time all layers, or those of the shapes that are named."""
-    named = [tuple(map(int, text.split("x"))) for text in sys.argv[1:]]
+    parser = argparse.ArgumentParser(description="Layers by weights in codes.")
+    parser.add_argument("--shapes", choices=tuple(_SHAPES), default="7b")
+    parser.add_argument("named", nargs="*", metavar="ROWSxCOLUMNS")
+    asked = parser.parse_args()
+    shapes = [tuple(map(int, text.split("x"))) for text in asked.named]
     with tempfile.TemporaryDirectory() as folder:
-        for rows, columns in named or _SHAPES:
+        for rows, columns in shapes or _SHAPES[asked.shapes]:
             path = _layer(Path(folder), rows, columns)
             for engine, formats in _FORMATS.items():
                 _formats(path, engine, formats, rows, f"{rows} x {columns}")
+                gc.collect()
 
 
 def _layer(folder: Path, rows: int, columns: int) -> Path:
@@ -84,13 +91,12 @@ def _layer(folder: Path, rows: int, columns: int) -> Path:
 def _formats(path: Path, engine: str, formats: tuple[str, ...], rows: int, shape: str) -> None:
     draw = np.random.default_rng(1)
     feeds = {n: draw.standard_normal((n, rows)).astype(np.float32) for n in _BATCHES}
+    runs: dict[str, _Run] = {"fp32": _LOADS[engine](path)}
+    sizes: dict[str, float] = {}
     for name, file, load in _candidates(path, engine, formats):
-        size_mb = round(1e-6 * file.stat().st_size, 1)
-        for batch, x in feeds.items():
-            exact, low = _LOADS[engine](path, x), load(file, x)
-            what = f"{shape}, batch {batch}, {engine}"
-            _compare(what, name, exact, low, _TURNS[batch], size_mb)
-            gc.collect()
+        runs[name], sizes[name] = load(file), round(1e-6 * file.stat().st_size, 1)
+    for batch, x in feeds.items():
+        _compare(f"{shape}, batch {batch}, {engine}", runs, x, _TURNS[batch], sizes)
 
 
 def _candidates(
@@ -112,10 +118,10 @@ def _candidates(
 
 
 def _openvino(settings: Callable[[Path], dict[str, object]]) -> _Load:
-    def load(path: Path, x: Array) -> Call:
+    def load(path: Path) -> _Run:
         stated = settings(path) | {"INFERENCE_NUM_THREADS": 1}
         request = openvino.Core().compile_model(path, "CPU", stated).create_infer_request()
-        return lambda: request.infer({"x": x})[0].copy()
+        return lambda x: request.infer({"x": x})[0].copy()
 
     return load
 
@@ -129,13 +135,13 @@ _hinted: Final = _openvino(lambda path: dict(openvino_settings("bf16")))
 _by_default: Final = _openvino(lambda path: {"INFERENCE_PRECISION_HINT": "f32"})
 
 
-def _onnxruntime(path: Path, x: Array) -> Call:
+def _onnxruntime(path: Path) -> _Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     for name, value in ONNXRUNTIME_CHANGED.items():
         options.add_session_config_entry(name, value)
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda: np.asarray(session.run(None, {"x": x})[0])
+    return lambda x: np.asarray(session.run(None, {"x": x})[0])
 
 
 _LOADS: Final[dict[str, _Load]] = {
@@ -144,23 +150,30 @@ _LOADS: Final[dict[str, _Load]] = {
 }
 
 
-def _compare(what: str, name: str, exact: Call, low: Call, turns: int, size_mb: float) -> None:
-    wanted, got = exact().astype(np.float64), low().astype(np.float64)
-    error = float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
-    other = np.ones(_CACHE_BYTES // 8)
-    times: dict[Call, list[float]] = {exact: [], low: []}
+def _compare(
+    what: str, runs: dict[str, _Run], x: Array, turns: int, sizes: dict[str, float]
+) -> None:
+    """Time all ways in turns; a figure for each but fp32, the first."""
+    outputs = {name: run(x).astype(np.float64) for name, run in runs.items()}
+    other, times = np.ones(_CACHE_BYTES // 8), {name: list[float]() for name in runs}
     for _ in range(turns):
-        for call, seen in times.items():
+        for name, run in runs.items():
             other.sum()
             start = time.process_time()
-            call()
-            seen.append(time.process_time() - start)
-    before_s, after_s = median(times[exact]), median(times[low])
-    report(
-        what, f"{name} against fp32", round(before_s / after_s, 3), "x",
-        ms=round(1e3 * after_s, 3), fp32_ms=round(1e3 * before_s, 3), mb=size_mb,
-        error=round(error, 4),
-    )  # fmt: skip
+            run(x)
+            times[name].append(time.process_time() - start)
+    found = {name: median(seen) for name, seen in times.items()}
+    exact, best_s = outputs["fp32"], min(found.values())
+    for name, took_s in found.items():
+        if name == "fp32":
+            continue
+        error = float(np.linalg.norm(outputs[name] - exact) / np.linalg.norm(exact))
+        report(
+            what, f"{name} against fp32", round(found["fp32"] / took_s, 3), "x",
+            bar=1.0, at_least=True, of_best=round(best_s / took_s, 3),
+            ms=round(1e3 * took_s, 3), fp32_ms=round(1e3 * found["fp32"], 3),
+            mb=sizes[name], error=round(error, 4),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -109,8 +110,11 @@ def count_processor_time() -> None:
 
 
 def _children() -> list[Path]:
-    lists = (p.read_text().split() for p in Path("/proc/self").glob("task/*/children"))
-    return [Path("/proc", pid) for pids in lists for pid in pids]
+    found: list[Path] = []
+    for path in Path("/proc/self").glob("task/*/children"):
+        with suppress(FileNotFoundError):  # the thread has ended meanwhile
+            found += [Path("/proc", pid) for pid in path.read_text().split()]
+    return found
 
 
 class NotComparableError(Exception):

@@ -27,11 +27,11 @@ from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Proposal
 from finecast.planning.cost import RooflineCost
 from finecast.planning.edits import ConvertConstant, Edit, InsertCast, SetFormat, SetPort
 from finecast.planning.planner import Planner
 from finecast.planning.points import Place, RoundingPoints, rounding_points
+from finecast.planning.problem import Proposal
 from finecast.planning.proposing import propose
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import Units, make_units

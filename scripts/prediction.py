@@ -32,10 +32,9 @@ from finecast.errors import EngineError
 from finecast.measure.environment import cpu_label, environment
 from finecast.native.gains import output_error
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Choice
 from finecast.planning.plan import Plan
 from finecast.planning.planner import chosen
-from finecast.planning.problem import Analysis, predicted_error
+from finecast.planning.problem import Analysis, Choice, predicted_error
 from finecast.planning.proposing import propose
 from finecast.progress import silent
 from finecast.rules.policy import Policy

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from finecast.measure import processor
+from finecast.measure import timing
 from finecast.measure.racing import Effort
 from finecast.native import lock, profiles
 from finecast.tuning import measuring
@@ -44,7 +44,7 @@ GOLDENS = Path(__file__).parent / "goldens"
 def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are raced for the fewest rounds and profiled in few: no time decides a test."""
     for name in ("RANKING", "FINAL", "DUEL", "BASELINE"):
-        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0))
+        monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0, order=False))
     monkeypatch.setattr(lock, "TIMED", Effort(min_time_s=0.0, rounds=2, warmup=1))
     monkeypatch.setattr(profiles, "_MOST_REPEATS", 15)
 
@@ -52,7 +52,7 @@ def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No other process counts as busy: what a test finds does not depend on its neighbours."""
-    monkeypatch.setattr(processor, "_THREADS", tmp_path / "no-threads")
+    monkeypatch.setattr(timing, "_THREADS", tmp_path / "no-threads")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ For example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,8 +33,7 @@ from finecast.native.census import Census
 from finecast.native.drift import Verification, VerifyOptions
 from finecast.native.drift import verify as verified
 from finecast.native.lock import Deployed, Runner, lock_files
-from finecast.native.low_model import EmulatedLow, LowModel
-from finecast.native.model import OpenedModel, ReadOptions, RunOptions
+from finecast.native.model import EmulatedLow, LowModel, OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import (
     check_output_name,
     check_written,
@@ -53,14 +52,14 @@ from finecast.reports.frontier import write_frontier
 from finecast.reports.plan_report import PlanReport, read_part, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
-from finecast.tuning import workers
+from finecast.tuning import fleet_tuning, workers
 from finecast.tuning.blaming import Blame, samples_of
 from finecast.tuning.blaming import blame as blamed
 from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
-from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
+from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest, study_beside
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import is_plan, recorded
@@ -282,7 +281,7 @@ def tune(
             search (``Goal``): ``objective``, ``min_speedup``, ``max_trials``, ``timeout_s``.
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
-            ``m.pt2.plan.json`` for ``m.pt2``), ``study``, ``resume``,
+            ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,
             ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
             (a page of what was found and why), ``price_book``. Of where plans are evaluated
             (``Execution``): ``jobs``, ``executor``, ``trial_timeout_s``,
@@ -297,6 +296,9 @@ def tune(
     plan = request.plan_out
     if plan is None and written.path is not None:
         plan = plan_beside(written.path)
+    study = request.study
+    if study is None and written.path is not None:
+        study = study_beside(written.path)
     request = replace(
         request,
         data=group_of(DataOptions, options, data=data),
@@ -305,6 +307,7 @@ def tune(
         engine=engine,
         device=_device(target),
         plan_out=plan,
+        study=study,
         execution=group_of(Execution, options),
     )
     with reporting(progress, "tuning") as report:
@@ -356,13 +359,20 @@ def tuned(
     given, files = _declared(
         model, how, output, request.data, plan=request.start, study=request.study
     )
-    files.write("the plan", request.plan_out)
-    for path in lock_files(output.path) if output.path is not None and request.lock else ():
-        files.write("the lock", path)
+    fleet_tuning.check_prices(request)
+    for path in request.fleet:
+        files.read("the prices", path)
+    for role, path in _beside(request, output):
+        files.write(role, path)
     files.write("the frontier", request.frontier)
     files.write("the report", request.report)
+    files.write("the prices", request.prices)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        found = (request.study, request.frontier, request.report)
+        if request.fleet:
+            outcome = fleet_tuning.plans_for(given(), how, output, request, study)
+            warnings = (*removed, *outcome.warnings)
+            return _savable(replace(outcome, source=given().path, warnings=warnings), given)
+        found = (request.study, request.frontier, request.report, request.prices)
         outcome = replace(
             _searched(given(), how, output, request, study),
             source=given().path,
@@ -378,6 +388,17 @@ def tuned(
             write_frontier(outcome.to_dict(), given().path.name, request.frontier)
     warnings = (*removed, *outcome.warnings)
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
+
+
+def _beside(request: TuneRequest, output: Destination) -> Iterator[tuple[str, Path]]:
+    """The files beside the output: their roles and their paths."""
+    if request.fleet:
+        yield from fleet_tuning.files_of(request, output.path)
+        return
+    if request.plan_out is not None:
+        yield "the plan", request.plan_out
+    for path in lock_files(output.path) if output.path is not None and request.lock else ():
+        yield "the lock", path
 
 
 def _savable(result: Result, given: Callable[[], OpenedModel]) -> Result:
@@ -400,6 +421,7 @@ def _searched(
     with workers.evaluating(model, how, output.path, options) as worker:
         subject = model.subject(options.engine, options.device)
         subject.keeps_prices, subject.study = options.price_book, study
+        subject.prices_all = options.prices is not None
         executor = worker(subject)
         data = options.data.loaded() if executor is None else executor.data()
         workload = model.workload(data, subject.reference)
@@ -432,6 +454,9 @@ def _searched(
     if study is not None or options.report is not None:
         phases("kernels", 0, 1)
         outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
+    if options.prices is not None:
+        missing = fleet_tuning.prices_of(outcome, subject, workload, options.prices)
+        outcome = replace(outcome, warnings=(*outcome.warnings, *filter(None, (missing,))))
     outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)
@@ -568,18 +593,19 @@ def explain(
     how, stated = group_of(ReadOptions, options), _plan(plan)
     if stated is not None:
         read = opened(model, how, plan=stated)
-        graph, found = read.graph_for(stated), stated
+        found, told = read.placed(stated, partial=False)
+        graph = read.graph_for(found)
     else:
         asked = Policy.of(policy)
         run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
         read = _opened(model, how)
-        graph, found = read.judge(asked, run)
+        (graph, found), told = read.judge(asked, run), ()
     if node is None:
-        return Explanation(graph=graph, plan=found)
+        return Explanation(graph=graph, plan=found, warnings=told)
     names = [one.name for one in graph.nodes]
     if node not in names:
         raise unknown_name(node, names, what="node")
-    explained = Explanation(graph=graph, plan=found, node=graph.find(node))
+    explained = Explanation(graph=graph, plan=found, node=graph.find(node), warnings=told)
     decision = explained.decision
     if target is not None or decision is None or decision.format is Format.FP32:
         return explained
@@ -587,7 +613,7 @@ def explain(
     try:
         broken = read.fallen_apart(found, engine or own)
     except EngineError as error:
-        return replace(explained, warnings=(f"kernels were not compared: {error.line}",))
+        return replace(explained, warnings=(*told, f"kernels were not compared: {error.line}"))
     apart = [one.text for one in broken if any(node in part for part in one.parts)]
     return replace(explained, apart=apart)
 
@@ -749,7 +775,7 @@ def ladder(
 
     Args:
         model: The model, or its path.
-        rungs: The rungs: ``finecast.compat.neuron.ladders.ladder("trn1")``.
+        rungs: The rungs: ``finecast.compat.neuron.compilers.ladder("trn1")``.
         output: Where the model of the plan by op goes.
         data: The data, as for ``tune``.
         per_op: Whether a plan by op is looked for.
@@ -933,6 +959,8 @@ def report(
     plan = found if isinstance(found, Plan) else None
     given = None if model is None else opened(model, plan=plan)
     if isinstance(found, Plan):
+        if given is not None:
+            found, _ = given.placed(found, partial=False)
         graph = None if given is None else given.graph_for(found)
         name = "model" if given is None else given.path.name
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))

@@ -8,7 +8,7 @@ a dataclass; the command line, the keywords of Python and the reference are made
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from numbers import Integral, Real
@@ -55,6 +55,12 @@ def plain_dashes(word: str) -> str:
 def number_of(count: int, noun: str) -> str:
     """``1 trial``, ``2 trials``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first ``most`` texts, and how many are left out: ``a, b and 3 more``."""
+    rest = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + rest
 
 
 def look_up(word: str, table: Mapping[str, T], *, what: str, where: str = "") -> T:

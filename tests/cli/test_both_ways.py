@@ -14,7 +14,7 @@ import finecast
 from finecast import api
 from finecast.cli import main
 from finecast.cli.groups import expanded
-from finecast.compat.neuron.ladders import ladder as neuron_ladder
+from finecast.compat.neuron.compilers import ladder as neuron_ladder
 from finecast.naming import options_of
 
 # What differs between two runs of one command: times, and files that are named after it.

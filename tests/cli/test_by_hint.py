@@ -18,10 +18,10 @@ from finecast.engines.base import Feeds
 from finecast.errors import ExitCode
 from finecast.frontends import onnx as onnx_frontend
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino.marks import hint_of, marked
+from finecast.frontends.openvino.changes import hint_of, marked
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
+from finecast.planning.problem import Proposal
 from finecast.rules.policy import Policy
 from finecast.tuning.hint import with_hinted_errors
 from tests.cli.conftest import Answer

@@ -7,8 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from finecast.cli import main
-from finecast.cli.backends import BACKENDS, absent_backends
-from finecast.cli.doctor import cell, engine_specs
+from finecast.cli.doctor import BACKENDS, absent_backends, cell, engine_specs
 from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
 from finecast.measure.environment import cpu_label, environment

@@ -17,7 +17,7 @@ import finecast  # noqa: E402
 import finecast.torch as ft  # noqa: E402
 from finecast.cli import main  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402
-from finecast.native.torch import integers, subject  # noqa: E402
+from finecast.native.torch import planning, subject  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -263,7 +263,7 @@ def test_products_of_a_program_get_int8_op_by_op(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        integers,
+        planning,
         "compiled_frozen",
         lambda module, *_: (module, frozenset()),
     )
@@ -287,7 +287,7 @@ def test_products_of_a_program_get_int8_op_by_op(
 def test_a_program_on_integers_stays_so_where_the_rest_is_lowered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integers, "compiled_frozen", lambda module, *_: (module, frozenset()))
+    monkeypatch.setattr(planning, "compiled_frozen", lambda module, *_: (module, frozenset()))
     net = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
     source, coded, low = (tmp_path / f"{name}.pt2" for name in ("net", "coded", "low"))
     x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))

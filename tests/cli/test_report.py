@@ -13,7 +13,7 @@ import pytest
 import finecast
 from finecast.cli import main
 from finecast.errors import ExitCode, UsageError
-from finecast.reports.schema import check_content
+from finecast.reports.plan_report import check_content
 from finecast.tuning.study import Study
 
 DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits"

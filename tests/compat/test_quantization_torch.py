@@ -30,7 +30,7 @@ from finecast.compat.neural_compressor import (
 from finecast.compat.neural_compressor.torch_models import TorchResult
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.torch.codes import scales_of_products
-from finecast.native.torch import integers, subject
+from finecast.native.torch import planning, subject
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
@@ -88,7 +88,7 @@ def _integers(monkeypatch: pytest.MonkeyPatch) -> None:
         del args, kwargs
         return module, frozenset()
 
-    for room in (integers, subject):
+    for room in (planning, subject):
         monkeypatch.setattr(room, "compiled_frozen", compiled)
 
 
@@ -258,6 +258,6 @@ def test_why_no_product_could_be_quantized(
     def fail(*args: Any) -> None:
         raise EngineError("products on integers are wrong by 0.3 on this CPU", fix="VNNI")
 
-    monkeypatch.setattr(integers, "unfused", fail)
+    monkeypatch.setattr(planning, "unfused", fail)
     with pytest.raises(ModelError, match=r"to int8 \(planned in int8, torch .* without VNNI"):
         quantization.fit(trained, PostTrainingQuantConfig(**NO_BF16), loader(data))

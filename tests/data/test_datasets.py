@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from finecast.data.datasets import Dataset, data_set, load_npz
-from finecast.data.npz import open_npz
+from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
 from finecast.engines.base import TensorSpec
 from finecast.errors import UsageError
 
@@ -257,7 +256,7 @@ def test_compressed_arrays_are_bounded_and_the_bound_is_told(
     np.savez_compressed(big, x=np.zeros((1 << 20, 4), np.float32))
     assert big.stat().st_size < 100_000
     assert open_npz(big)["x"].shape == (1 << 20, 4)
-    monkeypatch.setattr("finecast.data.npz._COMPRESSED_MOST", 1 << 23)
+    monkeypatch.setattr("finecast.data.datasets._COMPRESSED_MOST", 1 << 23)
     words = r"compressed arrays of 0\.0 GiB, 'x\.npy' the largest: 0\.0078125 GiB are the most"
     with pytest.raises(UsageError, match=words + r".*savez: what is not compressed"):
         open_npz(big)

@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from finecast import api
-from finecast.data.lengths import affordable, length_limits
+from finecast.data.sizes import affordable, length_limits
 from finecast.errors import WrongNumbersError
 from finecast.frontends import onnx as frontend
 from finecast.rules.policy import Policy, Scope

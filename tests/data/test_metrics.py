@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 
-from finecast.data.metrics import METRICS, get_metric
-from finecast.data.scoring import Scoring, scored_outputs
+from finecast.data.metrics import METRICS, Scoring, get_metric, scored_outputs
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 

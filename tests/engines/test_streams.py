@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 from finecast.engines import get_engine
-from finecast.engines.cpus import cpus
+from finecast.engines.base import cpus
 from finecast.errors import EngineError, UsageError
 from finecast.numbers.formats import Format
 

@@ -160,7 +160,7 @@ def test_tune_drops_plans_on_codes_that_are_wrong_on_one_thread(tmp_path: Path) 
         metric="cosine",
         policy="auto:int8",
         engine="openvino",
-        objective="size",
+        objective="memory",
     )
     assert not outcome.improved
     assert any("on one thread openvino computes" in w for w in outcome.warnings)

@@ -17,8 +17,16 @@ from onnx.reference import ReferenceEvaluator
 
 from finecast import engines
 from finecast.engines import EngineEntry, probe
-from finecast.engines.base import Array, Engine, Feeds, KernelTime, Session
-from finecast.engines.ports import DTYPES, dtype_label, ordered_feeds
+from finecast.engines.base import (
+    DTYPES,
+    Array,
+    Engine,
+    Feeds,
+    KernelTime,
+    Session,
+    dtype_label,
+    ordered_feeds,
+)
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.measure import timing

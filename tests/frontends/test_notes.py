@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import finecast
 from finecast import api
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx.notes import NOTES
+from finecast.frontends.onnx.undo import NOTES
 from finecast.graph.builder import scope_of, source_line
 from finecast.planning.plan import Plan
 from finecast.rules.base import DECISION, Reason

@@ -20,10 +20,9 @@ from finecast.data.deviation import expected
 from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import openvino as frontend
-from finecast.frontends.native_model import with_roundings, with_switches
+from finecast.frontends.native_model import rounded, with_roundings, with_switches
 from finecast.frontends.openvino.native import OvNative
 from finecast.frontends.openvino.reader import read
-from finecast.frontends.rounding import rounded
 from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to

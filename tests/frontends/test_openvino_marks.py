@@ -16,7 +16,7 @@ import finecast
 from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino.marks import hint_of, marked
+from finecast.frontends.openvino.changes import hint_of, marked
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.replaying import check_made_for
 from finecast.native.hint import check_marks

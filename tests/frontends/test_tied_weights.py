@@ -15,8 +15,8 @@ import finecast
 from finecast.devices.faults import known_faults
 from finecast.engines import get_engine, installed
 from finecast.frontends.onnx import from_model
+from finecast.frontends.onnx.miscomputed import FAULT
 from finecast.frontends.onnx.opset import stated_for_engines
-from finecast.frontends.onnx.tied_weights import FAULT
 from finecast.numbers.formats import Format
 from tests.frontends.tools import parse
 

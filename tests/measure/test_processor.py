@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from finecast.measure import processor
-from finecast.measure.processor import Demand
+from finecast.measure import timing
 from finecast.measure.racing import Effort, Race
+from finecast.measure.timing import Demand
 
 
 class Machine:
@@ -39,9 +40,9 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     made = Machine(tmp_path)
-    monkeypatch.setattr(processor, "_THREADS", tmp_path)
-    for module in ("timing", "processor"):
-        monkeypatch.setattr(f"finecast.measure.{module}.time", made)
+    monkeypatch.setattr(timing, "_THREADS", tmp_path)
+    monkeypatch.setattr(timing, "time", made)
+    monkeypatch.setattr(timing, "process_time", made.process_time)
     return made
 
 
@@ -66,10 +67,20 @@ def test_a_thread_that_ends_takes_no_time_back(machine: Machine, tmp_path: Path)
     assert Demand.now().since(before).waited_s == 0.0
 
 
+def test_a_thread_that_ended_takes_no_wait_of_another_one_along(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.call(1.0, 8.0)
+    before = Demand.now()
+    shutil.rmtree(tmp_path / "1")
+    (tmp_path / "2" / "schedstat").write_text(f"0 {3e9:.0f} 1\n")
+    assert Demand.now().since(before).waited_s == pytest.approx(1.0)
+
+
 def test_nothing_is_denied_where_the_system_does_not_count(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(processor, "_THREADS", tmp_path / "absent")
+    monkeypatch.setattr(timing, "_THREADS", tmp_path / "absent")
     machine.call(1.0, 9.0)
     assert Demand.now().denied == 0.0
 

@@ -16,8 +16,7 @@ from onnx import numpy_helper
 import finecast
 from benchmarks.blame_nets import Fault, cnn, faults, lstm, to_fp16, to_int8, transformer
 from finecast.data.deviation import deviation
-from finecast.engines.base import Array
-from finecast.engines.ports import feeds_for
+from finecast.engines.base import Array, feeds_for
 from finecast.errors import ModelError, UsageError, UserCodeError
 from finecast.numbers.formats import Format
 from tests.frontends.tools import parse

@@ -23,7 +23,7 @@ from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
-from finecast.reports.schema import check_content
+from finecast.reports.plan_report import check_content
 from finecast.tuning.result import Result
 from tests.native import toy, toy_chain, toy_subject
 from tests.native.networks import FRONTENDS, Frontend

@@ -17,6 +17,7 @@ from finecast import api
 from finecast.engines.base import Feeds, KernelTime
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.openvino import OpenVinoEngine, OpenVinoSession
+from finecast.errors import UsageError
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -134,6 +135,20 @@ def test_onnx_runtime_gives_the_same_numbers(net: Path, engine: OpenVinoEngine) 
     np.testing.assert_allclose(found, expected(net.suffix), atol=1e-5, rtol=1e-5)
     codes = [t for t in onnx.load(out).graph.initializer if t.name.endswith("int4_weights")]
     assert {t.data_type for t in codes} == {onnx.TensorProto.INT4}
+
+
+def test_codes_by_the_products_on_data_lose_less(net: Path, engine: OpenVinoEngine) -> None:
+    low, again, nearest = (net.with_name(f"{n}{net.suffix}") for n in ("low", "again", "near"))
+    api.convert(net, nearest, "all:int4_weights", engine="openvino", verify=False)
+    made = api.convert(
+        net, low, "all:int4_weights@gptq", data=inputs(), engine="openvino", verify=False
+    )
+    exact = run(net)
+    assert np.linalg.norm(run(low) - exact) < 0.6 * np.linalg.norm(run(nearest) - exact)
+    api.apply(Plan.from_json(made.plan.to_json()), net, again, engine="openvino")
+    np.testing.assert_array_equal(run(again), run(low))
+    with pytest.raises(UsageError, match="gptq chooses codes by the values"):
+        api.convert(net, None, "all:int4_weights@gptq", engine="openvino")
 
 
 def test_a_plan_is_replayed_and_taken_back(net: Path, engine: OpenVinoEngine) -> None:

@@ -16,8 +16,8 @@ from finecast import api
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError
 from finecast.frontends import openvino as frontend
+from finecast.frontends.native_model import coded as by_arithmetic
 from finecast.frontends.openvino.native import OvNative
-from finecast.frontends.rounding import coded as by_arithmetic
 from finecast.native.integers import unfused
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format

@@ -9,7 +9,7 @@ import numpy as np
 
 import finecast
 from finecast import api
-from finecast.compat.neuron.ladders import ladder
+from finecast.compat.neuron.compilers import ladder
 from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions, workload_of
 from finecast.devices.emulation import explicit_casts

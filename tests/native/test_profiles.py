@@ -11,7 +11,7 @@ import pytest
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
 from finecast.graph.text import from_text
 from finecast.measure.prices import PriceBook
-from finecast.measure.processor import Demand
+from finecast.measure.timing import Demand
 from finecast.native.profiles import (
     CastRate,
     Profiles,
@@ -179,12 +179,17 @@ def test_a_quiet_machine_that_contradicts_the_book_is_profiled(
     assert told == [{"a": 2e-3}, {"a": 2e-3}]
 
 
-def test_times_of_a_busy_machine_are_not_kept(
+def test_times_of_a_busy_machine_are_known_on_a_busy_one_alone(
     book: PriceBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as busy:
+        busy.setattr(Demand, "is_busy", True)
+        times_of(book, Steady({"a": 2e-3}))
+        again = Steady({"a": 9e-3})
+        assert times_of(book, again) == [{"a": 2e-3}]
+    assert times_of(book, Steady({"a": 1e-3})) == [{"a": 1e-3}]
     monkeypatch.setattr(Demand, "is_busy", True)
-    times_of(book, Steady({"a": 2e-3}))
-    assert not book.path.exists()
+    assert times_of(book, again) == [{"a": 1e-3}], "those of a quiet machine are better"
 
 
 def test_all_time_of_a_kernel_is_that_of_the_ops_of_the_graph_in_it() -> None:

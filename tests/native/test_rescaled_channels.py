@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,8 @@ from finecast import api
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
+from finecast.native.adjusting import Adjuster
+from finecast.native.observing import observe
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
@@ -284,3 +287,23 @@ def test_a_device_that_is_not_here_refuses_it_in_tune(net: Path, kind: str) -> N
             policy=f"auto:int8+{kind}",
             target="inf1",
         )
+
+
+def test_values_that_no_rescaling_changed_need_no_new_facts(
+    net: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Adjuster, Any]] = []
+    rescale = Adjuster._rescale
+
+    def seen(self: Adjuster, *given: Any) -> Any:
+        made.append((self, rescale(self, *given)))
+        return made[-1][1]
+
+    monkeypatch.setattr(Adjuster, "_rescale", seen)
+    api.convert(net, None, f"all:int8+{kind}", data={"x": DATA[kind]}, engine="openvino")
+    ((adjuster, found),) = made
+    whole = observe(found.model, adjuster.batches)
+    assert found.facts.keys() == whole.keys()
+    for value, facts in whole.items():
+        ranges = found.facts[value].lowest, found.facts[value].highest
+        assert ranges == pytest.approx((facts.lowest, facts.highest), rel=1e-6)

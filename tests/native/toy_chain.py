@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from finecast.data.deviation import deviation
-from finecast.engines.base import Array, Feeds, Session, TensorSpec
-from finecast.engines.ports import ordered_feeds
+from finecast.engines.base import Array, Feeds, Session, TensorSpec, ordered_feeds
 from finecast.errors import WrongNumbersError
 from finecast.graph import ConstantStats, Graph, Node, Value
 from finecast.native.artefact import Verified, compare

@@ -9,8 +9,18 @@ from importlib.resources import files
 import onnx.defs
 import pytest
 
-from finecast.ops import OP_TABLE, UNKNOWN, FlopRule, OpInfo, OpKind, Tier, by_name, lookup
-from finecast.ops.table import index_natives, read_rows
+from finecast.ops import (
+    OP_TABLE,
+    UNKNOWN,
+    FlopRule,
+    OpInfo,
+    OpKind,
+    Tier,
+    by_name,
+    index_natives,
+    lookup,
+    read_rows,
+)
 
 MATMUL_SCOPE = {OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind.ATTENTION}
 

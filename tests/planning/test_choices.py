@@ -7,9 +7,8 @@ import pytest
 
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Choice
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Roundings
+from finecast.planning.problem import Analysis, Choice, Roundings
 from finecast.planning.proposing import frontier_of
 from finecast.planning.units import make_units
 from finecast.rules import Permission

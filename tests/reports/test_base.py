@@ -13,7 +13,7 @@ import pytest
 
 import finecast
 from finecast.cli.output import write_report
-from finecast.compat.neuron.ladders import ladder
+from finecast.compat.neuron.compilers import ladder
 from finecast.errors import UsageError
 from finecast.reports.base import Report, TextTable
 from tests.cli.test_output import ACTS, NASTY

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from finecast.reports.page import page_of
+from finecast.reports.plan_report import page_of
 from tests.reports import made
 from tests.reports.test_page import HOSTILE
 

@@ -16,8 +16,13 @@ from finecast.errors import UsageError
 from finecast.graph.text import from_text
 from finecast.numbers.formats import FLOATS, Format
 from finecast.reports.content import Sources, content_of
-from finecast.reports.plan_report import PlanReport, report_path
-from finecast.reports.schema import _KEYWORDS, check_content, schema
+from finecast.reports.plan_report import (
+    _KEYWORDS,
+    PlanReport,
+    check_content,
+    report_path,
+    schema,
+)
 from finecast.reports.summary import summary_of
 from tests.reports import made
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from finecast.engines import installed
-from finecast.engines.cpus import cpus
+from finecast.engines.base import cpus
 from finecast.rules import Ruling
 from finecast.rules.coordinates import COORDINATES
 from finecast.rules.quantized import QUANTIZED

@@ -11,9 +11,8 @@ from finecast.frontends.onnx import Prepared
 from finecast.native.observing import observe
 from finecast.numbers.formats import Format
 from finecast.rules import Context, permit
-from finecast.rules.observed import OBSERVED
+from finecast.rules.observed import OBSERVED, absorbing
 from finecast.rules.policy import Policy
-from finecast.rules.saturation import absorbing
 from tests.planning import nets
 
 X = (np.random.default_rng(5).standard_normal((4, 8)) * 3e5).astype(np.float32)

@@ -24,8 +24,7 @@ from finecast.frontends.native_model import with_roundings
 from finecast.frontends.tensorflow import FrozenModel, TensorFlowFile
 from finecast.frontends.tensorflow.canonical import canonical
 from finecast.frontends.tensorflow.functions import bodies, every_node, opened
-from finecast.frontends.tensorflow.loading import load
-from finecast.frontends.tensorflow.saving import save
+from finecast.frontends.tensorflow.loading import load, save
 from finecast.graph import Graph
 from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format

@@ -15,8 +15,7 @@ from finecast.engines.usage import how_to_run
 from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.frontends import tensorflow as frontend
 from finecast.frontends.native_model import with_switches
-from finecast.frontends.tensorflow.loading import load, of_graph_def
-from finecast.frontends.tensorflow.saving import save
+from finecast.frontends.tensorflow.loading import load, of_graph_def, save
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.points import SWITCH, Switch

@@ -18,13 +18,12 @@ from torch.nn import functional as F  # noqa: N812
 
 import finecast.torch as ft
 from finecast.engines.torch import TorchEngine
-from finecast.engines.torch.autocast import autocast_formats
 from finecast.errors import UsageError
 from finecast.frontends import torch as frontend
 from finecast.native.planning import Judging, make_planner
-from finecast.native.torch.planning import choose
+from finecast.native.torch.planning import autocast_formats, choose
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Choice
+from finecast.planning.problem import Choice
 from finecast.rules.policy import Policy
 from tests.torch.planned import plan_of
 from tests.torch.uncompiled import OpByOp

@@ -18,10 +18,10 @@ import finecast
 import finecast.torch as ft
 from finecast import Policy
 from finecast.engines.torch import rates
-from finecast.engines.torch.kernel_check import is_wrong
 from finecast.errors import ModelError, RuleConflictError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.native.torch import planning
+from finecast.native.torch.planning import is_wrong
 from finecast.numbers.formats import Format
 from finecast.planning.edits import cast_count
 from tests.torch.errors import first_order, points_of, probed
@@ -473,7 +473,7 @@ class Masked(nn.Module):
 
 def test_auto_leaves_a_module_that_would_gain_a_hair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "finecast.native.torch.conversion.predicted_cost", lambda *_: 0.0
+        "finecast.native.torch.model.predicted_cost", lambda *_: 0.0
     )  # of the plan in fp32: all others take longer
     torch.manual_seed(0)
     net, x = Masked().eval(), torch.randn(2, 6, 32)

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 import finecast.torch as ft
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import ConvertedModule
-from finecast.frontends.torch.pickling import StoredOp
-from finecast.native.torch import integers
+from finecast.frontends.torch.converted import StoredOp
+from finecast.native.torch import planning
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -130,7 +130,7 @@ def test_bodies_are_copied(copied: Callable[[Any], Any]) -> None:
 def test_codes_stay_codes(
     copied: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integers, "compiled_frozen", lambda module, *_: (module, frozenset()))
+    monkeypatch.setattr(planning, "compiled_frozen", lambda module, *_: (module, frozenset()))
     x = torch.randn(8, 16)
     low = ft.convert(nn.Sequential(nn.Linear(16, 16)), (x,), "matmult:int8")
     other = copied(low)

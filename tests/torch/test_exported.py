@@ -24,7 +24,7 @@ from finecast import api
 from finecast.data.sources import DataOptions
 from finecast.engines.usage import how_to_run
 from finecast.errors import ModelError, UsageError
-from finecast.native.torch import integers, subject
+from finecast.native.torch import planning, subject
 from finecast.numbers.formats import Format
 from finecast.tuning.result import Verdict
 
@@ -106,7 +106,7 @@ def record(path: Path, name: str) -> bytes:
 def test_convert_of_a_file_tells_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integers, "compiled_frozen", lambda module, *_: (module, frozenset()))
+    monkeypatch.setattr(planning, "compiled_frozen", lambda module, *_: (module, frozenset()))
     ft.save(torch.export.export(nn.Linear(16, 4), (torch.ones(2, 16),)), tmp_path / "m.pt2")
     stages: list[str] = []
 

@@ -24,7 +24,7 @@ from finecast.frontends.torch.codes import read_back, scales_of_products, stored
 from finecast.measure.environment import environment
 from finecast.native.census import count_classes
 from finecast.native.observing import observe
-from finecast.native.torch import integers
+from finecast.native.torch import planning
 from finecast.native.torch.model import of_module
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
@@ -73,7 +73,7 @@ def converted(
         coded = scales_of_products(module)
         return lambda x: (1 + error) * module(x), left_out & coded.keys()
 
-    monkeypatch.setattr(integers, "compiled_frozen", compiled)
+    monkeypatch.setattr(planning, "compiled_frozen", compiled)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
         module, x = net
@@ -102,7 +102,7 @@ def test_products_read_codes_and_the_rest_stays(
     for policy in ("matmult:int8", "all:int8"):
         made, told = converted(monkeypatch, net, policy)
         assert made.finecast_plan.counts == {"int8": 4, "fp32": 5}
-        assert any(integers.FREEZING in text for text in told)
+        assert any(planning.FREEZING in text for text in told)
         with torch.no_grad():
             assert 0 < relative(made(x), module(x)) < 0.05
     stored = dict(made.named_buffers())
@@ -254,7 +254,7 @@ def test_what_does_not_compile_is_told(
     def fails(*_: object) -> Any:
         raise BackendCompilerFailed(fails, ValueError("no such layout\nin a graph"), None)
 
-    monkeypatch.setattr(integers, "compiled_frozen", fails)
+    monkeypatch.setattr(planning, "compiled_frozen", fails)
     with pytest.raises(UsageError, match="cannot be compiled: ValueError: no such l") as told:
         ft.convert(net[0], (net[1],), "matmult:int8")
     assert "C++" not in str(told.value)
@@ -268,7 +268,7 @@ def test_a_missing_compiler_is_told(
     def fails(*_: object) -> Any:
         raise BackendCompilerFailed(fails, InvalidCxxCompiler(), None)
 
-    monkeypatch.setattr(integers, "compiled_frozen", fails)
+    monkeypatch.setattr(planning, "compiled_frozen", fails)
     with pytest.raises(UsageError, match=r"install a C\+\+ compiler"):
         ft.convert(net[0], (net[1],), "matmult:int8")
 
@@ -328,7 +328,7 @@ with warnings.catch_warnings(record=True) as told:
     made = ft.convert(net, (x,), sys.argv[1])
 _, found = compiled_frozen(made, (x,), {})
 torch.compiler.reset()
-exec(integers.FREEZING)
+exec(planning.FREEZING)
 with torch.no_grad():
     off = t.relative(torch.compile(made)(x), made(x))
 print(json.dumps({"counts": made.finecast_plan.counts, "left_out": [*found],

@@ -12,7 +12,7 @@ from torch import nn
 import finecast.torch as ft
 from finecast.graph.text import from_text
 from finecast.planning.points import find_points
-from finecast.training import gradients
+from finecast.training import inductor
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -153,7 +153,7 @@ def test_of_one_parameter_given_twice_one_gradient_is_added_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Autograd adds what a backward pass returns: the kept gradient must be in it once."""
-    monkeypatch.setattr(gradients, "_will_engine_execute_node", lambda _node: True)
+    monkeypatch.setattr(inductor, "_will_engine_execute_node", lambda _node: True)
     parameter = nn.Parameter(torch.zeros(3))
     parameter.grad = torch.full((3,), 100.0)
     own = (1.0, 10.0)
@@ -168,8 +168,8 @@ def test_of_one_parameter_given_twice_one_gradient_is_added_in_place(
                 memory.copy_(torch.where(there, memory + gradient, gradient))
             return [None, None]
 
-    added = [gradients.AddedGradient(source=k, result=k) for k in range(2)]
-    found = gradients.feed(Compiled(), added).current_callable([parameter, parameter])
+    added = [inductor.AddedGradient(source=k, result=k) for k in range(2)]
+    found = inductor.feed(Compiled(), added).current_callable([parameter, parameter])
     grads: list[torch.Tensor | None] = [*found, parameter.grad]
     total = torch.stack([g for g in grads if g is not None]).sum(0)
     assert torch.equal(total, torch.full((3,), 111.0))

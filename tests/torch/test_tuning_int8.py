@@ -25,7 +25,7 @@ from finecast.frontends.torch.codes import scales_of_products
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
 from finecast.native.roundings import Times
-from finecast.native.torch import integers, subject
+from finecast.native.torch import planning, subject
 from finecast.native.torch.model import of_module
 from finecast.native.torch.planning import measured_errors
 from finecast.numbers.formats import Format
@@ -91,7 +91,7 @@ def ran_on(
         return run, on_floats
 
     monkeypatch.setattr(subject, "compiled_frozen", compiled)
-    monkeypatch.setattr(integers, "compiled_frozen", compiled)
+    monkeypatch.setattr(planning, "compiled_frozen", compiled)
 
 
 def tuned(device: Stated, tolerance: float, policy: str) -> Any:
@@ -172,7 +172,7 @@ def test_wrong_integers_are_not_planned_and_bf16_is(
     def wrong(module: Any, *_: object) -> tuple[Callable[..., Any], frozenset[str]]:
         return lambda x: 1.3 * module(x), frozenset()
 
-    monkeypatch.setattr(integers, "compiled_frozen", wrong)
+    monkeypatch.setattr(planning, "compiled_frozen", wrong)
     found = tuned(device, 1.0, "auto:int8,bf16")
     assert formats_of(found) == {"large": Format.BF16, "small": Format.BF16}
     assert any("nothing is planned in int8" in note for note in found.warnings)

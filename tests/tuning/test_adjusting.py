@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from finecast.engines.base import Array, Feeds
+from finecast.engines.exact import Exact
 from finecast.errors import EngineError
 from finecast.native.gains import Gain, gaining_kinds, measure_gains, share_left
 from finecast.native.subject import Examined
 from finecast.planning.adjustments import Adjustment
-from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
+from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust
-from finecast.tuning.adjusting import Adjustments, plan_error
+from finecast.tuning.search import Adjustments
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
 EQUALISE, SMOOTH, BIAS = KINDS = (Adjust.EQUALISE, Adjust.SMOOTH, Adjust.BIAS)
@@ -114,9 +115,9 @@ class ToySubject:
 
     def build(self, plan: Plan) -> Any:
         self.loaded.append(plan)
-        return Built(plan, self)
+        return Built(plan)
 
-    def session(self, built: Any) -> Any:
+    def tried(self, built: Any) -> Any:
         if not self.runs:
             raise EngineError("no kernel")
         return Session(error(self.shares, built.plan))
@@ -125,10 +126,6 @@ class ToySubject:
 @dataclass
 class Built:
     plan: Plan
-    of: ToySubject
-
-    def release(self) -> None:
-        self.of.loaded.remove(self.plan)
 
 
 @dataclass
@@ -141,12 +138,14 @@ class Session:
         return {"y": np.array([1.0 + self.error]) * feeds["x"]}
 
 
+def measuring(subject: Any) -> Any:
+    calls = subject.feeds(None)
+    return SimpleNamespace(subject=subject, exact=lambda: Exact.of(subject.reference, calls))
+
+
 def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None:
     subject: Any = ToySubject(dict(zip(KINDS, (0.5, 0.25, 0.8), strict=True)))
-    workload: Any = SimpleNamespace(of=())
-    adjustments = Adjustments(
-        subject=subject, workload=workload, examined=Adjusted(), kinds=KINDS
-    )
+    adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
     found = adjustments.measure(PLAN)
     wanted = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)
     (made,) = adjustments.proposals([wanted], found)
@@ -158,6 +157,15 @@ def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None
 
 def test_a_plan_that_does_not_run_has_no_error_that_gains() -> None:
     subject: Any = ToySubject({}, runs=False)
-    workload: Any = SimpleNamespace(of=())
-    assert plan_error(subject, workload, PLAN) == float("inf")
-    assert subject.loaded == []  # its model was released
+    adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
+    assert adjustments.error(PLAN) == float("inf")
+
+
+def test_an_error_is_measured_once() -> None:
+    subject: Any = ToySubject(dict(zip(KINDS, (0.5, 0.25, 0.8), strict=True)))
+    adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
+    (made,) = adjustments.proposals(
+        [Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)], adjustments.measure(PLAN)
+    )
+    adjustments.gained(made.plan)
+    assert len(subject.loaded) == len({plan.digest for plan in subject.loaded})

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import finecast
-from finecast.compat.neuron import ladders
+from finecast.compat.neuron import compilers
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import METRICS
-from finecast.data.scoring import Score, Scoring
+from finecast.data.metrics import METRICS, Score, Scoring
 from finecast.engines import get_engine
 from finecast.engines.base import Array
 from finecast.errors import UsageError
@@ -227,7 +226,7 @@ def test_clusters_are_named_by_an_array_of_the_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["ladder", "blame"])
 def test_verbs_that_certify_nothing_take_no_confidence(tmp_path: Path, verb: str) -> None:
     model, data = labelled(tmp_path)
-    given = "trn1" if verb == "blame" else ladders.ladder("trn1")
+    given = "trn1" if verb == "blame" else compilers.ladder("trn1")
     asked = Criterion(confidence=0.95)
     with pytest.raises(UsageError, match="only tune certifies"):
         getattr(finecast, verb)(model, given, data=data, metric="top1", criterion=asked)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
+from finecast.planning.problem import Proposal
 from finecast.tuning.search import (
     Candidate,
     chain,

@@ -16,8 +16,7 @@ import pytest
 
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import WHOLE, Part
-from finecast.data.metrics import METRICS
-from finecast.data.scoring import Score, Scoring
+from finecast.data.metrics import METRICS, Score, Scoring
 from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.errors import UserCodeError

@@ -29,7 +29,7 @@ from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode
 from finecast.native.artefact import Destination
 from finecast.progress import shown
-from finecast.reports.outputs import output_lines
+from finecast.reports.base import output_lines
 
 if TYPE_CHECKING:
     from finecast.devices.emulation import Emulation
@@ -157,7 +157,7 @@ def _opened(
 
 
 def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:
-    from finecast.data.scoring import by_output
+    from finecast.data.metrics import by_output
 
     plan, output = outcome.plan, outcome.output
     lines: list[str] = []

@@ -27,12 +27,23 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Search": (
         *("objective", "min_speedup", "max_trials", "timeout_s", "start"),
+        *("fleet", "within"),
         *("jobs", "executor", "trial_timeout_s", "trial_memory_gib", "check", "max_error"),
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
         *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
-        *("plan_out", "study", "lock", "report", "diff", "blame", "explorer", "frontier"),
+        *(
+            "plan_out",
+            "study",
+            "lock",
+            "prices",
+            "report",
+            "diff",
+            "blame",
+            "explorer",
+            "frontier",
+        ),
         *("compile_with",),
     ),
     "The compiler of a device": (

@@ -127,7 +127,7 @@ class Device(CompilerFlags):
         Raises:
             UsageError: If no target is named, or it has no ladder.
         """
-        from finecast.compat.neuron.ladders import ladder
+        from finecast.compat.neuron.compilers import ladder
 
         given, named = self.needed(None, target)
         return spelled(named), ladder(named, given, sdk=self.sdk)

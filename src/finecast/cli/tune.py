@@ -43,7 +43,7 @@ from finecast.native.lock import lock_files
 from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside
 from finecast.progress import shown
-from finecast.tuning.goal import STUDY_SUFFIX, Execution, Goal, TuneRequest
+from finecast.tuning.goal import Execution, Goal, TuneRequest, study_beside
 from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:
@@ -51,7 +51,11 @@ if TYPE_CHECKING:
     from finecast.tuning.result import Result
 
 Records = Annotated[
-    TuneRequest, Only("plan_out", "study", "resume", "start", "frontier", "report", "lock")
+    TuneRequest,
+    Only(
+        *("plan_out", "study", "resume", "start", "frontier", "report", "lock"),
+        *("prices", "fleet", "within"),
+    ),
 ]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
@@ -98,12 +102,15 @@ def run(
     choice = narrowed(device.choice(casting, target), narrowing, ranges)
     output = written.path
     assert output is not None
-    plan, study = request.plan_out or plan_beside(output), request.study or _study_of(output)
+    plan, study = (
+        request.plan_out or plan_beside(output),
+        request.study or study_beside(output),
+    )
     written = _replacing(source, how, written, plan, study, resume=request.resume)
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
-    for path in lock_files(output) if request.lock else ():
+    for path in lock_files(output) if request.lock and not request.fleet else ():
         files.write("the lock", path)
     files.write("--frontier", request.frontier)
     files.write("--report", request.report)
@@ -126,10 +133,6 @@ def run(
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     write_report(outcome, outcome.comparison, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
-
-
-def _study_of(output: Path) -> Path:
-    return output.parent / f"{output.stem}{STUDY_SUFFIX}"
 
 
 def _replacing(

@@ -7,7 +7,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.data.comparison import counterpart
+from finecast.data.distances import counterpart
 from finecast.data.labels import (
     IGNORED,
     check_numbers,

@@ -20,8 +20,7 @@ from typing import Final, final
 import numpy as np
 
 from finecast.data.sizes import CACHED, WHOLE
-from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
-from finecast.engines.ports import DTYPES
+from finecast.engines.base import DTYPES, Array, Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from finecast.data.input_ranges import Mask, Normal, Range, Whole
 from finecast.data.sizes import computed_size
-from finecast.engines.base import Array, TensorSpec
-from finecast.engines.ports import DTYPES, shape_text
+from finecast.engines.base import DTYPES, Array, TensorSpec, shape_text
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 

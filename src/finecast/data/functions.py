@@ -1,4 +1,4 @@
-"""The user's own Python functions, named as ``FILE.py:FUNCTION``.
+"""The user's own Python functions, named ``FILE.py:FUNCTION``, and what they have to return.
 
 Law: a file is imported once, however many of its functions are asked for, and again only if
 its bytes have changed.
@@ -10,15 +10,23 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import math
 import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
+import numpy as np
+
+from finecast.data.metrics import Score
+from finecast.data.samples import mean_samples
+from finecast.engines.base import Array
 from finecast.errors import UsageError, UserCodeError
 from finecast.usercode import guarded, line_in
 
@@ -162,3 +170,177 @@ def _bytes_of(path: str) -> bytes:
             return hashlib.sha256(file.read()).digest()
     except OSError:
         return b""
+
+
+# --------------------------------------------- what a user's evaluation function has to return
+#
+# Law: the baseline is a finite number that the function computes from the model's outputs, the
+# same one for the same outputs. Anything else says nothing of a converted model.
+
+T = TypeVar("T")
+Replacement: TypeAlias = Callable[[Array], Array]
+
+# Outputs of the baseline of so many bytes are kept for a second call of a user's function.
+_RECORDED_BYTES: Final = 256 << 20
+# Two values of one metric differ by no more: sums in other orders do.
+_SAME_METRIC: Final = 1e-9
+_SHOWN: Final = 40
+
+
+def _negated(array: Array) -> Array:
+    return np.negative(array) if array.dtype.kind == "f" else _reversed(array)
+
+
+def _reversed(array: Array) -> Array:
+    return array.reshape(-1)[::-1].reshape(array.shape)
+
+
+# Outputs in place of a model's: what is no number for any of them follows no output. The first
+# changes nearly every metric; a metric that is 0 for many models needs the others.
+_REPLACEMENTS: Final[tuple[Replacement, ...]] = (_negated, np.zeros_like, _reversed)
+
+
+class OtherCallError(Exception):
+    """An evaluation on replaced outputs asks for others than are recorded: it follows them."""
+
+
+class Recording(Generic[T]):
+    """The outputs of the calls of an evaluation, to repeat it without the model."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[bytes, T] | None] = []
+        self._left = _RECORDED_BYTES
+        self._at = 0
+
+    def keep(self, key: bytes, outputs: T, size_bytes: int) -> None:
+        """Keep the outputs of the next call, of inputs with this key, if there is room."""
+        self._left -= size_bytes
+        self._kept.append((key, outputs) if self._left >= 0 else None)
+
+    def lose(self) -> None:
+        """Note that the next call has outputs that cannot be kept."""
+        self._kept.append(None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the outputs of all calls were kept."""
+        return None not in self._kept
+
+    def again(self) -> Recording[T]:
+        """The same calls from the first on."""
+        found = Recording[T]()
+        found._kept = self._kept
+        return found
+
+    def next(self, key: bytes) -> T | None:
+        """The outputs of the next call; None if they are not kept or its inputs are others."""
+        kept = self._kept[self._at] if self._at < len(self._kept) else None
+        self._at += 1
+        return None if kept is None or kept[0] != key else kept[1]
+
+
+def metric_value(found: object, where: str) -> Score:
+    """What a user's evaluation function returned, as a number.
+
+    An array of several numbers has one for each sample, and the metric is their mean.
+
+    Raises:
+        UserCodeError: If it is text, or no number at all.
+    """
+    if isinstance(found, np.ndarray) and found.ndim == 1 and found.size > 1:
+        values = cast("Array", found)
+        if values.dtype.kind in "biuf":
+            samples = mean_samples(values.astype(np.float64))
+            return Score(samples.value(), samples={"": samples})
+    try:
+        text = isinstance(found, str | bytes | bytearray)
+        return Score(float(cast("Any", None if text else found)))
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of several elements
+        shown = repr(found)
+        raise UserCodeError(
+            f"the evaluation function returns {shown if len(shown) < _SHOWN else 'an object'}"
+            f" of type {type(found).__name__}, not a number",
+            where=where,
+            fix="return a float, or a one-dimensional array with a number for each sample",
+        ) from error
+
+
+def check_finite(baseline: float, where: str) -> None:
+    """Refuse a baseline of Inf: no loss can be told from it.
+
+    Raises:
+        UserCodeError: If it is infinite.
+    """
+    if math.isinf(baseline):
+        raise UserCodeError(
+            f"the evaluation function returns {baseline:g} for the fp32 model: how much worse"
+            " another model is cannot be told",
+            where=where,
+            fix="return a finite number; a ratio to the fp32 model's own outputs is --metric"
+            " snr_db, cosine or max_abs",
+        )
+
+
+def check_baseline(
+    baseline: float,
+    where: str,
+    *,
+    runs: bool,
+    again: Callable[[], float],
+    replaced: Callable[[Replacement], float | None],
+    call: str,
+) -> None:
+    """Refuse a metric of the fp32 model that says nothing of a model.
+
+    NaN is left to the caller, who tells the op that first gives it.
+
+    Args:
+        baseline: The metric of the fp32 model.
+        where: The function's name.
+        runs: Whether the function ran the model.
+        again: Calls the function with the model's recorded outputs.
+        replaced: Calls the function with replaced outputs; None where they are not known.
+        call: How the function runs the model.
+
+    Raises:
+        UserCodeError: If it never ran the model, or returns no finite number, different ones
+            for the same outputs, or the same for any outputs.
+    """
+    if not runs:
+        raise UserCodeError(
+            f"the evaluation function returns {baseline:g} and never ran the model",
+            where=where,
+            fix=f"call {call} in it, and compute the number from the outputs",
+        )
+    if math.isnan(baseline):
+        return
+    check_finite(baseline, where)
+    second = again()
+    if not math.isclose(baseline, second, rel_tol=_SAME_METRIC, abs_tol=_SAME_METRIC):
+        raise UserCodeError(
+            "the evaluation function returns different numbers for the same outputs of the"
+            f" fp32 model: {baseline:.9g}, then {second:.9g}",
+            where=where,
+            fix="begin with the same data in each call, and seed its random choices",
+        )
+    if all(_on_replaced(replaced, one) == baseline for one in _REPLACEMENTS):
+        raise UserCodeError(
+            f"the evaluation function returns {baseline:g} whatever the outputs are: with"
+            " their negatives, with zeros and in reverse order, too",
+            where=where,
+            fix=f"compute the number from what {call} returns, on data of which the"
+            " model gets some right",
+        )
+
+
+def _on_replaced(
+    replaced: Callable[[Replacement], float | None], replacement: Replacement
+) -> float | None:
+    """The metric of replaced outputs; None if it is not known.
+
+    The function may not take such outputs. What it prints of them is no result.
+    """
+    quiet = redirect_stdout(StringIO()), redirect_stderr(StringIO())
+    with quiet[0], quiet[1], np.errstate(all="ignore"), suppress(UserCodeError):
+        return replaced(replacement)
+    return None

@@ -14,12 +14,11 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from finecast.data.datasets import open_npz
 from finecast.data.deviation import deviation, differing
-from finecast.data.npz import open_npz
 from finecast.data.workload import feed_bytes, samples
-from finecast.engines.base import Array, Feeds, Session, Steps, calls_of
+from finecast.engines.base import Array, Feeds, Session, Steps, calls_of, feeds_for
 from finecast.engines.exact import worst_first
-from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.planning.sensitivity import is_float

@@ -13,13 +13,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from finecast.data.datasets import Dataset, data_set, load_npz
+from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
 from finecast.data.decoding import Decoding
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
 from finecast.data.metrics import get_metric
-from finecast.data.npz import open_npz
 from finecast.data.samples import Indices
 from finecast.data.sizes import guessed_dims
 from finecast.data.streams import Stream, re_iterable, to_array

@@ -14,8 +14,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from finecast.data.datasets import Batch, as_input, check_array
-from finecast.engines.base import Array, TensorSpec
-from finecast.engines.ports import in_native_order
+from finecast.engines.base import Array, TensorSpec, in_native_order
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 

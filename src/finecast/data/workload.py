@@ -15,17 +15,16 @@ import numpy as np
 
 from finecast.data.datasets import WHOLE, Batch, Dataset, Part
 from finecast.data.decoding import Decoding, DecodingSession
-from finecast.data.evaluation import (
+from finecast.data.functions import (
     OtherCallError,
     Recording,
     Replacement,
     check_baseline,
     metric_value,
+    source_digest,
 )
-from finecast.data.functions import source_digest
-from finecast.data.metrics import Metric
+from finecast.data.metrics import Metric, Score, Scoring, scored_outputs
 from finecast.data.samples import Indices
-from finecast.data.scoring import Score, Scoring, scored_outputs
 from finecast.data.streams import Stream
 from finecast.engines.base import (
     Array,

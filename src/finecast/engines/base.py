@@ -1,11 +1,12 @@
-"""Interfaces of engines: software that runs a model here."""
+"""Interfaces of engines, software that runs a model here, and of their sessions' ports."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 from finecast.devices.emulation import Emulation, Setting
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import FLOATS, Format
 from finecast.usercode import guarded
 
 if TYPE_CHECKING:
     from finecast.engines.probe_models import Probe
+
 
 Array: TypeAlias = NDArray[np.generic]
 Feeds: TypeAlias = Mapping[str, Array]
@@ -79,7 +81,7 @@ class KernelTime:
     signature: str = ""
 
 
-_GAINS = 1.05  # short probes cannot tell smaller speedups from noise
+GAINS = 1.05  # short probes cannot tell smaller speedups from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class Capability:
     @property
     def worthwhile(self) -> bool:
         """Whether it runs, and faster than fp32 by more than the noise of short probes."""
-        return self.runs and self.speed is not None and self.speed > _GAINS
+        return self.runs and self.speed is not None and self.speed > GAINS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +278,7 @@ class Engine(ABC):
         lowers_by_hint: Whether it has precision hints, under which it lowers an fp32 model by
             itself, and tells the kernels of every model.
         serves_streams: Whether it serves several requests at once, as in a server.
+        loads_together: Whether models may be loaded and first run in several threads at once.
         tells_kernels: Whether sessions that are loaded with ``profiling`` tell their kernels.
         untried: Which formats ``tune`` does not try where nobody names one, and how they are
             tried; empty if it tries all that gain.
@@ -286,6 +289,7 @@ class Engine(ABC):
     reads_onnx: bool = True
     lowers_by_hint: bool = False
     serves_streams: bool = False
+    loads_together: bool = False
     tells_kernels: bool = False
     untried: str = ""
 
@@ -436,3 +440,114 @@ def joined_outputs(found: Sequence[Sequence[Array]]) -> list[Array]:
     if len(found) == 1:
         return [*found[0]]
     return [np.concatenate([a.reshape(-1) for a in of]) for of in zip(*found, strict=True)]
+
+
+# ---------------------------------------------------- how many CPUs there are for this process
+
+
+def cpus() -> int:
+    """The CPUs that this process may use, which in a container may be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# ------------------------------------------------------------------- ports of a session
+
+_FLOATS = {f.label: f.dtype for f in FLOATS if f is f.storage}
+_OTHERS = {
+    "fp64": np.dtype(np.float64),
+    "bool": np.dtype(np.bool_),
+    "string": np.dtype(object),
+    **{f"{u}int{n}": np.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)},
+}
+DTYPES: dict[str, np.dtype[np.generic]] = {**_FLOATS, **_OTHERS}
+"""The numpy (or ml_dtypes) type of each element type's label."""
+
+ONNX_LABELS: Final = {
+    "float": "fp32",
+    "double": "fp64",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8e4m3fn": "fp8_e4m3",
+    "float8e5m2": "fp8_e5m2",
+}
+"""Labels of ONNX's float types; the label of another type is ONNX's own name."""
+ONNX_NAMES: Final = {label: name for name, label in ONNX_LABELS.items()}
+
+_LABELS = {dtype: label for label, dtype in DTYPES.items()}
+
+
+def dtype_label(dtype: np.dtype[np.generic]) -> str:
+    """The label of an array's element type; numpy's own name where there is none."""
+    return _LABELS.get(dtype, "string" if dtype.kind in "OSU" else dtype.name)
+
+
+def in_native_order(array: Array) -> Array:
+    """The array with bytes in this machine's order; another order is no other type."""
+    swapped = array.dtype.kind in "biufc" and not array.dtype.isnative
+    return array.astype(array.dtype.newbyteorder("=")) if swapped else array
+
+
+def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
+    """The arrays of ``feeds`` in the model's order, after checking names, types and shapes.
+
+    Raises:
+        UsageError: If an input is missing or unknown, or an array's type or shape is not
+            the input's; names the input, what it got and what it expected.
+    """
+    names = [spec.name for spec in inputs]
+    known = ", ".join(names) or "none"
+    for name in feeds:
+        if name not in names:
+            raise UsageError(f"unknown input {name!r}", fix=f"the model's inputs are {known}")
+    arrays: list[Array] = []
+    for spec in inputs:
+        if spec.name not in feeds:
+            raise UsageError(
+                f"input {spec.name!r} is missing", fix=f"the model's inputs are {known}"
+            )
+        array = in_native_order(feeds[spec.name])
+        check_array(array, spec)
+        arrays.append(array)
+    return arrays
+
+
+def check_array(array: Array, spec: TensorSpec) -> None:
+    """Check an array's element type, rank and sizes against those of an input.
+
+    Raises:
+        UsageError: If it does not fit.
+    """
+    got = dtype_label(array.dtype)
+    if got != spec.dtype:
+        raise UsageError(
+            f"input {spec.name!r} has type {got}, expected {spec.dtype}",
+            fix="convert the array before running",
+        )
+    if spec.shape is None:
+        return
+    fits = array.ndim == len(spec.shape) and all(
+        not isinstance(dim, int) or dim == size
+        for dim, size in zip(spec.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise UsageError(
+            f"input {spec.name!r} has shape {shape_text(array.shape)}, "
+            f"expected {shape_text(spec.shape)}",
+            fix="feed arrays of the declared shape",
+        )
+
+
+def shape_text(shape: Sequence[int | str | None]) -> str:
+    """``[N, 3, ?]``: a shape as messages and tables show it."""
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def feeds_for(session: Session, feeds: Feeds) -> Feeds:
+    """The feeds that ``session`` takes, in the declared types of its inputs."""
+    specs = [s for s in session.inputs if s.name in feeds]
+    return each_call(
+        feeds,
+        lambda call: {s.name: np.asarray(call[s.name], DTYPES.get(s.dtype)) for s in specs},
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,9 @@ _OWN: Final = {
     "finecast.frontends.torch": "torch",
 }
 """Engines by the package that defines the models of their own library."""
+
+_AT_ONCE: Final = 2
+"""Models that are loaded at a time: one here, and one in the process of dry runs."""
 
 T = TypeVar("T")
 
@@ -94,6 +98,28 @@ def load_model(engine: Engine, model: Any, *, profiling: bool = False) -> Sessio
     # ONNX Runtime opens the file again for each profile.
     weakref.finalize(session, _drop, stage)
     return session
+
+
+def load_all(
+    engine: Engine, load: Callable[[T], object], things: Iterable[T]
+) -> list[EngineError | None]:
+    """Call ``load`` with each of ``things``, and give its error where it raises one.
+
+    The dry run of one model goes on beside the loading of another one, where the engine allows
+    that: to compile takes one core, and most of the time before models are raced.
+    """
+
+    def error_of(one: T) -> EngineError | None:
+        try:
+            load(one)
+        except EngineError as error:
+            return error
+        return None
+
+    if not engine.loads_together:
+        return [*map(error_of, things)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return [*pool.map(error_of, things)]
 
 
 def _drop(stage: Stage) -> None:

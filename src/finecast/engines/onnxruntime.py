@@ -21,10 +21,20 @@ import numpy as np
 
 from finecast.engines import other_engines
 from finecast.engines.attribution import Kernel, attribute, node_of
-from finecast.engines.base import Array, Engine, Feeds, KernelTime, Session, TensorSpec
-from finecast.engines.cpus import cpus
+from finecast.engines.base import (
+    DTYPES,
+    ONNX_LABELS,
+    ONNX_NAMES,
+    Array,
+    Engine,
+    Feeds,
+    KernelTime,
+    Session,
+    TensorSpec,
+    cpus,
+    ordered_feeds,
+)
 from finecast.engines.numerics import ONNXRUNTIME
-from finecast.engines.ports import DTYPES, ONNX_LABELS, ONNX_NAMES, ordered_feeds
 from finecast.engines.probe_models import Probe, build
 from finecast.engines.source import ModelSource, ModelStep, read_source
 from finecast.errors import EngineError, UsageError

@@ -21,6 +21,7 @@ import numpy as np
 from finecast.engines import other_engines
 from finecast.engines.attribution import attribute
 from finecast.engines.base import (
+    DTYPES,
     Array,
     Engine,
     Feeds,
@@ -31,6 +32,7 @@ from finecast.engines.base import (
     Steps,
     TensorSpec,
     joined,
+    ordered_feeds,
     outputs_of_calls,
 )
 from finecast.engines.numerics import HINT, HINTS, openvino_settings
@@ -44,14 +46,13 @@ from finecast.engines.openvino_names import (
     specs_of,
     stored_in,
 )
-from finecast.engines.ports import DTYPES, ordered_feeds
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, FinecastError, UsageError
 from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
 from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
-from finecast.frontends.openvino.marks import hint_of
+from finecast.frontends.openvino.changes import hint_of
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import load, reads, sent
 from finecast.frontends.openvino.types import LABELS
@@ -355,6 +356,7 @@ class OpenVinoEngine(Engine):
     name = "openvino"
     lowers_by_hint = True
     serves_streams = True
+    loads_together = True
     tells_kernels = True
 
     def __init__(self, device: str = "CPU") -> None:

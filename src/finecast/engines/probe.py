@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Capability, Engine
+from finecast.engines.base import GAINS, Array, Capability, Engine
 from finecast.engines.integers import FUSIONS, engines_for, fuses
 from finecast.engines.probe_models import (
     Probe,
@@ -48,6 +48,8 @@ _FEWEST_TURNS = 10
 # How many of the fastest times have to be alike, and their largest ratio for that.
 _ALIKE = 4
 _ALIKE_RATIO = 1.05
+# By how much a speed has to be above or below the least gain, if not known better.
+_CLEAR = 1.2
 _SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
@@ -71,6 +73,12 @@ def probe(engine: Engine) -> Mapping[Format, Capability]:
 def probe_one(engine: Engine, fmt: Format) -> Capability:
     """The capability in one format: a fraction of ``probe``'s time."""
     return _known(engine, (fmt,))[fmt]
+
+
+def recall(engine: Engine, fmt: Format, speed: float) -> None:
+    """Take ``speed`` for that of a format, unless it was probed in this process."""
+    known = _cache.setdefault((engine.name, engine.device), {})
+    known.setdefault(fmt, Capability(runs=True, speed=speed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +225,9 @@ def _speed(reference: Callable[[], object], candidate: Callable[[], object]) -> 
     """The reference's fastest time over the candidate's, both run in turns.
 
     Other processes only make a time longer. Turns go on until both seem to have run
-    undisturbed, on a busy machine for up to ``_LONGEST_S``. The ratio is taken of the even
-    and of the odd turns, and the one nearer to 1 is given: a disturbance rarely hits both.
+    undisturbed, on a busy machine for up to ``_LONGEST_S``; but no longer than it takes to
+    tell clearly whether the candidate gains. The ratio is taken of the even and of the odd
+    turns, and the one nearer to 1 is given: a disturbance rarely hits both.
     """
     for run in (reference, candidate):
         run()
@@ -230,13 +239,25 @@ def _speed(reference: Callable[[], object], candidate: Callable[[], object]) -> 
         or time.perf_counter() < start + _BUDGET_S
         or (
             not (_ran_alone(before) and _ran_alone(after))
+            and not _is_clear(before, after)
             and time.perf_counter() < start + _LONGEST_S
         )
     ):
         before.append(_time(reference))
         after.append(_time(candidate))
-    halves = (min(before[half::2]) / min(after[half::2]) for half in (0, 1))
-    return min(halves, key=lambda ratio: abs(math.log(ratio)))
+    return min(_halves(before, after), key=lambda ratio: abs(math.log(ratio)))
+
+
+def _halves(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """The ratio of the fastest times, by the even and by the odd turns."""
+    even, odd = (min(before[half::2]) / min(after[half::2]) for half in (0, 1))
+    return even, odd
+
+
+def _is_clear(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether both halves tell, by far more than they differ, that it gains; or not."""
+    low, high = sorted(ratio / GAINS for ratio in _halves(before, after))
+    return low > _CLEAR * high / low or high * _CLEAR * high / low < 1
 
 
 def _ran_alone(times: Sequence[float]) -> bool:

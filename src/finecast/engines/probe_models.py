@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.ports import ONNX_NAMES
+from finecast.engines.base import ONNX_NAMES
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 

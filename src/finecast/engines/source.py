@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finecast.engines.base import TensorSpec
-from finecast.engines.ports import ONNX_LABELS
+from finecast.engines.base import ONNX_LABELS, TensorSpec
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed

@@ -8,13 +8,14 @@ file. An existing file is only replaced with ``force``.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from finecast.errors import UsageError
 from finecast.files.locks import locked
@@ -358,6 +359,41 @@ def read_text(path: Path, *, what: str, most_bytes: int, fix: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise UsageError(f"cannot read the {what}: {why}", where=str(path), fix=fix) from error
+
+
+def read_json(
+    path: Path, *, what: str, kind: str, version: int, most_bytes: int, fix: str
+) -> dict[str, Any]:
+    """The JSON object in a file that finecast wrote, of a kind and a version that it states.
+
+    Args:
+        path: The file.
+        what: What it is in messages: "lock".
+        kind: The kind that it has to state: "finecast.lock".
+        version: The version that is read.
+        most_bytes: The largest size that is read.
+        fix: What to do where it is something else.
+
+    Raises:
+        UsageError: If it cannot be read, or is something else.
+    """
+    text = read_text(path, what=what, most_bytes=most_bytes, fix=fix)
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not a {what}: it is no JSON", where=str(path), fix=fix) from error
+    stated: Any = found.get("kind") if isinstance(found, dict) else None
+    if stated != kind:
+        named = isinstance(stated, str) and stated.startswith("finecast.")
+        other = f"it is a file of the kind {stated}" if named else f"it has no kind {kind}"
+        raise UsageError(f"not a {what}: {other}", where=str(path), fix=fix)
+    if found.get("version") != version:
+        raise UsageError(
+            f"a {what} of version {found.get('version')!r}, and {version} is read here",
+            where=str(path),
+            fix="use the release of finecast that wrote it, or tune anew",
+        )
+    return found
 
 
 def write_text(path: Path, text: str) -> None:

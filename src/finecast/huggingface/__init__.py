@@ -30,8 +30,7 @@ import numpy as np
 
 from finecast import api
 from finecast.engines import get_engine
-from finecast.engines.base import Array, Session
-from finecast.engines.ports import DTYPES
+from finecast.engines.base import DTYPES, Array, Session
 from finecast.errors import EngineError, UsageError
 from finecast.tuning.result import Result
 

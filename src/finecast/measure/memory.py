@@ -82,7 +82,7 @@ def resident_peak_bytes() -> int:
 
 def _child(model: Path, engine: str, feeds: Path) -> MemoryUse:
     from finecast.engines import get_engine
-    from finecast.engines.ports import DTYPES
+    from finecast.engines.base import DTYPES
 
     loaded = get_engine(engine)
     idle = resident_peak_bytes()

@@ -5,8 +5,10 @@ is kept by what it depends on: the kernel's implementation, the shapes, layouts 
 what it reads and writes, its ops with their attributes; and by the machine with its engine.
 
 Laws: times guide a search and decide nothing, as each model that is chosen was timed in its
-own run. What was measured while other processes kept this one waiting is not kept. A file that
-cannot be read or written, or that finecast did not make, is ignored.
+own run. What was measured while other processes kept this one waiting is kept apart, and is
+used on such a busy machine alone, for kernels of which nothing better is known: two runs there
+choose among the same plans. A file that cannot be read or written, or that finecast did not
+make, is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from statistics import median
 from typing import Any, Final
 
 from finecast.measure.environment import cpu_label, environment
+from finecast.measure.timing import Demand
 
 _VERSION: Final = 1
 _APPLICATION: Final = int.from_bytes(b"fcpb")
@@ -59,6 +62,8 @@ _MOST_SAMPLES: Final = 9
 # short kernels differ by from run to run, some of whose threads have to wake first.
 _MOST_SPREAD: Final = 0.25
 _WAKING_S: Final = 5e-6
+# What stands before the kernels whose times are of a busy machine.
+_BUSY: Final = "busy "
 _WAITS_S: Final = 2.0
 """For another process that writes; then the book is ignored."""
 
@@ -131,7 +136,20 @@ class PriceBook:
         )
 
     def prices(self, kernels: Iterable[str]) -> dict[str, float]:
-        """Median seconds of those ``kernels`` that are known, and whose times agree."""
+        """Median seconds of those ``kernels`` that are known, and whose times agree.
+
+        While other processes keep this one waiting, times of a machine as busy are known, too.
+        """
+        kernels = [*kernels]
+        if not Demand.now().is_busy:
+            return self._agreeing(kernels)
+        beside = {_BUSY + kernel: kernel for kernel in kernels}
+        known = self._agreeing([*kernels, *beside])
+        return {
+            beside.get(key, key): known[key] for key in (*beside, *kernels) if key in known
+        }
+
+    def _agreeing(self, kernels: Sequence[str]) -> dict[str, float]:
         found: dict[str, float] = {}
         with _opened(self.path) as db:
             if db is not None:
@@ -147,8 +165,10 @@ class PriceBook:
                 )
         return found
 
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Keep one measured time of each kernel."""
+    def add(self, seconds: Mapping[str, float], *, busy: bool = False) -> None:
+        """Keep one measured time of each kernel, apart if the machine was ``busy``."""
+        if busy:
+            seconds = {_BUSY + kernel: took_s for kernel, took_s in seconds.items()}
         with _opened(self.path, create=True) as db:
             if db is None:
                 return

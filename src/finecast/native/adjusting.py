@@ -11,6 +11,7 @@ from finecast.engines.base import Engine, Feeds
 from finecast.engines.integers import codes_results
 from finecast.engines.loading import exact_session, load_model
 from finecast.frontends.prepared import PreparedModel
+from finecast.graph import Graph
 from finecast.native.gains import Gain, gaining_kinds, measure_gains, output_error
 from finecast.native.observing import observe, observe_channels
 from finecast.native.source import Source
@@ -116,8 +117,15 @@ class Adjuster:
         if not found:
             return before
         made = model.adjusted([a for r in found for a in r.adjustments(graph, coded)])
-        steps = (*before.steps, (model, found))
-        return _Rescaled(model=made, facts=observe(made, self.batches), steps=steps)
+        names = {v.name: before.facts[v.id] for v in graph.values if v.id in before.facts}
+        changed = _changed(made.graph, graph, found)
+        same = {
+            v.id: names[v.name]
+            for v in made.graph.values
+            if v.name in names and v.id not in changed
+        }
+        facts = same | observe(made, self.batches, only=changed)
+        return _Rescaled(model=made, facts=facts, steps=(*before.steps, (model, found)))
 
     def _planned(self, plan: Plan, rescaled: _Rescaled) -> Plan:
         """``plan`` with the adjustments of ``rescaled``, and encodings by its facts."""
@@ -135,6 +143,23 @@ class Adjuster:
             changes = (a for r in found for a in r.adjustments(model.graph, ids))
             made = made.adjusted(changes, reasons(model.graph, found, ids))
         return made
+
+
+def _changed(made: Graph, before: Graph, found: Sequence[Rescaling]) -> set[int]:
+    """Ids of the values of ``made`` that rescalings changed: the others need no new facts.
+
+    Those are new ones, and what lies between the ops whose constants are divided and the
+    products that multiply again. Scaling by powers of two changes no digit of the others.
+    """
+    nodes, known = before.nodes, {v.name for v in before.values}
+    divided = {nodes[c.node].name for r in found for c in r.site.divided}
+    readers = {nodes[one.node].name for r in found for one in r.site.readers}
+    changed = {v.id for v in made.values if v.name not in known and v.constant is None}
+    for node in made.nodes:
+        reads = node.name not in readers and not changed.isdisjoint(node.inputs)
+        if reads or node.name in divided:
+            changed |= {v for v in node.outputs if v is not None}
+    return changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.data.deviation import ENGINE_FACTOR, Deviation, deviation, expected
-from finecast.engines.base import Array, Engine, Feeds, Session, each_call
+from finecast.engines.base import Array, Engine, Feeds, Session, each_call, feeds_for
 from finecast.engines.exact import CachedSession
 from finecast.engines.loading import load_model
-from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError
 from finecast.graph import Graph
-from finecast.native.acceptance import nudge
-from finecast.native.first_wrong import FirstWrong, Outputs
+from finecast.native.acceptance import FirstWrong, Outputs, nudge
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.rules.quantized import quantized_notes

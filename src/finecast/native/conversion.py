@@ -24,6 +24,7 @@ from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import Restated
 from finecast.graph import Graph
 from finecast.measure.environment import local_target
+from finecast.naming import listed
 from finecast.native.adjusting import (
     Adjuster,
     Judged,
@@ -285,8 +286,7 @@ class Converter:
 
 
 def _restated_text(restated: Restated) -> str:
-    first, count = restated.nodes[0], len(restated.nodes)
-    return f"{first}{f' and {count - 1} more' if count > 1 else ''}: {restated.reason}"
+    return f"{listed(restated.nodes, 1)}: {restated.reason}"
 
 
 def _auto_plan(

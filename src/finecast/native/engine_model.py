@@ -22,14 +22,14 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph, Value
+from finecast.naming import listed
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census, risks
 from finecast.native.conversion import Converter
 from finecast.native.device import Program
 from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
-from finecast.native.low_model import LowModel
-from finecast.native.model import OpenedModel, RunOptions
+from finecast.native.model import LowModel, OpenedModel, RunOptions
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
 from finecast.native.returning import BesideLow
@@ -54,7 +54,6 @@ _MOST_BYTES_COMPILED: Final = 1 << 30
 
 _MOST_PORTS: Final = 8
 """Inputs or outputs that ``inspect`` names."""
-_NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -144,19 +143,6 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         engines, batches = self._verifiers(options, crashes), batches_of(source, options)
         done = source.converter(output, engines, batches, options).replay(plan)
         return replace(done, warnings=(*told, *crashes, *done.warnings))
-
-    def placed(self, plan: Plan, *, partial: bool) -> tuple[Plan, tuple[str, ...]]:
-        """``plan``, placed on this model if it was made for another version; and notes.
-
-        Raises:
-            ModelError: If few of its ops are here, unless ``partial``.
-        """
-        if plan.model == self.digest:
-            return plan, ()
-        found = self.placement(plan)
-        found.check(where=self.name, partial=partial)
-        note = f"the plan is of another version of the model: {found.text}; {_NOT_EVALUATED}"
-        return found.plan, (note,)
 
     def read_graph(self) -> Graph:
         """The graph of the model as it was read."""
@@ -340,8 +326,7 @@ def _ports(values: Sequence[Value]) -> str:
         + ("" if v.shape is None else f" [{', '.join(str(d or '?') for d in v.shape)}]")
         for v in values
     ]
-    more = len(told) - _MOST_PORTS
-    return "; ".join(told[:_MOST_PORTS]) + (f"; and {more} more" if more > 0 else "")
+    return listed(told, _MOST_PORTS, "; ")
 
 
 def _drawn_shapes(

@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
-from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
-from finecast.engines.loading import from_memory, load_model
-from finecast.engines.probe import Speed, probe_one, speed_of
+from finecast.engines.loading import from_memory, load_all, load_model
+from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import environment
@@ -38,7 +38,7 @@ from finecast.native.planning import (
     check_stated,
     make_planner,
 )
-from finecast.native.profiles import profile_ends
+from finecast.native.profiles import profile_ends, recalled_speed
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.native.source import AS_IT_IS, EngineBuilt, Source
 from finecast.native.subject import Built, Examined, Hinted, Origin, Subject, UserRules
@@ -66,6 +66,9 @@ class EngineSubject(Subject):
     engine: Engine
     profiled: Sequence[KernelTime] = field(default=(), init=False)
     """The fp32 model's kernels, by the profiles that plans were chosen by."""
+    _probed: dict[Format, Capability] = field(
+        default_factory=dict[Format, Capability], init=False, repr=False
+    )
 
     @property
     def book(self) -> PriceBook | None:
@@ -78,7 +81,7 @@ class EngineSubject(Subject):
         """bf16, and codes that models can state and the engine computes with here."""
         name, states = self.engine.name, self._plain.states
         codes = (f for f in tried_unnamed(name) if f in states)
-        return (Format.BF16, *(f for f in codes if probe_one(self.engine, f).runs))
+        return (Format.BF16, *(f for f in codes if self._recalled(f).runs))
 
     @property
     def untried(self) -> str:
@@ -102,11 +105,20 @@ class EngineSubject(Subject):
 
     def check_formats(self, policy: Policy) -> None:
         """Raise UsageError for a format that the engine lacks or a model cannot state."""
+        for fmt in (f for f in policy.formats if f.has_scales):
+            self._recalled(fmt)
         check_stated(policy, self.engine, self._plain)
 
     def speed(self, fmt: Format) -> Speed:
         """Whether a format is faster than fp32, by short probes of the engine."""
+        self._recalled(fmt)
         return speed_of(self.engine, fmt)
+
+    def _recalled(self, fmt: Format) -> Capability:
+        """What the engine does in a format: probed once, and then known by the price book."""
+        if fmt not in self._probed:
+            self._probed[fmt] = recalled_speed(self.engine, fmt, self.book)
+        return self._probed[fmt]
 
     def first_nan(self, workload: Workload) -> str:
         """The op that first gives NaN or Inf, by a run that outputs all values."""
@@ -198,26 +210,33 @@ class EngineSubject(Subject):
             built.loaded = load_model(self.engine, built.model)
         return built.loaded
 
+    def tried(self, built: Built) -> Session:
+        """A session in the process of dry runs, if it can be."""
+        return from_memory(built.model, self.engine.load_tried)
+
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Time all models on the workload's timing feeds."""
         timing = workload.timing()
-        exact = cache(partial(self.reference.run, timing[0]))
         calls: dict[str, Callable[[], object]] = {}
-        for name, one in built.items():
-            try:
-                fresh = one if isinstance(one, EngineBuilt) and one.loaded is None else None
-                if fresh is not None:
-                    self._check_kernels(fresh, timing[0])
-                session = self.session(one)
-                got = session.run(timing[0])  # a missing kernel may show only in a run
-                if fresh is not None and fresh.plan.encodings:
-                    check_on_one_thread(self.engine, fresh.model, timing[0], got, exact())
-                calls[name] = partial(run_all, session, timing)
-            except EngineError as error:
-                # The same plan by casts, if it races, stands for it.
-                if replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
-                    self.tell(f"a plan was dropped: {error.what}")
+
+        def load(one: Built) -> None:
+            if isinstance(one, EngineBuilt) and one.loaded is None:
+                self._check_kernels(one, timing[0])
+            self.session(one).run(timing[0])  # a missing kernel may show only in a run
+
+        errors = load_all(self.engine, load, built.values())
+        for (name, one), error in zip(built.items(), errors, strict=True):
+            if error is None:
+                calls[name] = partial(run_all, self.session(one), timing)
+            # The same plan by casts, if it races, stands for it.
+            elif replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
+                self.tell(f"a plan was dropped: {error.what}")
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
+
+    def check(self, built: Built, exact: Exact) -> None:
+        """Raise EngineError for a model on codes that is far less exact on one thread."""
+        if built.plan.encodings:
+            check_on_one_thread(self.engine, built.model, self.session(built), exact)
 
     def _check_kernels(self, built: EngineBuilt, feeds: Feeds) -> None:
         """Raise EngineError if the engine runs ops of a plan in other formats than planned.
@@ -396,7 +415,7 @@ class EngineExamined(Examined):
             book=subject.book,
         )
         subject.profiled = sorted(profiles.high, key=lambda kernel: -kernel.time_s)
-        if of_time:
+        if of_time and not subject.prices_all:
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
                 subject.tell(f"{fmt.label} gains nothing on this workload: left out")

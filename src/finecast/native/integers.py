@@ -23,6 +23,7 @@ from finecast.engines.base import (
     Loadable,
     Session,
 )
+from finecast.engines.exact import Exact
 from finecast.engines.integers import fuses, not_as_planned
 from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, UsageError
@@ -34,6 +35,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
+from finecast.rules.ranges import Calibration
 from finecast.rules.scaled_operands import summed
 
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
@@ -82,6 +84,12 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
                 where="--auto-cast-type",
                 fix="give some of the model's inputs: --data calib.npz (data=...)",
             )
+    if policy.calibration is Calibration.GPTQ and not data:
+        raise UsageError(
+            "gptq chooses codes by the values that weights meet, and there is no data",
+            where="--calibration",
+            fix="give some of the model's inputs: --data calib.npz (data=...)",
+        )
 
 
 def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
@@ -261,11 +269,7 @@ def check_on_integers(
 
 
 def check_on_one_thread(
-    engine: Engine,
-    model: Loadable,
-    feeds: Feeds,
-    got: Mapping[str, Array],
-    exact: Mapping[str, Array],
+    engine: Engine, model: Loadable, session: Session, exact: Exact
 ) -> None:
     """Check that a model on codes is as exact on one thread as on all.
 
@@ -274,9 +278,8 @@ def check_on_one_thread(
     Args:
         engine: The engine that runs the model.
         model: The model.
-        feeds: Inputs to run the model on.
-        got: The outputs on all threads.
-        exact: The outputs of the fp32 model.
+        session: The model on all threads.
+        exact: What the fp32 model gives.
 
     Raises:
         EngineError: If an output is far less exact so, or the model does not run.
@@ -284,13 +287,12 @@ def check_on_one_thread(
     one_thread = engine.on_one_thread()
     if one_thread is None:
         return
-    alone = load_model(one_thread, model).run(feeds)
-    for name, wanted in exact.items():
-        error = deviation(alone[name], wanted).relative
-        usual = deviation(got[name], wanted).relative
-        if error > excused(usual):
+    alone = exact.errors(from_memory(model, one_thread.load_tried))
+    usual = exact.errors(session)
+    for name, error in alone.items():
+        if error > excused(usual[name]):
             raise EngineError(
                 f"on one thread {engine.name} computes output {name!r} of a plan with a"
-                f" relative error of {error:.2g}, on all threads with {usual:.2g}",
+                f" relative error of {error:.2g}, on all threads with {usual[name]:.2g}",
                 fix="keep ops in fp32 by --exclude",
             )

@@ -17,11 +17,10 @@ from typing import Any, Final
 
 from finecast.data.golden import GoldenSamples
 from finecast.engines import get_engine, library_of
-from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.base import Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.numerics import process_settings
-from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
-from finecast.files import read_text, write_bytes, write_text
+from finecast.files import read_json, write_bytes, write_text
 from finecast.measure.environment import Environment, environment, instruction_sets, version_of
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.native.opening import lock_beside, opened
@@ -357,19 +356,9 @@ def _read(path: Path) -> dict[str, Any]:
             where=str(path),
             fix="tune writes it beside the plan; --lock names another file",
         )
-    text = read_text(path, what="lock", most_bytes=_MOST_BYTES, fix=_FIX)
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _no_lock(path, "it is no JSON") from error
-    if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise _no_lock(path, "it has no kind finecast.lock")
-    if found.get("version") != _VERSION:
-        raise UsageError(
-            f"a lock of version {found.get('version')!r}, and {_VERSION} is read here",
-            where=str(path),
-            fix="use the release of finecast that wrote it, or tune anew",
-        )
+    found = read_json(
+        path, what="lock", kind=KIND, version=_VERSION, most_bytes=_MOST_BYTES, fix=_FIX
+    )
     for name, kind in _JSON_FIELDS.items():
         if not isinstance(found.get(name), kind):
             raise _no_lock(path, f"{name!r} is missing")
@@ -378,7 +367,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _no_lock(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"not a lock that is read here: {why}",
+        f"not a lock: {why}",
         where=str(path),
         fix=_FIX,
     )

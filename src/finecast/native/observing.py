@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from finecast.engines.base import Feeds, calls_of, outputs_of_calls
+import numpy as np
+from numpy.typing import NDArray
+
+from finecast.engines.base import Array, Feeds, calls_of, feeds_for, outputs_of_calls
 from finecast.engines.loading import exact_session
-from finecast.engines.ports import feeds_for
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
-from finecast.rules.facts import ChannelFacts, ValueFacts, merge
+from finecast.rules.facts import ChannelFacts, Moments, ValueFacts, merge
+from finecast.rules.scaled_operands import summed
 
 # The assumed size of a value of unknown shape, until one of them was seen.
 _GUESSED_BYTES: Final = 4 << 20
@@ -23,18 +28,22 @@ def observe(
     batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
+    only: Collection[int] | None = None,
 ) -> dict[int, ValueFacts]:
-    """Facts of all float values outside of bodies, over all batches.
+    """Facts of all float values outside of bodies, or of ``only`` these, over all batches.
 
     Each batch is reduced to facts at once, and values are output in groups, so that memory
     grows neither with the number of batches nor with that of values. ``batches`` is called
     again for each group.
     """
     names = prepared.observable()
+    if only is not None:
+        names = {name: value for name, value in names.items() if value in only}
     first = list(islice(batches(), 1))
     facts = input_facts(prepared.graph, first)
     if first:
         facts = merge(facts, _show_first(prepared, names, first[0]))
+    facts = _with_moments(prepared, batches, facts)
 
     def rest() -> Iterator[Feeds]:
         return islice(batches(), 1, None)
@@ -49,6 +58,72 @@ def observe(
         if on_step is not None:
             on_step(done + 1, len(groups))
     return facts
+
+
+def _with_moments(
+    prepared: PreparedModel,
+    batches: Callable[[], Iterable[Feeds]],
+    facts: Mapping[int, ValueFacts],
+) -> dict[int, ValueFacts]:
+    """``facts``, with the moments of values that products by a matrix read."""
+    graph, found = prepared.graph, dict(facts)
+    inputs = {v.name: v.id for v in graph.inputs}
+    read = {
+        value.id: count
+        for node in graph.float_nodes
+        if (count := summed(graph, node)) and (value := graph.read(node, 0)) is not None
+    }
+    ids = {**prepared.observable(), **inputs}
+    shown = {n: i for n, i in ids.items() if i in facts}
+    shown = {n: i for n, i in shown.items() if facts[i].shape[-1:] == (read.get(i),)}
+    sizes = {n: max(8 * read[i] ** 2, 4 * math.prod(facts[i].shape)) for n, i in shown.items()}
+    apart = [{n: s for n, s in sizes.items() if (n in inputs) is own} for own in (True, False)]
+    groups = [group for some in apart for group in packed(some, SHOWN_BYTES)]
+    source = _MomentSource(prepared=prepared, batches=batches, groups=groups, inputs=inputs)
+    for name, index in shown.items():
+        moments = Moments(read=partial(source.read, name))
+        found[index] = replace(found[index], moments=moments)
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _MomentSource:
+    """The moments of values, observed in groups of them; those of one group are held.
+
+    Ops are judged in the graph's order, so that each group is mostly observed once.
+    """
+
+    prepared: PreparedModel
+    batches: Callable[[], Iterable[Feeds]]
+    groups: Sequence[list[str]]
+    inputs: Collection[str]
+    held: dict[str, NDArray[np.float64]] = field(default_factory=dict[str, Any])
+
+    def read(self, name: str) -> NDArray[np.float64]:
+        """The mean over all batches of x times its transpose, of a value's rows x."""
+        if name not in self.held:
+            self.held.clear()
+            group = next(group for group in self.groups if name in group)
+            self.held = dict(self._observed(group))
+        return self.held[name]
+
+    def _observed(self, group: list[str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        totals, counts = dict[str, NDArray[np.float64]](), dict.fromkeys(group, 0)
+        fed = (
+            item
+            for b in self.batches()
+            for c in calls_of(b)
+            for item in c.items()
+            if item[0] in group
+        )
+        given = set(group) <= set(self.inputs)
+        for name, array in fed if given else _shown(self.prepared, group, self.batches()):
+            rows = array.reshape(-1, array.shape[-1]).astype(np.float32, copy=False)
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = (rows.T @ rows).astype(np.float64)
+                totals[name] = totals[name] + found if name in totals else found
+            counts[name] += len(rows)
+        return ((name, total / max(counts[name], 1)) for name, total in totals.items())
 
 
 def _show_first(
@@ -78,15 +153,20 @@ def _show(
     prepared: PreparedModel, ids: Mapping[str, int], group: list[str], batches: Iterable[Feeds]
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
-    session = exact_session(prepared.with_outputs(group), optimizing=False)
     facts: dict[int, ValueFacts] = {}
-    for shown in (
-        one
-        for feeds in batches
-        for one in outputs_of_calls(session, feeds_for(session, feeds))
-    ):
-        facts = merge(facts, {ids[n]: ValueFacts.of(a) for n, a in shown.items()})
+    for name, array in _shown(prepared, group, batches):
+        facts = merge(facts, {ids[name]: ValueFacts.of(array)})
     return facts
+
+
+def _shown(
+    prepared: PreparedModel, group: list[str], batches: Iterable[Feeds]
+) -> Iterator[tuple[str, Array]]:
+    """The values called ``group`` on each call of ``batches``, by name."""
+    session = exact_session(prepared.with_outputs(group), optimizing=False)
+    for feeds in batches:
+        for shown in outputs_of_calls(session, feeds_for(session, feeds)):
+            yield from shown.items()
 
 
 def observe_channels(
@@ -107,16 +187,10 @@ def observe_channels(
     sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
     found: dict[int, ChannelFacts] = {}
     for group in packed(sizes, SHOWN_BYTES):
-        session = exact_session(prepared.with_outputs(group), optimizing=False)
-        for shown in (
-            one
-            for feeds in batches()
-            for one in outputs_of_calls(session, feeds_for(session, feeds))
-        ):
-            for name, array in shown.items():
-                index = names[name]
-                seen = ChannelFacts.of(array, axes[index])
-                found[index] = found[index].merge(seen) if index in found else seen
+        for name, array in _shown(prepared, group, batches()):
+            index = names[name]
+            seen = ChannelFacts.of(array, axes[index])
+            found[index] = found[index].merge(seen) if index in found else seen
     return found
 
 

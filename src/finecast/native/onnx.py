@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from finecast.data.sources import FeedMaker
 from finecast.devices.emulation import Emulation, Setting
 from finecast.engines import candidates
-from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
+from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, feeds_for
 from finecast.engines.emulator import (
     EmulatorEngine,
     EmulatorSession,
@@ -25,7 +25,6 @@ from finecast.engines.emulator import (
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_engine, from_memory
-from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files import check_writable
 from finecast.files.staging import staging

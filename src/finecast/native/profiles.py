@@ -6,17 +6,19 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from threading import Lock
 from typing import Final
 
 import numpy as np
 
-from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session
 from finecast.engines.integers import reads_codes
-from finecast.engines.loading import load_model
+from finecast.engines.loading import load_all, load_model
+from finecast.engines.probe import recall
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.measure.prices import PriceBook
-from finecast.measure.processor import Demand
+from finecast.measure.timing import Demand
 from finecast.native.source import Source
 from finecast.numbers.formats import Format
 from finecast.planning.cost import (
@@ -24,7 +26,6 @@ from finecast.planning.cost import (
     MEASURED_CAST_OVERHEAD_S,
     MeasuredCost,
 )
-from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.progress import Progress, silent
 from finecast.rules.facts import ValueFacts
@@ -33,6 +34,7 @@ from finecast.rules.facts import ValueFacts
 # a busy machine, too.
 _PROFILE_S: Final = 1.0
 _MOST_REPEATS: Final = 40
+_FEWEST_REPEATS: Final = 9
 # Models are profiled in turns, as a machine's speed drifts by a fifth.
 _TURNS: Final = 3
 # Runs from which the kernels of a model are known, where their times may be in the book.
@@ -114,29 +116,27 @@ def profile_ends(
     Raises:
         EngineError: If the engine runs none of the lowest plans.
     """
+    sessions: dict[Format | None, Session] = {}
+    formats, building = planner.policy.formats, Lock()
 
-    def profiled(plan: Plan) -> Session:
-        return load_model(engine, source.build(plan).model, profiling=True)
+    def load(fmt: Format | None) -> None:
+        plan = planner.highest() if fmt is None else planner.lowest(fmt)
+        with building:
+            model = source.build(plan).model
+        session = load_model(engine, model, profiling=True)
+        session.run(feeds)
+        sessions[fmt] = session
 
-    sessions: dict[Format, Session] = {}
-    failed: EngineError | None = None
-    formats = planner.policy.formats
-    for done, fmt in enumerate(formats):
-        progress("compile", done, len(formats) + 1)
-        try:
-            sessions[fmt] = profiled(planner.lowest(fmt))
-            sessions[fmt].run(feeds)
-        except EngineError as error:  # the engine may run the other formats
-            sessions.pop(fmt, None)
-            failed = failed or error
-    if failed is not None and not sessions:
-        raise failed
-    progress("compile", len(formats), len(formats) + 1)
-    ends = (profiled(planner.highest()), *sessions.values())
+    progress("compile", 0, len(formats) + 1)
+    failed, *refused = load_all(engine, load, (None, *formats))
+    if failed or all(refused):  # the engine may run some of the formats
+        raise failed or next(filter(None, refused))
+    low_sessions = {fmt: sessions[fmt] for fmt in formats if fmt in sessions}
+    ends = (sessions[None], *low_sessions.values())
     high, *low = profiled_in_turns(ends, feeds, planner.graph, book, progress)
     progress("sensitivity", 0, 1)
-    errors = {f: output_error(s) for f, s in sessions.items()} if output_error else {}
-    return Profiles(high=high, low=dict(zip(sessions, low, strict=True)), errors=errors)
+    errors = {f: output_error(s) for f, s in low_sessions.items()} if output_error else {}
+    return Profiles(high=high, low=dict(zip(low_sessions, low, strict=True)), errors=errors)
 
 
 def profiled_in_turns(
@@ -169,8 +169,8 @@ def profiled_in_turns(
             progress("profile", done, (_TURNS + 1) * len(sessions))
             turns[-1].append(session.profile(feeds, repeats=_repeats(kernels)))
     found: list[Sequence[KernelTime]] = [_typical(of) for of in zip(*turns, strict=True)]
-    if book is not None and not Demand.now().since(before).is_busy:
-        book.add(_prices(found, graph))
+    if book is not None:
+        book.add(_prices(found, graph), busy=Demand.now().since(before).is_busy)
     return found
 
 
@@ -178,7 +178,7 @@ def _repeats(kernels: Sequence[KernelTime]) -> int:
     """Runs of a turn, for a model with these times of kernels."""
     once_s = _total_s(kernels)
     wanted = _PROFILE_S / once_s if once_s else _MOST_REPEATS
-    return -(-min(max(int(wanted), 15), _MOST_REPEATS) // _TURNS)
+    return -(-min(max(int(wanted), _FEWEST_REPEATS), _MOST_REPEATS) // _TURNS)
 
 
 def _booked(
@@ -327,8 +327,9 @@ def _cast_times(engine: Engine, low: Format, book: PriceBook | None) -> list[flo
         times = [timed(size) for size in _SIZES]
     except EngineError:
         return []  # no kernels in this format: nothing will be cast either
-    if book is not None and all(times) and not Demand.now().since(before).is_busy:
-        book.add(dict(zip(keys, times, strict=True)))
+    if book is not None and all(times):
+        busy = Demand.now().since(before).is_busy
+        book.add(dict(zip(keys, times, strict=True)), busy=busy)
     return times
 
 
@@ -350,3 +351,19 @@ def _cast_time_s(session: Session, size: int) -> float:
         k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))
     ]
     return min(found) if found else 0.0
+
+
+def recalled_speed(engine: Engine, fmt: Format, book: PriceBook | None) -> Capability:
+    """What the engine does in a format, with the speed of earlier runs if ``book`` has it.
+
+    A format whose probes run, in fp32 or not at all, is probed anew: that takes no time.
+    """
+    key = f"speed of {fmt.label} in short probes"
+    known = {} if book is None else book.prices([key])
+    if known:
+        recall(engine, fmt, known[key])
+    before = Demand.now()
+    found = engine.capability(fmt)
+    if book is not None and not known and found.speed is not None and not found.reason:
+        book.add({key: found.speed}, busy=Demand.now().since(before).is_busy)
+    return found

@@ -1,4 +1,4 @@
-"""A model beside a low version of it, in one session that returns any ops to fp32."""
+"""A model beside a low version of it, matched, in one session that returns any ops to fp32."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from finecast.engines.base import (
     Feeds,
     Session,
     each_call,
+    feeds_for,
     joined_outputs,
     outputs_of_calls,
     outputs_on,
 )
 from finecast.engines.exact import Exact
 from finecast.engines.loading import exact_session, load_model
-from finecast.engines.ports import feeds_for
 from finecast.errors import ModelError
 from finecast.frontends.joining import ModelPair, ShownValue, SwitchedValue, is_choice, join
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph
+from finecast.graph import Graph, Value
+from finecast.graph.matching import match
+from finecast.graph.structure import structure_of
 from finecast.naming import number_of
-from finecast.native.low_model import Check, LowModel, OpGroup, Seen, grouped
+from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
 from finecast.native.observing import SHOWN_BYTES, observe, packed
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
-from finecast.planning.matching import matched_values
 from finecast.planning.points import SWITCH
 from finecast.planning.sensitivity import squared_error
 from finecast.rules.facts import ValueFacts, facts_in
@@ -293,3 +294,72 @@ class _Switched(Session):
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run once on the state that the step before left."""
         return self.of.step(self._fed(feeds))
+
+
+# ------------------------------------ which values of a model are which of a low version of it
+#
+# Law: no value has two partners. Values are matched by their names, which tools keep even
+# where they fuse ops; the others are results of ops that ``graph.matching`` pairs. Casts and
+# codes, which the low version has more of, are read through.
+
+_PASSED: Final = frozenset({"cast", "quantize", "dequantize"})
+"""Ops that give the same value in another encoding."""
+
+
+def matched_values(graph: Graph, other: Graph) -> dict[int, int]:
+    """Ids of values of ``other`` by those of ``graph``: float values outside of bodies.
+
+    Inputs are matched by name, or by their order where the name is another one.
+    """
+    inputs = _by_name(graph.inputs, other.inputs)
+    found = {v.id: partner.id for v, partner in inputs if v.format is not None}
+    taken = set(found.values())
+    for value, partner in _pairs(graph, other):
+        if value.id not in found and partner.id not in taken:
+            found[value.id] = partner.id
+            taken.add(partner.id)
+    return found
+
+
+def _pairs(graph: Graph, other: Graph) -> Iterator[tuple[Value, Value]]:
+    """Pairs of results by the names of outputs and of values, then by the ops they are of."""
+    mine, theirs = ({v.id: v for v in _results(g)} for g in (graph, other))
+    for value, end in _by_name(graph.outputs, other.outputs):
+        partner = theirs.get(_origin(other, end.id))
+        if value.id in mine and partner is not None and value.name == end.name:
+            yield value, partner
+    names = {v.name: v for v in theirs.values()}
+    for value in mine.values():
+        if value.name in names:
+            yield value, names[value.name]
+    for node, partner in match(structure_of(graph), structure_of(other)).pairs.items():
+        results = zip(graph.nodes[node].outputs, other.nodes[partner].outputs, strict=False)
+        for value, result in results:
+            if value in mine and result in theirs:
+                yield mine[value], theirs[result]
+
+
+def _origin(graph: Graph, value: int) -> int:
+    """The value that ``value`` is, before casts and codes."""
+    maker = graph.maker(value)
+    while maker is not None and maker.op in _PASSED and maker.inputs[0] is not None:
+        value = maker.inputs[0]
+        maker = graph.maker(value)
+    return value
+
+
+def _by_name(ports: Sequence[Value], others: Sequence[Value]) -> Iterator[tuple[Value, Value]]:
+    """Each port with the other model's of its name, or else in its place."""
+    names = {v.name: v for v in others}
+    for value, beside in zip(ports, others, strict=False):
+        yield value, names.get(value.name, beside)
+
+
+def _results(graph: Graph) -> Iterator[Value]:
+    """Float values that an op computes outside of bodies."""
+    for node in graph.nodes:
+        if node.region or node.op in _PASSED:
+            continue
+        for index in node.outputs:
+            if index is not None and graph.values[index].format is not None:
+                yield graph.values[index]

@@ -18,9 +18,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Engine, Feeds, Session, each_call, outputs_on
+from finecast.engines.base import (
+    Array,
+    Engine,
+    Feeds,
+    Session,
+    each_call,
+    feeds_for,
+    outputs_on,
+)
 from finecast.engines.loading import exact_session
-from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.prices import PriceBook

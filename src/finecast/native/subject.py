@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
+from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
@@ -154,6 +155,7 @@ class Subject(ABC):
         reused: Labels of the formats whose sensitivities were found there.
         keeps_prices: Whether measured times of kernels are taken from the user's price book
             and kept there, where kernels are timed at all.
+        prices_all: Whether formats that gain nothing here are priced, too: others may gain.
     """
 
     model: OpenedModel
@@ -163,6 +165,7 @@ class Subject(ABC):
     study: SensitivityStore | None = None
     reused: tuple[str, ...] = ()
     keeps_prices: bool = False
+    prices_all: bool = False
 
     @property
     @abstractmethod
@@ -237,6 +240,22 @@ class Subject(ABC):
         Raises:
             EngineError: If the engine has no kernels for it.
         """
+
+    def tried(self, built: Built) -> Session:
+        """A session of a plan's model for its outputs alone, never to be timed; not kept.
+
+        Raises:
+            EngineError: As ``session``.
+        """
+        return self.session(replace(built))
+
+    def check(self, built: Built, exact: Exact) -> None:
+        """Check a loaded model before it is evaluated, by what the fp32 model gives.
+
+        Raises:
+            EngineError: If it is wrong in a way in which the metric would not show.
+        """
+        del built, exact
 
     @abstractmethod
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:

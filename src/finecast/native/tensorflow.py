@@ -26,9 +26,8 @@ from finecast.frontends.tensorflow import (
     capture,
 )
 from finecast.frontends.tensorflow.library import tf
-from finecast.frontends.tensorflow.loading import GRAPH_FILE, load, of_keras
+from finecast.frontends.tensorflow.loading import GRAPH_FILE, callable_of, load, of_keras, save
 from finecast.frontends.tensorflow.regions import unopened
-from finecast.frontends.tensorflow.saving import callable_of, save
 from finecast.graph import Dim, Graph
 from finecast.native.artefact import Destination, Verified
 from finecast.native.engine_model import EngineModel

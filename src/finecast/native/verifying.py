@@ -11,14 +11,28 @@ from typing import Final
 
 from finecast.data.deviation import NOTICED, deviation
 from finecast.data.input_ranges import Range, input_ranges, without_masks
-from finecast.data.lengths import affordable, length_limits
 from finecast.data.response import change, nan_outputs, resampled
-from finecast.data.sizes import cached_lengths, guessed_dims, input_specs, size_guesses
+from finecast.data.sizes import (
+    affordable,
+    cached_lengths,
+    guessed_dims,
+    input_specs,
+    length_limits,
+    size_guesses,
+)
 from finecast.data.sources import FeedMaker
 from finecast.engines import crashes, what_loads_it
-from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, Steps, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Engine,
+    Feeds,
+    Loadable,
+    Session,
+    Steps,
+    TensorSpec,
+    feeds_for,
+)
 from finecast.engines.fallen_apart import broken_by
-from finecast.engines.ports import feeds_for
 from finecast.errors import EngineError, UsageError, WrongNumbersError
 from finecast.files import writing
 from finecast.frontends.dry_run import TooLargeError

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import math
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -30,10 +31,13 @@ class Scaled:
     Channels may lie along several axes, as those of a grouped convolution do: along ``axis``
     and as many axes after it as give one channel for each scale. With ``group``, that many
     numbers in a row along ``axis`` share a scale, apart for each index of the other axes.
+    ``shifts`` are what is added to the nearest codes of a constant with groups, by element,
+    as ``stored_shifts`` gives them; empty if nothing is.
 
-    Laws: ``round`` is idempotent; what is within the range moves by half a step at most, and
-    what is beyond it, infinities too, becomes its end. NaN has no code and becomes 0: a value
-    in which one was observed must not be encoded. Each channel is encoded independently.
+    Laws, without shifts: ``round`` is idempotent; what is within the range moves by half a
+    step at most, and what is beyond it, infinities too, becomes its end. NaN has no code and
+    becomes 0: a value in which one was observed must not be encoded. Each channel is encoded
+    independently.
 
     Scales by group are many: one for 32 numbers or more, 50 million in a decoder of 7 billion
     weights. They are held and saved as the bytes of fp32, an eighth of Python's numbers.
@@ -48,6 +52,7 @@ class Scaled:
     zero_point: int = 0
     axis: int | None = None
     group: int | None = None
+    shifts: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         grid, zero = self.grid, self.zero_point
@@ -69,6 +74,8 @@ class Scaled:
             raise ValueError(f"groups of {self.group} along axis {self.axis}")
         if self.group is not None:
             object.__setattr__(self, "scale", array("f", scales.astype(np.float32).tobytes()))
+        if self.shifts:
+            self._shifts()
 
     @classmethod
     def fitted(
@@ -175,7 +182,7 @@ class Scaled:
 
     def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         """The codes of ``x``."""
-        return self.codes(x, self.along(x.shape))
+        return self.codes(x, self.along(x.shape), self.shifted(x.shape))
 
     def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
         """The numbers that ``codes`` stand for."""
@@ -198,6 +205,25 @@ class Scaled:
             ValueError: If the array does not have one channel, or group, for each scale.
         """
         return np.broadcast_to(self.spread(shape), self.split(shape)).reshape(shape)
+
+    def shifted(self, shape: tuple[int, ...]) -> NDArray[np.int8] | None:
+        """What is added to the nearest code of each element of an array of ``shape``."""
+        return self._shifts().reshape(shape) if self.shifts else None
+
+    def _shifts(self) -> NDArray[np.int8]:
+        """The shifts, flat.
+
+        Raises:
+            ValueError: If there is not one for each number of each group.
+        """
+        count = len(self.scale) * (self.group or 0)
+        try:
+            found = zlib.decompressobj().decompress(self.shifts, count + 1)
+        except zlib.error as error:
+            raise ValueError(f"shifts of codes that cannot be read: {error}") from error
+        if len(found) != count:
+            raise ValueError(f"shifts of codes for other than {count} elements")
+        return np.frombuffer(found, np.int8)
 
     def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """``shape`` with an axis of groups cut in two: groups, and the numbers of each."""
@@ -231,13 +257,21 @@ class Scaled:
             f"{scale.size} scales along axis {self.axis} of a tensor of shape {shape}"
         )
 
-    def codes(self, x: NDArray[np.generic], scale: NDArray[np.float32]) -> NDArray[np.generic]:
-        """The codes of ``x`` where each element has its ``scale``."""
+    def codes(
+        self,
+        x: NDArray[np.generic],
+        scale: NDArray[np.float32],
+        shifts: NDArray[np.int8] | None = None,
+    ) -> NDArray[np.generic]:
+        """The codes of ``x`` where each element has its ``scale``, and perhaps its shift."""
         grid, zero = self.grid, np.float32(self.zero_point)
         with np.errstate(over="ignore", invalid="ignore"):
             steps = np.asarray(np.asarray(x, np.float32) / scale)
             np.rint(steps, out=steps)  # in place, as all that follows: weights may be large
             steps += zero
+        if shifts is not None:
+            np.clip(steps, grid.lowest, grid.highest, out=steps)
+            steps += shifts
         steps[np.isnan(steps)] = zero
         np.clip(steps, grid.lowest, grid.highest, out=steps)
         return steps.astype(grid.dtype)
@@ -248,7 +282,8 @@ class Scaled:
         if self.group is None:
             return {"scale": list(self.scale), **stated}
         packed = base64.b64encode(np.asarray(self.scale, _PACKED).tobytes()).decode()
-        return {"scale": packed, **stated, "group": self.group}
+        moved = {"shifts": base64.b64encode(self.shifts).decode()} if self.shifts else {}
+        return {"scale": packed, **stated, "group": self.group, **moved}
 
     @classmethod
     def from_dict(cls, fmt: Format, grid: Grid, content: dict[str, Any]) -> Scaled:
@@ -266,10 +301,23 @@ class Scaled:
             raise TypeError(f"zero point {zero!r}, axis {axis!r}, group {group!r}")
         if type(scale) is not list or not all(type(s) is float for s in scale):
             raise TypeError("scales that are not a list of floats")
-        numbers = tuple(cast("list[float]", scale))
         return cls(
-            format=fmt, grid=grid, scale=numbers, zero_point=zero, axis=axis, group=group
+            format=fmt,
+            grid=grid,
+            scale=tuple(cast("list[float]", scale)),
+            zero_point=zero,
+            axis=axis,
+            group=group,
+            shifts=base64.b64decode(content.get("shifts", ""), validate=True),
         )
+
+
+def stored_shifts(shifts: NDArray[np.int8]) -> bytes:
+    """What is added to the nearest code of each element, in order, compressed.
+
+    Most are 0: the shifts of a matrix take about one bit each.
+    """
+    return zlib.compress(np.ascontiguousarray(shifts).tobytes())
 
 
 # How scales by group are saved: fp32, the least byte first, as text in base64.
@@ -467,13 +515,15 @@ def stored_bytes(x: NDArray[np.generic], encoding: Encoding, *, piece: int) -> I
     """
     flat = x.reshape(-1)
     scale = None if isinstance(encoding, Format) else encoding.along(x.shape).flat
+    shifts = None if isinstance(encoding, Format) else encoding.shifted((x.size,))
     for start in range(0, flat.size, piece):
         part = slice(start, start + piece)
         if isinstance(encoding, Format):
             codes = encoding.encode(flat[part])
         else:
             assert scale is not None
-            codes = encoding.codes(flat[part], scale[part])
+            added = None if shifts is None else shifts[part]
+            codes = encoding.codes(flat[part], scale[part], added)
         yield packed(codes, encoding.format.bits).tobytes()
 
 

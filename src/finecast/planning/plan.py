@@ -107,7 +107,7 @@ class Plan:
 
         2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
         6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 scales by group as
-        the bytes of numbers.
+        the bytes of numbers, and shifts of codes.
         """
         stored = (c for e in self.encodings.values() for c in e.constants.values())
         if any(c.group is not None for c in stored):

@@ -10,8 +10,8 @@ from finecast.graph.structure import structure_of
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.planning.choices import Choice
 from finecast.planning.plan import Decision, Plan
+from finecast.planning.problem import Choice
 from finecast.planning.range_scaling import RangeScaling, scaled_plan
 from finecast.planning.units import Units
 from finecast.rules import Permission

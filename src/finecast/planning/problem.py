@@ -1,4 +1,4 @@
-"""States the choice of formats as a problem for the solvers: units, costs, sensitivities."""
+"""The choice of formats as a problem for the solvers, and the plans of its answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,14 @@ from finecast.numbers.formats import Format
 from finecast.ops import READS_ANY_FORMAT
 from finecast.ops.flops import Shape, Shapes
 from finecast.planning.cost import CostModel
+from finecast.planning.plan import Plan
 from finecast.planning.points import RoundingPoints
 from finecast.planning.sensitivity import Saturation, Sensitivity
 from finecast.planning.units import Units
 from finecast.rules import Permission
-from finecast.solver.assignment import PINNED_HIGH, Floats
-from finecast.solver.labelling import LabelProblem, RoundingErrors, Rows
+from finecast.solver.assignment import PINNED_HIGH, Bools, Floats, Ints
+from finecast.solver.frontier import Step
+from finecast.solver.labelling import Labelling, LabelProblem, RoundingErrors, Rows
 
 # Seconds of one cast of a value from one format to another.
 CastTime = Callable[[Value, Format, Format], float]
@@ -371,3 +374,67 @@ def _parts(
     )
     shared = sum(float(rounded.shared[u]) for u in low)
     return sum(float(rounded.units[u]) for u in low), sum(values) + shared
+
+
+# ------------------------------------------------------------ a choice, and a plan made of one
+
+SAME_TIME: Final = 1.03
+"""Plans whose costs are within this ratio count as equally fast, if not told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A format for each unit, with the predicted cost and squared relative output error.
+
+    Attributes:
+        formats: The format of each unit.
+        time_s: Predicted seconds, or bytes where plans are priced in bytes.
+        error: Predicted squared relative output error.
+        index: Its step of the frontier; None for none.
+        problem: The problem that it solves; None if that was not built.
+    """
+
+    formats: tuple[Format, ...]
+    time_s: float
+    error: float
+    index: int | None = None
+    problem: LabelProblem | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        found: Labelling | Step,
+        problem: LabelProblem,
+        label: Ints | Bools,
+        analysis: Analysis,
+        *,
+        index: int | None = None,
+    ) -> Choice:
+        """What the solver ``found``; ``label`` numbers the formats of ``analysis``."""
+        formats = (*analysis.times,)
+        return cls(
+            formats=tuple(formats[int(number)] for number in label),
+            time_s=found.time_s,
+            error=analysis.saturation.together(found.error),
+            index=index,
+            problem=problem,
+        )
+
+    @property
+    def lowers(self) -> bool:
+        """Whether any unit has a low format."""
+        return any(f is not Format.FP32 for f in self.formats)
+
+    def by_node(self, units: Units) -> dict[int, Format]:
+        """Format by id of the nodes that belong to a unit."""
+        return {n: self.formats[u] for n, u in units.of.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan worth trying, its predicted cost and squared relative output error."""
+
+    name: str
+    plan: Plan
+    time_s: float
+    error: float

@@ -12,10 +12,9 @@ import numpy as np
 
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained, labels_of
-from finecast.planning.choices import Choice, Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner, chosen, pick
-from finecast.planning.problem import Analysis, build_problem
+from finecast.planning.problem import Analysis, Choice, Proposal, build_problem
 from finecast.solver.assignment import Floats, Ints
 from finecast.solver.expansion import envelope, fastest_within
 from finecast.solver.flips import Flips, flips

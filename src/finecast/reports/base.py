@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 from finecast.files import check_writable, write_text
+from finecast.naming import listed
 from finecast.terminal import Verbatim, finite, one_line, safe
 
 _VERSION: Final = 1
@@ -112,3 +113,34 @@ class Report(ABC):
         check_writable(path, force=force)
         content = {"version": _VERSION, "report": type(self).__name__, **self.to_dict()}
         write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+# ----------------------------------------- lines on the outputs that errors and metrics are of
+
+_LISTED: Final = 4
+"""Outputs that are named in one line; JSON has all."""
+
+
+def output_lines(
+    errors: Mapping[str, float], left_out: Sequence[str], scores: Mapping[str, float]
+) -> list[str]:
+    """Lines that name the outputs which errors and metric are of; none if a model has one.
+
+    Args:
+        errors: Relative errors by output, the worst first.
+        left_out: Outputs that no error is of.
+        scores: The metric by output, the worst first.
+    """
+    if len(errors) + len(left_out) < 2:
+        return []
+    lines = [f"error by output, worst first: {_listed(errors)}"]
+    if len(scores) > 1 or scores.keys() != errors.keys():
+        lines += [f"metric by output, worst first: {_listed(scores)}"] if scores else []
+    if left_out:
+        few = listed(left_out, _LISTED)
+        lines.append(f"not counted, as they copy an input or --of names others: {few}")
+    return lines
+
+
+def _listed(figures: Mapping[str, float]) -> str:
+    return listed([f"{name} {value:.4g}" for name, value in figures.items()], _LISTED)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -12,8 +17,7 @@ from finecast.errors import UsageError
 from finecast.files import check_writable, read_text, write_text
 from finecast.reports.base import Report
 from finecast.reports.model_explorer import write_model_explorer
-from finecast.reports.page import page_of
-from finecast.reports.schema import check_content
+from finecast.terminal import safe
 
 _LARGEST_BYTES: Final = 1 << 28
 """A report of 100,000 ops takes half of this."""
@@ -136,3 +140,188 @@ def report_path(given: str | Path | None) -> Path | None:
             fix="give the file one of these suffixes",
         )
     return path
+
+
+# -------------------------------------------------- a report as one HTML file, without network
+#
+# Laws: the page asks nobody for anything, and its policy (CSP) forbids the browser to. Nothing
+# that comes from a model is markup: the content is JSON in an element that is not run, and the
+# page's script inserts it as text alone.
+
+_SCRIPTS: Final = ("base.js", "charts.js", "ops.js", "page.js")
+
+
+def page_of(content: Mapping[str, Any]) -> str:
+    """The page of a report's content."""
+    style = _text("page.css")
+    script = "\n".join(map(_text, _SCRIPTS))
+    title = escape(safe(f"{content['model']['name']}: finecast report"))
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src 'unsafe-inline';"
+        " base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<a class="skip" href="#report">Skip to the report</a>
+<header id="top"></header>
+<nav id="contents" aria-label="Sections"></nav>
+<main id="report" tabindex="-1">
+<noscript><p>This page draws its content with a script of its own. Allow scripts for it, or
+read its data with <code>finecast report --json</code>.</p></noscript>
+</main>
+<script type="application/json" id="content">{_embedded(content)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _embedded(content: Mapping[str, Any]) -> str:
+    """JSON that stands in an element: no ``<`` ends it or opens a comment in it."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _text(name: str) -> str:
+    return (files("finecast.reports") / "web" / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    """The source expression that permits this script and no other."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+# ------------- checks of a report's content by ``schema.json``, a JSON Schema of draft 2020-12
+#
+# Law: content that passes has all that a page and Model Explorer's files read, of the stated
+# types, and numbers of ops, values and reasons that exist. The schema uses few words of the
+# standard, which ``_KEYWORDS`` lists, so that no library is needed here.
+
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_KEYWORDS: Final = frozenset(
+    {
+        *("$schema", "$id", "$defs", "$ref", "title", "description"),
+        *("type", "const", "required", "properties", "additionalProperties", "items"),
+        *("minimum", "maximum", "maxItems"),
+    }
+)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The schema of a report's content."""
+    text = (files("finecast.reports") / "schema.json").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def check_content(content: Any, *, where: str) -> None:
+    """Check what may come from anybody.
+
+    Raises:
+        UsageError: If it is not the content of a report that this release reads.
+    """
+    newer = isinstance(content, dict) and _is_newer(content.get("version"))
+    wrong = next(_wrong(content, schema(), "report"), None) or next(_dangling(content), None)
+    if wrong is not None:
+        raise UsageError(
+            f"not a report that is read here: {wrong}",
+            where=where,
+            fix="upgrade finecast" if newer else "give one that finecast wrote, unchanged",
+        )
+
+
+def _is_newer(version: Any) -> bool:
+    return isinstance(version, int) and version > schema()["properties"]["version"]["const"]
+
+
+def _wrong(value: Any, rule: Mapping[str, Any], at: str) -> Iterator[str]:
+    """What breaks ``rule``, and where."""
+    if "$ref" in rule:
+        rule = schema()["$defs"][rule["$ref"].rpartition("/")[2]]
+    kinds = rule.get("type", [*_TYPES])
+    named = [kinds] if isinstance(kinds, str) else kinds
+    if not any(_is(value, kind) for kind in named):
+        yield f"{at} is {type(value).__name__}, expected {' or '.join(named)}"
+        return
+    if "const" in rule and value != rule["const"]:
+        yield f"{at} is {str(value)[:40]!r}, expected {rule['const']!r}"
+    if isinstance(value, dict):
+        yield from _wrong_object(cast("dict[str, Any]", value), rule, at)
+    elif isinstance(value, list):
+        listed = cast("list[Any]", value)
+        if len(listed) > rule.get("maxItems", len(listed)):
+            yield f"{at} has {len(listed)} items, at most {rule['maxItems']} are expected"
+        for number, item in enumerate(listed if "items" in rule else ()):
+            yield from _wrong(item, rule["items"], f"{at}[{number}]")
+    elif _is(value, "number"):
+        low, high = rule.get("minimum", value), rule.get("maximum", value)
+        if not low <= value <= high:
+            yield f"{at} is {value}, expected {low} to {high}"
+
+
+def _wrong_object(value: Mapping[str, Any], rule: Mapping[str, Any], at: str) -> Iterator[str]:
+    known = rule.get("properties", {})
+    yield from (
+        f"{at} has no {name!r}" for name in rule.get("required", ()) if name not in value
+    )
+    for name, item in value.items():
+        inner = known.get(name, rule.get("additionalProperties"))
+        if isinstance(inner, dict):
+            yield from _wrong(item, cast("dict[str, Any]", inner), f"{at}.{name[:40]}")
+
+
+def _is(value: Any, kind: str) -> bool:
+    # In Python True is an int, in JSON it is no number.
+    return isinstance(value, _TYPES[kind]) and (
+        kind == "boolean" or not isinstance(value, bool)
+    )
+
+
+def _dangling(content: Any) -> Iterator[str]:
+    """Numbers in the content that name nothing."""
+    ops = len(content["ops"])
+    for place, count, numbers in _references(content):
+        if any(not 0 <= n < count for n in numbers):
+            yield f"{place} names one of {count} that is not there"
+    made = [v["from"] for v in content["values"] if _is(v["from"], "integer")]
+    if any(not 0 <= n < ops for n in made):
+        yield f"a value comes from one of {ops} ops that is not there"
+
+
+def _references(content: Any) -> Iterator[tuple[str, int, Sequence[int]]]:
+    ops, reasons = len(content["ops"]), len(content["reasons"])
+    for number, op in enumerate(content["ops"]):
+        at = f"op {number}"
+        yield at, len(content["values"]), [*op.get("inputs", ()), *op.get("outputs", ())]
+        yield at, reasons, [*op.get("reasons", ()), *op.get("deciding", ())]
+        yield at, len(content["lines"]), [op["line"]] if "line" in op else []
+    for unit in content["units"]:
+        yield "a unit", ops, unit["ops"]
+        yield "a unit", reasons, [unit["reason"]]
+    for kernels in content["kernels"].values():
+        for kernel in kernels:
+            yield "a kernel", ops, kernel["ops"]
+    for repair in content.get("repairs", ()):
+        yield "a repair", ops, [repair["op"]]
+        yield "a repair", reasons, repair["reasons"]
+    yield "the summary", ops, [one["op"] for one in content["summary"]["limits"]]

@@ -114,8 +114,8 @@ def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
     share = sum(map(_rise, limiting)) / total if total else math.nan
     ops = "op" if len(limiting) == 1 else f"{len(limiting)} ops"
     costs = "costs" if len(limiting) == 1 else "cost"
-    of = f": {share:.0%} of the squared error that low formats make or would make"
-    return f"The {ops} that {costs} the most accuracy{of if total else ''}."
+    of = f": {share:.0%} of the squared error of all" if total else ""
+    return f"The {ops} that {costs} the most accuracy, or would in a lower format{of}."
 
 
 def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
@@ -163,9 +163,21 @@ def _cause(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> s
         return " Only the size of the error is known, not its cause."
     activations, weights = _share(alone["activations"]), _share(alone["weights"])
     return (
-        f" With {label} here alone, its activations make an error of {activations} and its"
-        f" weights one of {weights}.{_range_of_input(content, unit, label)}"
+        f" With {label} here alone, its activations make an error of {activations} and"
+        f" {_whose(content, unit)} one of {weights}.{_range_of_input(content, unit, label)}"
     )
+
+
+def _whose(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
+    """Whose weights a unit's are: a Transpose that a unit is named by has none of its own."""
+    first, *others = (
+        any(
+            content["values"][v]["from"] == "constant"
+            for v in content["ops"][i].get("inputs", ())
+        )
+        for i in unit["ops"]
+    )
+    return "the weights decided with it" if any(others) and not first else "its weights"
 
 
 def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> str:

@@ -7,9 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format, Grid
+from finecast.numbers.gptq import compensated
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered
@@ -18,6 +21,7 @@ from finecast.rules.scaled_operands import (
     origin,
     rounded_operands,
     scaled_operands,
+    summed,
 )
 
 
@@ -33,7 +37,8 @@ def calibrated(
     """The encodings of the operands of ``node`` in ``fmt``, a format with parameters.
 
     Laws: the encoding of a constant covers all of its numbers, or those that the calibration
-    ``mse`` leaves in a group's range; that of a value covers the part of its observed range
+    ``mse`` leaves in a group's range, and its codes are the nearest, or those of ``gptq``;
+    that of a value covers the part of its observed range
     that ``calibration`` chooses. Operands that the model came with
     encodings for keep those. Values that are only moved from one another have the same
     encoding. With ``results`` the result is encoded as well, where ``coded_result`` has one.
@@ -62,6 +67,8 @@ def calibrated(
                     axes,
                     least_error=calibration is Calibration.MSE,
                 )
+                if calibration is Calibration.GPTQ:
+                    found = _compensated(graph, node, index, found, facts)
                 constants[index] = found if came is None or not _fits(came, axes) else came
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
@@ -73,6 +80,25 @@ def calibrated(
     except ValueError as error:
         raise ValueError(f"{given.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants, result=result)
+
+
+def _compensated(graph: Graph, node: Node, index: int, found: Scaled, facts: Facts) -> Scaled:
+    """``found`` with the codes of GPTQ, by the moments of what the weights meet.
+
+    Unchanged without groups, and where no moments were observed, as of a table's rows.
+    """
+    count = summed(graph, node) if index == 1 and not node.attributes.get("transA") else None
+    value, weights = (graph.read(node, i) for i in (0, index))
+    seen = None if count is None or value is None else facts.get(value.id)
+    if seen is None or seen.moments is None or weights is None or found.group is None:
+        return found
+    key, constant = (weights.name, found.group), weights.constant
+    if key not in seen.moments.chosen:
+        assert constant is not None
+        numbers = constant.read().astype(np.float32, copy=False)
+        made = compensated(found, numbers, seen.moments.read())
+        seen.moments.chosen[key] = made.shifts
+    return replace(found, shifts=seen.moments.chosen[key])
 
 
 def encodings_in(context: Context, node: Node) -> Encodings:

@@ -22,8 +22,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
-from finecast.graph import Graph, Node, Value
-from finecast.graph.backward import ops_for_backward
+from finecast.graph import Graph, Node, Value, ops_for_backward
 from finecast.numbers.formats import Format
 from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling

@@ -7,8 +7,8 @@ or underflows in any format, and the histograms of several batches add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -65,7 +65,8 @@ class Histogram:
         normal = found[:, _PER_BINADE : _SIGN - _PER_BINADE]
         counts[_BINS + first :] = normal[0]
         counts[: _BINS - first] = normal[1, ::-1]
-        if found[:, :_PER_BINADE].any():
+        zeros = numbers.size - np.count_nonzero(numbers)
+        if found[:, :_PER_BINADE].sum() > zeros:
             small = numbers[np.abs(numbers) < _SMALLEST_NORMAL]
             counts += np.bincount(_bins(small[small != 0]) + _BINS, minlength=len(counts))
         return cls._dense(counts)
@@ -168,6 +169,19 @@ class ChannelFacts:
         return self.squares / max(self.count, 1)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Moments:
+    """The second moments of a value: the mean of x times its transpose, x its last axis.
+
+    They are as large as a square of that axis, so that ``read`` observes them when they are
+    asked for. ``chosen`` keeps the encodings of weights that were found by them, by the
+    weights' name and the size of their groups.
+    """
+
+    read: Callable[[], Floats]
+    chosen: dict[tuple[str, int], bytes] = field(default_factory=dict[tuple[str, int], bytes])
+
+
 # The frexp exponent of the first binade: that of the smallest subnormal, 2**-149.
 _FIRST_BINADE: Final = -148
 
@@ -179,6 +193,7 @@ class ValueFacts:
     ``lowest`` and ``highest`` are the least and largest finite element, inf and -inf if there
     is none. ``histogram`` counts the finite nonzero elements; ``binades[k]`` those with
     magnitude in [2**(k-149), 2**(k-148)), which have frexp exponent ``k - 148``.
+    ``moments`` are those of a value that a product by a matrix reads.
     """
 
     shape: tuple[int, ...]
@@ -191,6 +206,7 @@ class ValueFacts:
     lowest: float
     highest: float
     histogram: Histogram
+    moments: Moments | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, array: NDArray[np.generic]) -> ValueFacts:
@@ -233,7 +249,10 @@ class ValueFacts:
         )
 
     def scaled(self, exponent: int) -> ValueFacts:
-        """Facts of the numbers times 2 to the power ``exponent``."""
+        """Facts of the numbers times 2 to the power ``exponent``.
+
+        The moments stay: GPTQ asks for their ratios alone.
+        """
         factor = 2.0**exponent
         return replace(
             self,

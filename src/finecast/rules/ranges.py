@@ -22,17 +22,21 @@ _SHARES: Final = np.linspace(1.0, 0.2, 81)
 
 
 class Calibration(Enum):
-    """How the range is chosen from the observed numbers."""
+    """How the range is chosen from the observed numbers.
+
+    GPTQ chooses codes, those of weights by groups: ranges are as by MINMAX.
+    """
 
     MINMAX = "minmax"
     PERCENTILE = "percentile"
     MSE = "mse"
+    GPTQ = "gptq"
 
 
 def covered(seen: ValueFacts, grid: Grid, calibration: Calibration) -> tuple[float, float]:
     """The least and the largest number that codes of ``grid`` shall represent.
 
-    Laws: never beyond the observed range; min-max gives exactly that range.
+    Laws: never beyond the observed range; min-max and GPTQ give exactly that range.
     """
     if calibration is Calibration.PERCENTILE:
         return _percentile(seen)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
+import os
+import re
+import types
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
+import torch
+from torch._C._profiler import (
+    _EventType,  # pyright: ignore[reportPrivateUsage] - no public name
+)
+
 from finecast.errors import EngineError, UsageError
+from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.measure.timing import Latency
 
 if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
 
-import torch
 from torch.export import ExportedProgram
 
 from finecast import api
@@ -22,21 +36,12 @@ from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.native.conversion_notes import NOTHING_CONVERTED
-from finecast.native.torch.conversion import slow_formats
 from finecast.native.torch.files import export, load, save
-from finecast.native.torch.model import of_module
+from finecast.native.torch.model import of_module, slow_formats
 from finecast.native.torch.subject import TuneOptions
 from finecast.native.torch.workload import Evaluate
 from finecast.rules.guests import rule_set_of
 from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.torch.profiling import (
-    Profile,
-    activation_bytes,
-    peak_bytes,
-    profile,
-    resident_bytes,
-    saved_bytes,
-)
 from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.compile
 from finecast.training.step import TrainingStep
 from finecast.tuning.result import Result
@@ -183,3 +188,218 @@ def convert(
             warnings.warn(text, stacklevel=2)
     result: ConvertedModule = done.model
     return result
+
+
+# --------------------- ``profile``: time per call and the peak of the memory that tensors take
+#
+# Peaks are counted from the allocator's own events (``torch.profiler``'s memory records), so
+# that they are those of tensors and not of the process. On CUDA the peak is the allocator's
+# own statistic. All leave out memory allocated before the call, except ``resident_bytes``.
+
+_ALLOCATION: Final = _EventType.Allocation
+_OF_TORCH: Final = re.compile(r"torch(\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Times of single calls, and the most bytes that a call had allocated at once.
+
+    ``activation_bytes`` is the peak of memory that the call freed again: activations, low
+    copies of weights, temporaries; not gradients and optimizer state, which remain.
+    """
+
+    latency: Latency
+    peak_bytes: int
+    activation_bytes: int
+    resident_bytes: int
+
+    @property
+    def ms(self) -> float:
+        """Median milliseconds of a call."""
+        return 1e3 * self.latency.median_s
+
+    @property
+    def mb(self) -> float:
+        """Peak of a call plus ``resident_bytes``, in MiB (2**20 bytes)."""
+        return (self.peak_bytes + self.resident_bytes) / 2**20
+
+
+def profile(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    *,
+    warmup: int = 5,
+    repeats: int = 10,
+    min_time_s: float = 0.0,
+) -> Profile:
+    """Time ``fn(*args)`` and find its peak of tensor memory.
+
+    Args:
+        fn: A module, a compiled function, or a whole training step.
+        args: Its arguments.
+        warmup: Calls before the first that is timed.
+        repeats: The least number of timed calls.
+        min_time_s: The least time to spend on them, in seconds.
+    """
+    device = _device(fn, args)
+
+    def call() -> None:
+        fn(*args)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    effort = Effort(min_time_s=min_time_s, rounds=repeats, warmup=warmup)
+    return Profile(
+        latency=Race.of(call, {}, effort).latency(ANCHOR),
+        peak_bytes=_cuda_peak(call) if device == "cuda" else _peak(_allocations(call, device)),
+        activation_bytes=_peak(a for a in _allocations(call, device) if a.freed is not None),
+        resident_bytes=resident_bytes(fn, args),
+    )
+
+
+def peak_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
+    """The most bytes that one call had allocated at once, beyond what was there before."""
+    device = _device(fn, args)
+    if device == "cuda":
+        return _cuda_peak(lambda: fn(*args))
+    return _peak(_allocations(lambda: fn(*args), device))
+
+
+def activation_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
+    """The peak of memory that one call allocated and freed again, in bytes.
+
+    For a forward and backward pass that starts without gradients, this is the peak of memory
+    without parameters, gradients and optimizer state.
+    """
+    events = _allocations(lambda: fn(*args), _device(fn, args))
+    return _peak(a for a in events if a.freed is not None)
+
+
+def saved_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
+    """Bytes that one call allocated and that stay allocated while its result lives.
+
+    For a forward pass these are the result and what is saved for the backward pass.
+    """
+    held: list[Any] = []
+    events = _allocations(lambda: held.append(fn(*args)), _device(fn, args))
+    return sum(a.size for a in events if a.freed is None)
+
+
+def resident_bytes(fn: object, args: Sequence[Any]) -> int:
+    """Bytes of the tensors that ``fn`` holds and of tensor arguments; shared memory once.
+
+    A function holds the modules, optimizers (with their state) and tensors that its code
+    names, those of the object that it is a method of, and those of functions that it names.
+    """
+    storages = [t.untyped_storage() for t in _tensors((fn, tuple(args)), set())]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+def _tensors(held: object, seen: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors of ``held``, and of what it refers to; ``seen`` are ids of what was read."""
+    if id(held) in seen:
+        return
+    seen.add(id(held))
+    if isinstance(held, torch.Tensor):
+        yield held
+        return
+    for one in _parts(held):
+        yield from _tensors(one, seen)
+
+
+def _parts(held: object) -> Iterable[object]:
+    """What an object consists of or refers to, of the kinds that can hold tensors."""
+    match held:
+        case torch.nn.Module():
+            return (*held.parameters(), *held.buffers())
+        case torch.optim.Optimizer():
+            return (held.param_groups, *held.state.values())
+        case functools.partial():
+            return (held.func, held.args, held.keywords)
+        case types.MethodType():
+            return (
+                held.__self__,
+                held.__func__,
+                *getattr(held.__self__, "__dict__", {}).values(),
+            )
+        case types.FunctionType():
+            return _named_by(inspect.unwrap(held))
+        case dict():
+            return held.values()
+        case list() | tuple():
+            return held
+        case _:
+            return ()
+
+
+def _named_by(function: Callable[..., Any]) -> Iterator[object]:
+    """What the code of a function names; nothing for functions of torch's own."""
+    if not isinstance(function, types.FunctionType) or _OF_TORCH.match(function.__module__):
+        return
+    yield from (function.__defaults__ or ())
+    yield from (function.__globals__.get(name) for name in function.__code__.co_names)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # raised for a variable that has no value yet
+            yield cell.cell_contents
+
+
+@dataclass(slots=True, kw_only=True)
+class _Allocation:
+    """``size`` bytes, with the numbers of the events that made and freed them.
+
+    ``freed`` is None if they were not freed within the call.
+    """
+
+    size: int
+    made: int
+    freed: int | None = None
+
+
+def _allocations(call: Callable[[], None], device: str) -> list[_Allocation]:
+    """The allocations that ``call`` makes on ``device``, in order."""
+    # Kineto, the profiler's library, logs to stderr unless this is set before it starts.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as recorded:
+        call()
+    results: Any = recorded.profiler.kineto_results  # type: ignore[union-attr]
+    waiting, events = list(results.experimental_event_tree()), []
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        if event.tag == _ALLOCATION and event.extra_fields.device.type == device:
+            events.append(event)
+    events.sort(key=lambda event: event.start_time_ns)
+    found: list[_Allocation] = []
+    alive: dict[int, _Allocation] = {}
+    for number, event in enumerate(events):
+        size, address = int(event.extra_fields.alloc_size), int(event.extra_fields.ptr)
+        if size > 0:
+            alive[address] = _Allocation(size=size, made=number)
+            found.append(alive[address])
+        elif address in alive:
+            alive.pop(address).freed = number
+    return found
+
+
+def _peak(allocations: Iterable[_Allocation]) -> int:
+    """The most bytes that ``allocations`` take at one time."""
+    changes: list[tuple[int, int]] = []
+    for one in allocations:
+        changes.append((one.made, one.size))
+        if one.freed is not None:
+            changes.append((one.freed, -one.size))
+    return max(accumulate((change for _, change in sorted(changes)), initial=0))
+
+
+def _cuda_peak(call: Callable[[], None]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _device(fn: object, args: Sequence[Any]) -> str:
+    return next((t.device.type for t in _tensors((tuple(args), fn), set())), "cpu")

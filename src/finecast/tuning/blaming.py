@@ -34,7 +34,7 @@ from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
 from finecast.graph import Graph, Node
 from finecast.naming import number_of
-from finecast.native.low_model import LowModel, Seen
+from finecast.native.model import LowModel, Seen
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.planning.sensitivity import measure, squared_error

@@ -29,8 +29,8 @@ from finecast.data.certificates import (
     samples_needed,
 )
 from finecast.data.criterion import Criterion
+from finecast.data.metrics import Score
 from finecast.data.samples import Indices, Samples
-from finecast.data.scoring import Score
 from finecast.errors import UsageError
 
 _LEAST_SAMPLES: Final = 20

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from finecast.data.scoring import by_output
+from finecast.data.metrics import by_output
 from finecast.data.workload import Workload
 from finecast.engines.base import calls_of
 from finecast.engines.probe import Speed
@@ -26,10 +26,9 @@ from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.native.gains import Gain
 from finecast.native.model import OpenedModel
 from finecast.native.subject import Built, Hinted, Subject
-from finecast.planning.choices import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, predicted_parts
+from finecast.planning.problem import SAME_TIME, Analysis, predicted_parts
 from finecast.tuning import measuring
 from finecast.tuning.executor import Executor, LostTrialError
 from finecast.tuning.findings import Findings
@@ -70,9 +69,9 @@ class Conclusion:
     left_out: tuple[str, ...]
     findings: Findings
 
-    def race(self, built: Mapping[str, Built], errors: Mapping[str, float]) -> Measurements:
+    def race(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
         """The last race, of models of plans and those that stand beside the result."""
-        return self._measure({**built, **self.hints}, replace(measuring.FINAL, errors=errors))
+        return self._measure({**built, **self.hints}, effort)
 
     def improved(
         self,

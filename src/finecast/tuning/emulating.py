@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.scoring import by_output
+from finecast.data.metrics import by_output
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
@@ -25,8 +25,7 @@ from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, flops
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
-from finecast.reports.base import Report, TextTable
-from finecast.reports.outputs import output_lines
+from finecast.reports.base import Report, TextTable, output_lines
 from finecast.rules.calibration import calibrated_nodes
 from finecast.rules.facts import ValueFacts
 

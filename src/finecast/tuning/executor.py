@@ -13,7 +13,7 @@ from typing import Any
 
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
-from finecast.data.scoring import Scoring
+from finecast.data.metrics import Scoring
 from finecast.data.workload import DataWorkload, Workload
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.native.subject import Built, Subject

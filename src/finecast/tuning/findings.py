@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from finecast.native.subject import Examined
 from finecast.numbers.formats import Format
-from finecast.planning.choices import Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Priced
+from finecast.planning.problem import Analysis, Priced, Proposal
 from finecast.rules.facts import ValueFacts
 from finecast.tuning.search import Candidate
 from finecast.tuning.study import Trial

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Final
 
@@ -284,6 +285,27 @@ STUDY_SUFFIX: Final = ".study.db"
 """In place of the output's: the study that is kept beside it."""
 
 
+def study_beside(output: Path) -> Path:
+    """Where the study of a run goes that writes ``output``, if nothing else is asked."""
+    return output.parent / f"{output.stem}{STUDY_SUFFIX}"
+
+
+def _share(given: float | str | None) -> float | None:
+    """A share that may be given as text, in percent, too.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    text = str(given).strip()
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = math.nan
+    if given is None or 0 <= found < math.inf:
+        return None if given is None else found
+    raise UsageError(f"{text!r} is no share", where="--within", fix="give 5% or 0.05")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
     """What to tune for, and where.
@@ -305,6 +327,11 @@ class TuneRequest:
             whether the model does the same.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         execution: Where plans are evaluated, and what an evaluation may take.
+        prices: Where it is written what ops take on this machine in each format.
+        fleet: What machines of other kinds wrote as their ``prices``: then one plan is made
+            for all of them.
+        within: What a machine of the fleet may lose, as a share of the time of its own best
+            plan: then as few plans are made as keep it. None for one plan.
         progress: Told of each step.
     """
 
@@ -363,6 +390,28 @@ class TuneRequest:
         kind=bool,
     ).field(True)
     execution: Execution = field(default_factory=Execution)
+    prices: Path | None = Option(
+        help="Write what ops take on this machine in each format, for --fleet elsewhere:"
+        " KIND.prices.json.",
+        metavar="FILE.json",
+        kind=Path,
+        convert=path_of,
+    ).field(None)
+    fleet: tuple[Path, ...] = Option(
+        help="Make one plan for several kinds of machines: give the --prices file of each.",
+        metavar="KIND.prices.json",
+        kind=Path,
+        many=True,
+        python=((Sequence, type(None)), "paths of files of prices"),
+        convert=lambda given: tuple(map(Path, given or ())),
+    ).field(())
+    within: float | None = Option(
+        help="Make as few plans for the fleet as let no machine lose more than this, 5% or"
+        " 0.05, beside its own best plan.",
+        metavar="SHARE",
+        python=((Real, str), "a share, as 0.05"),
+        convert=_share,
+    ).field(None)
     progress: Progress = silent
 
     def __post_init__(self) -> None:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from finecast.measure.racing import Interval
 from finecast.native.subject import Built, Subject
 from finecast.planning.alternatives import explained
-from finecast.planning.choices import Proposal
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, predicted_error
+from finecast.planning.problem import Analysis, Proposal, predicted_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from finecast.engines.exact import Exact
 from finecast.errors import UsageError, UserCodeError
 from finecast.graph import Graph
 from finecast.naming import Option
-from finecast.native.low_model import Check, LowModel
+from finecast.native.model import Check, LowModel
 from finecast.numbers.formats import Format
 from finecast.usercode import guarded
 

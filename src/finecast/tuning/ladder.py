@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.criterion import Criterion
-from finecast.data.scoring import by_output
+from finecast.data.metrics import by_output
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, setting_of
 from finecast.engines.base import Session

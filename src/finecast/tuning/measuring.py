@@ -13,10 +13,9 @@ from finecast.engines.base import Session
 from finecast.engines.exact import Exact
 from finecast.measure.racing import Effort, Race
 from finecast.native.subject import Built, Subject
-from finecast.planning.choices import SAME_TIME
 from finecast.planning.planner import Planner
 from finecast.planning.pricing import by_memory, by_size, resident_bytes
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import SAME_TIME, Analysis
 from finecast.tuning.goal import Objective
 
 _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
@@ -28,14 +27,16 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
 _LEAST_S: Final = 0.3
 # The first race settles which models are faster than fp32, and the speeds of those that no
 # other one beats well enough to choose which is evaluated first.
-RANKING: Final = Effort(min_time_s=_LEAST_S, settle_s=6.0, known_to=0.05, order=False)
+RANKING: Final = Effort(min_time_s=_LEAST_S, settle_s=4.0, known_to=0.05, order=False)
 # The last race, between the plan found and those that may be better. Speeds are timed until
 # they are known to 3%, which takes more rounds on a busy machine: then two runs of one search
-# agree within 5%. Models slower than fp32 cannot be chosen and get no further rounds. Of two
-# plans the order is not needed, only whether the more accurate one is as fast.
+# agree within 5%. No more rounds start after these seconds, or after the time of an evaluation
+# on all data, if that is longer: all of a search is to take ten seconds beside some
+# evaluations. Models slower than fp32 cannot be chosen and get no further rounds. Of two plans
+# the order is not needed, only whether the more accurate one is as fast.
 FINAL: Final = Effort(
     min_time_s=2 * _LEAST_S,
-    settle_s=20.0,
+    settle_s=8.0,
     known_to=0.03,
     rounds=11,
     limit=1.0,

@@ -27,6 +27,7 @@ from finecast.reports.content import Sources, content_of
 from finecast.reports.frontier import picture
 from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
+from finecast.tuning.fleet_plans import FleetPlans
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
 from finecast.tuning.study import Trial
@@ -149,6 +150,8 @@ class Result(Report):
         conditions: What the metric and the times are of: the metric to keep, the number of
             samples, the shapes of the feeds that are timed, the date; empty if not tuned.
         writer: Writes the model of the plan to a destination.
+        fleet: The plans for several kinds of machines, the first of which is ``plan``; None
+            where it was tuned for this one.
     """
 
     verdict: Verdict
@@ -198,6 +201,7 @@ class Result(Report):
     fp32_kernels: tuple[KernelTime, ...] = ()
     conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
     writer: Callable[[Destination], object] | None = None
+    fleet: FleetPlans | None = None
 
     @classmethod
     def of(cls, converted: Converted) -> Result:
@@ -216,6 +220,8 @@ class Result(Report):
     def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
         warnings = [f"warning: {text}" for text in self.warnings]
+        if self.fleet is not None:
+            return [*self.fleet.lines, *warnings]
         if self.verdict is not Verdict.CONVERTED:
             lines = [f"{self.verdict.value}: {self.why}"]
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}")
@@ -234,7 +240,7 @@ class Result(Report):
     @property
     def comparison(self) -> TextTable:
         """The models side by side, as a terminal has them in place of the first lines."""
-        return comparison(self)
+        return comparison(self) if self.fleet is None else self.fleet.tables[0]
 
     @property
     def tables(self) -> Sequence[TextTable]:
@@ -248,7 +254,8 @@ class Result(Report):
 
     def _repr_html_(self) -> str:
         """The same in a notebook, with the picture of a search."""
-        drawn = "" if self.verdict is Verdict.CONVERTED else picture(self.to_dict(), "plans")
+        searched = self.verdict is not Verdict.CONVERTED and self.fleet is None
+        drawn = picture(self.to_dict(), "plans") if searched else ""
         return drawn + Report._repr_html_(self)
 
     @property
@@ -408,6 +415,8 @@ class Result(Report):
             "adjustments": [gain.to_dict() for gain in self.gains],
             "warnings": list(self.warnings),
         }
+        if self.fleet is not None:
+            return found | {"why": self.why, "fleet": self.fleet.to_dict()}
         if self.verdict is not Verdict.CONVERTED:
             return found | self._search()
         before, after = self.size_bytes
@@ -531,10 +540,10 @@ def _figure(value: float | None) -> str:
 
 
 def _verified_lines(checked: Verified) -> list[str]:
-    lines: list[str] = []
     if checked.engine is None:
-        lines.append("not run in an engine")
-    elif checked.relative_error is not None:
+        return [checked.note or "not run in an engine"]
+    lines: list[str] = []
+    if checked.relative_error is not None:
         error = f"relative error {checked.relative_error:.3g} against {checked.reference}"
         lines.append(f"verified in {checked.engine}: {error}")
     return lines + ([f"note: {checked.note}"] if checked.note else [])

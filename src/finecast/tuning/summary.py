@@ -16,8 +16,7 @@ from finecast.devices.targets import load_target
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import number_of
 from finecast.numbers.formats import Format
-from finecast.reports.base import TextTable
-from finecast.reports.outputs import output_lines
+from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import next_faster
 from finecast.terminal import Verbatim
 from finecast.tuning.explanation import groups

@@ -15,22 +15,25 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from io import TextIOBase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if __name__ == "finecast_served" and sys.argv[1] not in sys.path:
     sys.path.insert(0, sys.argv[1])
 
 from finecast.data.functions import load_function, source_digest
+from finecast.data.golden import chosen
 from finecast.data.sources import user_feeds
 from finecast.engines.base import Feeds
 from finecast.errors import FinecastError
+from finecast.native.lock import Deployed, Runner
 from finecast.native.opening import opened
 from finecast.tuning.executor import Evaluated, LocalExecutor
 from finecast.tuning.measuring import Measuring
 
 if TYPE_CHECKING:
     from finecast.data.datasets import Part
-    from finecast.data.scoring import Scoring
+    from finecast.data.metrics import Scoring
     from finecast.native.subject import Built, Origin
     from finecast.tuning.workers import Opening
 
@@ -124,6 +127,18 @@ class Served:
     def evaluate_part(self, part: Part, origin: Origin) -> tuple[Scoring, float]:
         """Evaluate the model of an origin on a part of the data."""
         return self._executor.evaluate_part(self._made(origin), part)
+
+    def lock(self, model: Path, lock: Path, plan: str, accuracy: Mapping[str, Any]) -> None:
+        """Write the lock of a model of a plan, whose digest is ``plan``, as it runs here."""
+        measuring = self._executor.measuring
+        subject, workload = measuring.subject, measuring.workload
+        deployed = Deployed(
+            path=model,
+            runner=Runner.of(subject.verifiers[0].judges),
+            reference=subject.reference,
+            calls=chosen(workload.timing(), workload.evaluated()),
+        )
+        deployed.lock(plan, accuracy, None).write(lock)
 
     def _made(self, origin: Origin) -> Built:
         """The model of an origin, which stays for its other parts."""

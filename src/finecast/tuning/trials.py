@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.scoring import Score
+from finecast.data.metrics import Score
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError
 from finecast.planning.plan import Plan

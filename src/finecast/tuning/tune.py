@@ -24,11 +24,10 @@ from finecast.measure.racing import ANCHOR
 from finecast.native.gains import gaining_kinds, share_left
 from finecast.native.subject import Built, Examined, Subject, UserRules
 from finecast.numbers.formats import Format
-from finecast.planning.choices import SAME_TIME, Proposal
 from finecast.planning.placing import place
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis
+from finecast.planning.problem import SAME_TIME, Analysis, Proposal
 from finecast.planning.proposing import (
     between,
     lowered_by_one,
@@ -42,16 +41,15 @@ from finecast.planning.proposing import (
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
-from finecast.tuning.adjusting import Adjustments
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
-from finecast.tuning.executor import Executor, LocalExecutor
+from finecast.tuning.executor import Executor, LocalExecutor, LostTrialError
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result
-from finecast.tuning.search import Candidate, chain, undecided, worth_timing
+from finecast.tuning.search import Adjustments, Candidate, chain, undecided, worth_timing
 from finecast.tuning.trials import Trials, nan_baseline
 
 if TYPE_CHECKING:
@@ -133,7 +131,7 @@ def tune(
         progress(Notice(certifier.expectation), 1, 1)
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
-    if goal.objective.of_time:
+    if goal.objective.of_time and not subject.prices_all:
         progress("format speeds", 0, 1)
         narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
     progress("rules", 0, 1)
@@ -153,7 +151,7 @@ def tune(
         measuring=measuring,
         examined=examined,
         start={} if start is None else _placed(start, subject, examined.planner),
-        adjustments=Adjustments.of(subject, workload, examined, policy),
+        adjustments=Adjustments.of(measuring, examined, policy),
         trials=Trials(
             model=subject.model.digest,
             workload=workload,
@@ -243,7 +241,7 @@ class _Tuning:
     adjustments: Adjustments
     trials: Trials
     measuring: Measuring
-    progress: Progress
+    progress: Phases
     start: Mapping[str, Format] = field(default_factory=dict[str, Format])
     started: Proposal | None = None
     built: dict[str, Built] = field(default_factory=dict[str, Built])
@@ -383,11 +381,19 @@ class _Tuning:
                 self.built[found.plan.digest] = self.subject.model.build(found.plan)
 
         races: list[Measurements] = []
+        evaluation_s = self.progress.seconds().get("baseline", 0.0)
 
         def race(racing: Sequence[Candidate]) -> Measurements:
             self.progress("last race", len(races), len(races) + 1)
             errors = {c.plan.digest: c.error for c in racing}
-            races.append(self._conclusion.race({d: self.built[d] for d in errors}, errors))
+            effort = replace(
+                measuring.FINAL,
+                settle_s=max(measuring.FINAL.settle_s, evaluation_s),
+                errors=errors,
+                sure=racing[0].plan.digest,
+            )
+            models = {digest: self.built[digest] for digest in errors}
+            races.append(self._conclusion.race(models, effort))
             return races[-1]
 
         loaded = [c for c in self.candidates if c.plan.digest in self.built]
@@ -645,9 +651,7 @@ class _Tuning:
             if other == policy:
                 continue
             self.examined = self.examine(other)
-            self.adjustments = Adjustments.of(
-                self.subject, self.workload, self.examined, other
-            )
+            self.adjustments = Adjustments.of(self.measuring, self.examined, other)
             with suppress(EngineError):
                 found = self._proposals()
                 text = f"the engine refuses plans as they are usually stated ({refused.what})"
@@ -764,7 +768,17 @@ class _Tuning:
         self.fp32, self.predicting = fp32, False
 
     def _evaluate(self, plan: Plan) -> float:
-        """The metric of the plan's model on all data."""
-        found = self.executor.evaluate(self.built[plan.digest])
+        """The metric of the plan's model on all data.
+
+        Raises:
+            LostTrialError: If the process that evaluates dies, or the model is wrong in a way
+                that the metric does not show.
+        """
+        built = self.built[plan.digest]
+        try:
+            self.subject.check(built, self.measuring.exact())
+        except EngineError as error:
+            raise LostTrialError(f"is not made: {error.what}") from error
+        found = self.executor.evaluate(built)
         self.errors[plan.digest] = found.error
         return found.metric

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar, final
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
 from finecast.data.functions import FunctionElsewhere
-from finecast.data.scoring import Scoring
+from finecast.data.metrics import Scoring
 from finecast.data.sources import DataOptions, is_npz
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds
@@ -153,14 +153,18 @@ class LocalWorker(WorkerProcess):
     """A worker process of this machine.
 
     It is started anew where the environment of this process has changed since.
+
+    Args:
+        environment: Variables that differ from those of this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._differs = environment or {}
         self._worker = Worker(
             trial_worker.__file__,
             str(Path(trial_worker.__file__).parents[2]),
             instead=trial_worker.Served().answer,
-            environment=IN_WORKER,
+            environment={**IN_WORKER, **self._differs},
         )
         self._environment: dict[str, str] = {}
 
@@ -179,6 +183,15 @@ class LocalWorker(WorkerProcess):
     def end(self) -> None:
         """End it."""
         self._worker.end()
+
+    def leave(self) -> None:
+        """End one with variables of its own, which no other search needs."""
+        if self._differs:
+            self.end()
+
+    def opening(self, opening: Opening) -> Opening:
+        """``opening`` with the variables of the process."""
+        return replace(opening, environment={**opening.environment, **self._differs})
 
 
 def _print(status: str, text: str) -> None:
@@ -415,6 +428,18 @@ class WorkerExecutor(Executor):
             raise NodeLostError("was on nodes that are gone")
         return [found[index] for index in sorted(found)]
 
+    def lock(self, model: Path, lock: Path, plan: str, accuracy: Mapping[str, Any]) -> None:
+        """Have the first worker write the lock of a model as it runs there.
+
+        Raises:
+            EngineError: If the engine cannot load the model there, or that ends the worker.
+        """
+        self._first.open(self._learned)
+        try:
+            self._first.ask("lock", model, lock, plan, accuracy, limits=self._limits(math.inf))
+        except WorkerDiedError as error:
+            raise EngineError(f"locking the model {error}", where=str(model)) from error
+
     def close(self) -> None:
         """Have the workers forget model and data; they stay for the next search."""
         for one in self._workers:
@@ -466,9 +491,15 @@ class WorkerExecutor(Executor):
 
 @contextmanager
 def evaluating(
-    model: OpenedModel, how: ReadOptions, output: Path | None, request: TuneRequest
+    model: OpenedModel,
+    how: ReadOptions,
+    output: Path | None,
+    request: TuneRequest,
+    environment: Mapping[str, str] | None = None,
 ) -> Generator[Callable[[Subject], WorkerExecutor | None]]:
     """Gives the executor of a subject of ``model`` in a worker, which starts at once.
+
+    Variables in ``environment`` are those of a worker of its own, which ends with the search.
 
     None where the worker could not open the same by path: Python objects, an emulated device,
     or a model so large that it may not fit into memory twice.
@@ -493,6 +524,7 @@ def evaluating(
         processes = ray_workers(execution.executor)
     elif by_path and small:
         processes = [kept_worker(number) for number in range(execution.jobs)]
+        processes = [LocalWorker(environment)] if environment and processes else processes
     if not processes:
         yield lambda subject: None
         return

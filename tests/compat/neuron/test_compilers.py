@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from finecast.compat.neuron.compilers import (
     CASTS,
     FAST_MATH_KEYWORDS,
+    LADDERS,
     Compiler,
     NeuronOptions,
+    ladder,
     resolve,
 )
 from finecast.compat.neuron.flags import Given, after_environment, from_environment, read
-from finecast.compat.neuron.ladders import LADDERS, ladder
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finecast.compat.raf.hints import RAF_OPS, DType, ops_named
+from finecast.compat.raf.rule_set import RAF_OPS, DType, ops_named
 from finecast.ops import OP_TABLE
 
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast import api
+from finecast.compat.neuron.compilers import ladder
 from finecast.compat.neuron.flags import Given
-from finecast.compat.neuron.ladders import ladder
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.engines import get_engine
 from finecast.engines.emulator import exact_session

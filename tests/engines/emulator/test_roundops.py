@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from finecast.frontends.onnx.roundops import RoundOps
+from finecast.frontends.onnx.statements import RoundOps
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.roundmodes import Rounder, Rounding, convert
 

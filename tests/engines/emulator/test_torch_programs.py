@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 torch: Any = pytest.importorskip("torch")
 
+from finecast.compat.neuron.compilers import ladder  # noqa: E402
 from finecast.compat.neuron.flags import Given  # noqa: E402
-from finecast.compat.neuron.ladders import ladder  # noqa: E402
 from finecast.devices.emulation import Emulation, Setting  # noqa: E402
 from finecast.devices.targets import load_target  # noqa: E402
 from finecast.engines.base import Array, EmulatedSession  # noqa: E402

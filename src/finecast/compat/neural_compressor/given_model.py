@@ -17,7 +17,7 @@ from finecast.compat.neural_compressor.config import (
     PostTrainingQuantConfig,
 )
 from finecast.data.criterion import Criterion
-from finecast.data.evaluation import check_finite, metric_value
+from finecast.data.functions import check_finite, metric_value
 from finecast.data.workload import Workload, spread
 from finecast.engines.base import Feeds, Session
 from finecast.engines.probe import Speed

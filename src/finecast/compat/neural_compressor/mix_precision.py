@@ -23,7 +23,7 @@ from finecast.compat.neural_compressor.given_model import (
     warn_unused,
 )
 from finecast.compat.neural_compressor.op_dicts import permitted
-from finecast.data.evaluation import check_finite
+from finecast.data.functions import check_finite
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.tuning.goal import Budget, Goal

@@ -1,4 +1,4 @@
-"""What the compilers' options mean: defaults, legality, and what they do to numbers.
+"""What the compilers' options mean: defaults, legality, effects on numbers; their ladders.
 
 Sources: AWS Neuron SDK, command line references of neuronx-cc and neuron-cc; release notes
 of Neuron 2.27.0 (19 December 2025) for the change of neuronx-cc's defaults.
@@ -6,12 +6,14 @@ of Neuron 2.27.0 (19 December 2025) for the change of neuronx-cc's defaults.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
 
-from finecast.compat.neuron.flags import Given
+from finecast.compat.neuron.flags import Given, read
 from finecast.devices.emulation import Emulation, check
 from finecast.devices.targets import Relayout, load_target
 from finecast.errors import UsageError
@@ -19,6 +21,7 @@ from finecast.naming import look_up, spelled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import SEEDS, Rounding
 from finecast.rules.policy import Policy, Scope
+from finecast.tuning.ladder import Rung
 
 T = TypeVar("T")
 
@@ -282,3 +285,94 @@ def _release(sdk: str | None) -> tuple[int, int]:
     if len(parts) < 2 or not all(p.isdecimal() for p in parts):
         raise UsageError(f"{sdk!r} is no SDK release", where="--sdk", fix="write it as 2.27")
     return int(parts[0]), int(parts[1])
+
+
+# ---------------------------------------------------------------- options in order of accuracy
+
+LADDERS: Final[dict[Compiler, tuple[str, ...]]] = {
+    Compiler.NEURONX_CC: (
+        "--auto-cast none",
+        "--auto-cast matmult --auto-cast-type tf32",
+        "--auto-cast all --auto-cast-type tf32",
+        "--auto-cast matmult --auto-cast-type fp16",
+        "--auto-cast all --auto-cast-type fp16",
+        "--auto-cast matmult --auto-cast-type bf16",
+        "--auto-cast all --auto-cast-type bf16",
+    ),
+    Compiler.NEURON_CC: (
+        "--fast-math none",
+        "--fast-math fp32-cast-matmult no-fast-relayout",
+        "--fast-math fp32-cast-matmult",
+        "--fast-math all",
+    ),
+}
+"""The options that each compiler's guide lists, most accurate first."""
+
+NEURON_TARGETS: Final = ("trn1", "trn1n", "inf2", "trn2", "trn3", "inf1")
+"""The devices that the two compilers build for."""
+
+# How a framework takes the options: {arguments} as a list, {flags} as one string.
+_SNIPPETS: Final = {
+    Compiler.NEURONX_CC: (
+        "torch_neuronx.trace(model, example_inputs, compiler_args={arguments})"
+        "  # or NEURON_CC_FLAGS={flags}"
+    ),
+    Compiler.NEURON_CC: "torch.neuron.trace(model, example_inputs, compiler_args={arguments})",
+}
+# Neither compiler reads ONNX: a framework traces the model and passes it as HLO.
+_COMMANDS: Final = {
+    Compiler.NEURONX_CC: (
+        "neuronx-cc compile {{model}} --framework XLA --target {target} {arguments}"
+        " --output {{output}}"
+    ),
+    Compiler.NEURON_CC: (
+        "neuron-cc compile {{model}} --framework XLA {arguments} --output {{output}}"
+    ),
+}
+
+
+def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) -> list[Rung]:
+    """All rungs of the compiler for ``target``, most accurate first.
+
+    Args:
+        target: The target.
+        base: Options that hold on every rung: saturation, accumulation, rounding. Its
+            options about casts are ignored.
+        sdk: Release of the Neuron SDK.
+
+    Raises:
+        UsageError: If no compiler's ladder is known for the target.
+    """
+    if spelled(target) not in NEURON_TARGETS:
+        raise UsageError(
+            f"{target!r} has no ladder of compiler options",
+            where="--target",
+            fix=f"use one of {', '.join(NEURON_TARGETS)}; finecast emulate takes every target",
+        )
+    target, compiler = spelled(target), compiler_for(target)
+    held = replace(
+        base or Given(),
+        auto_cast=None,
+        auto_cast_type=None,
+        fast_math=None,
+        fp32_cast=None,
+        target=None,
+    )
+    rungs: list[Rung] = []
+    for name in LADDERS[compiler]:
+        options = resolve(read(name.split()).over(held), sdk=sdk, target=target)
+        # The rung's own options, then the flags that were asked for on all rungs.
+        flags = (a for a in options.arguments if a.startswith(("--enable", "--disable")))
+        words = (*name.split(), *flags)
+        together = shlex.join(words)
+        rungs.append(
+            Rung(
+                name=name,
+                emulation=options.emulation,
+                template=_COMMANDS[compiler].format(target=target, arguments=together),
+                snippet=_SNIPPETS[compiler].format(
+                    arguments=json.dumps(list(words)), flags=json.dumps(together)
+                ),
+            )
+        )
+    return rungs

@@ -11,8 +11,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from finecast.compat.raf.hints import PrimType, check_dtype, gen_hint_helper, read_override
-from finecast.compat.raf.rule_set import raf_rules
+from finecast.compat.raf.rule_set import (
+    PrimType,
+    check_dtype,
+    gen_hint_helper,
+    raf_rules,
+    read_override,
+)
 from finecast.rules.guests import Guest
 
 __all__ = ["GUEST", "PrimType", "check_dtype", "gen_hint_helper"]

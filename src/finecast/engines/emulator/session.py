@@ -29,10 +29,9 @@ from finecast.devices.emulation import (
     kernel_numbers,
     setting_of_plan,
 )
-from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call
+from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call, feeds_for
 from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
 from finecast.engines.loading import exact_session
-from finecast.engines.ports import feeds_for
 from finecast.errors import UsageError
 from finecast.frontends.native_model import OFFSET, NativeModel, uses_of
 from finecast.graph import Node, Value

@@ -21,10 +21,10 @@ from finecast.engines.base import (
     Loadable,
     Session,
     TensorSpec,
+    cpus,
+    ordered_feeds,
 )
-from finecast.engines.cpus import cpus
 from finecast.engines.numerics import TENSORFLOW, TENSORFLOW_REWRITES
-from finecast.engines.ports import ordered_feeds
 from finecast.engines.probe_models import Probe
 from finecast.engines.source import ModelStep
 from finecast.errors import EngineError, UsageError
@@ -41,7 +41,7 @@ from finecast.frontends.tensorflow.library import (
 )
 from finecast.frontends.tensorflow.loading import load, of_keras
 from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort
-from finecast.frontends.tensorflow.op_types import precision_attribute
+from finecast.frontends.tensorflow.regions import precision_attribute
 from finecast.graph import PHI, Node
 from finecast.numbers.formats import Format
 

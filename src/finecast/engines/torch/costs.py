@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage] - no public name
 )
 
-from finecast.engines.torch import packed
+from finecast.engines.torch import rates
 from finecast.engines.torch.integers import takes_codes
 from finecast.engines.torch.rates import Rate, least_times, one_thread, rate_here
 from finecast.frontends.torch.aten import DTYPES, VIEWS, named_arguments
@@ -199,15 +199,15 @@ class KernelTimes:
             except (RuntimeError, NotImplementedError):
                 return None  # a format has no kernel, which ``kernel_check`` finds
 
-    def _call(self, node: Node, fx: FxNode, fmt: Format) -> packed.Call:
+    def _call(self, node: Node, fx: FxNode, fmt: Format) -> rates.Call:
         if self.frozen and takes_codes(node) and self._weighted(node):
             given = named_arguments(fx)
             values, weights = _sizes(given["input"]), _sizes(given["weight"])
             if node.op in _PACKED:
                 bias = given.get("bias") is not None
-                return packed.linear(values, weights[0], fmt, bias=bias)
+                return rates.linear(values, weights[0], fmt, bias=bias)
             if fmt.runs_on_codes:
-                return packed.coded_conv2d(values, weights, given)
+                return rates.coded_conv2d(values, weights, given)
         made: dict[FxNode, Any] = {}
         for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):
             made.setdefault(source, self._made(node, source, DTYPES[fmt] if follows else None))

@@ -1,4 +1,4 @@
-"""Measured speeds of a device in each format; capability flags do not tell them.
+"""Measured speeds of a device in each format, which its capability flags do not tell.
 
 Measured once per process, device and thread count, within milliseconds: matrix products, and
 an elementwise op on a large and on a tiny tensor.
@@ -6,12 +6,13 @@ an elementwise op on a large and on a tiny tensor.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import (
@@ -20,7 +21,6 @@ from torch.utils._python_dispatch import (
 
 from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
-from finecast.engines.torch import packed
 from finecast.frontends.torch.aten import DTYPES
 from finecast.numbers.formats import Format
 
@@ -30,8 +30,6 @@ _SIZES: Final = ((32, 768, 768), (256, 768, 3072))
 _STREAM_ELEMENTS: Final = 1 << 17
 _RUNS: Final = 15
 _GIGA: Final = 1e9
-
-Call = packed.Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +80,7 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
         runs: list[Call] = []
         for fmt in formats:
             if fmt.runs_on_codes:
-                runs.append(packed.linear((rows, inner), columns, fmt, bias=False))
+                runs.append(linear((rows, inner), columns, fmt, bias=False))
                 continue
             a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
             b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
@@ -153,3 +151,68 @@ def one_thread(device: str) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# -------------------------------------------------- products whose constant weights are packed
+#
+# Inductor packs the weights of such modules into the layout of oneDNN's kernels, and products
+# on integers only exist so. So these calls are timed where formats with integers are compared.
+
+Call = Callable[[], object]
+_PLACES: Final = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+# Scale and zero point of values, and the arguments that ask for an fp32 result and no more.
+_VALUES: Final = (0.01, 128)
+_FP32_RESULT: Final = (1.0, 0, torch.float32, "none", [], "")
+
+
+def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True) -> Call:
+    """A product of values of ``shape`` with weights of ``columns`` outputs.
+
+    Raises:
+        RuntimeError: If there is no such kernel.
+    """
+    *front, inner = shape
+    rows = math.prod(front)
+    added = torch.zeros(columns) if bias else None
+    if fmt.runs_on_codes:
+        codes = torch.full((rows, inner), 130, dtype=torch.uint8)
+        weights = torch.ones(columns, inner, dtype=torch.int8)
+        packed = torch.ops.onednn.qlinear_prepack(weights, [rows, inner])
+        scales = (torch.ones(columns), torch.zeros(columns, dtype=torch.int32))
+        kernel = torch.ops.onednn.qlinear_pointwise.default
+        return lambda: kernel(codes, *_VALUES, packed, *scales, added, *_FP32_RESULT)
+    values = torch.full((rows, inner), 0.5, dtype=DTYPES[fmt])
+    plain = torch.full((columns, inner), 0.5, dtype=DTYPES[fmt])
+    added = None if added is None else added.to(DTYPES[fmt])
+    if fmt is Format.FP32:
+        return lambda: torch.nn.functional.linear(values, plain, added)
+    weights = torch.ops.mkldnn._reorder_linear_weight(plain, rows)
+    pointwise = torch.ops.mkldnn._linear_pointwise
+    return lambda: pointwise(values, weights, added, "none", [], "")
+
+
+def coded_conv2d(
+    shape: Sequence[int], weight: Sequence[int], options: Mapping[str, Any]
+) -> Call:
+    """A convolution of codes of ``shape``; ``options`` are arguments of ``aten::conv2d``.
+
+    Raises:
+        RuntimeError: If there is no such kernel.
+        NotImplementedError: If its padding is ``same`` or ``valid``.
+    """
+    if options.get("padding") in ("same", "valid"):
+        raise NotImplementedError("padding by name is not packed")
+    channels = weight[0]
+    layout = torch.channels_last
+    codes = torch.full(tuple(shape), 130, dtype=torch.uint8).contiguous(memory_format=layout)
+    weights = torch.ones(tuple(weight), dtype=torch.int8)
+    scales = torch.ones(channels)
+    zeros = torch.zeros(channels, dtype=torch.int64)
+    where = (
+        *(list(options.get(name) or default) for name, default in _PLACES.items()),
+        options.get("groups", 1),
+    )
+    packed = torch.ops.onednn.qconv_prepack(weights, scales, *_VALUES, *where, list(shape))
+    kernel = torch.ops.onednn.qconv_pointwise.default
+    added = None if options.get("bias") is None else torch.zeros(channels)
+    return lambda: kernel(codes, *_VALUES, packed, scales, zeros, added, *where, *_FP32_RESULT)

@@ -14,9 +14,8 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from finecast.engines.base import Array, Feeds, Session, TensorSpec
-from finecast.engines.ports import dtype_label as dtype_label_of
-from finecast.engines.ports import ordered_feeds
+from finecast.engines.base import Array, Feeds, Session, TensorSpec, ordered_feeds
+from finecast.engines.base import dtype_label as dtype_label_of
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.native_model import OFFSET
 from finecast.frontends.torch import RunnableModule

@@ -20,7 +20,6 @@ from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
 from finecast.frontends.onnx.editor import drop_dead, name_nodes
 from finecast.frontends.onnx.functions import inline_functions
-from finecast.frontends.onnx.instrument import observable, with_outputs
 from finecast.frontends.onnx.model import (
     POLICY_KEY,
     OnnxFile,
@@ -32,7 +31,6 @@ from finecast.frontends.onnx.model import (
     to_bytes,
 )
 from finecast.frontends.onnx.native import PassDiedError
-from finecast.frontends.onnx.notes import note_decisions
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
@@ -52,12 +50,12 @@ from finecast.frontends.onnx.types import (
     static_shapes,
     types_computed_in,
 )
-from finecast.frontends.onnx.undo import PLAN_KEY, undo
+from finecast.frontends.onnx.undo import PLAN_KEY, note_decisions, undo
 from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
 from finecast.frontends.onnx.writer import EditedModel, adjust, apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of
-from finecast.graph import PHI, Node
+from finecast.graph import PHI, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.edits import Edit
@@ -368,3 +366,28 @@ def _replay(
     rounded = rounded_first(prepared.graph, done, plan)
     apply_edits(prepared.graph, prepared.binding, done, rounded)
     return prepared, done, rounded
+
+
+# ---------------------------------------------------- copies of a model that output its values
+
+
+def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:
+    """Ids, by name, of the float values that can be outputs: those outside of bodies."""
+    names: dict[str, int] = {}
+    for value in graph.values:
+        native = binding.values[value.id]
+        producer = native.producer()
+        if value.format is None or value.constant is not None or producer is None:
+            continue
+        if producer.graph is binding.model.graph and native.name:
+            names[native.name] = value.id
+    return names
+
+
+def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """A copy of ``model`` whose outputs are just the values called ``names``."""
+    copy = model.clone()
+    by_name = {v.name: v for node in copy.graph for v in node.outputs}
+    copy.graph.outputs.clear()
+    copy.graph.outputs.extend(by_name[name] for name in names)
+    return copy

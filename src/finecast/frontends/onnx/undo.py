@@ -1,4 +1,4 @@
-"""Takes an earlier conversion back, so that another policy starts from the original model.
+"""Notes of a conversion, and taking it back, so that another policy starts from the original.
 
 Notes in the nodes' metadata tell what an edit changed from what the model's author wrote. All
 their keys begin with ``MARK``. Digits that constants lost to rounding do not come back: an
@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import onnx_ir as ir
@@ -19,12 +20,11 @@ from finecast.devices.faults import is_mended
 from finecast.frontends.onnx.coded_products import restore_products
 from finecast.frontends.onnx.constants import ComputedTensor, constant_tensor, set_constant
 from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, drop_unread
+from finecast.frontends.onnx.miscomputed import tie_again
 from finecast.frontends.onnx.model import POLICY_KEY
-from finecast.frontends.onnx.notes import drop_notes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import BESIDE, EQUATION, STATED, become
 from finecast.frontends.onnx.statements import STATEMENTS
-from finecast.frontends.onnx.tied_weights import tie_again
 from finecast.frontends.onnx.types import infer
 from finecast.frontends.onnx.writer import (
     ATTRIBUTE_TIMES,
@@ -35,10 +35,12 @@ from finecast.frontends.onnx.writer import (
     apply_edits,
     phi_mark,
 )
-from finecast.graph import Node
+from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import WHOLE, Adjustment
 from finecast.planning.edits import edits
+from finecast.planning.plan import Decision, Plan
+from finecast.rules.base import DECIDED_BY, DECISION
 from finecast.rules.policy import conversion_stays
 
 PLAN_KEY = "finecast.plan"
@@ -290,3 +292,44 @@ def _restore_constant(node: ir.Node, key: str, text: str) -> None:
                 set_constant(value, ComputedTensor(tensor, what.undone.of))
     except (TypeError, ValueError):  # the note was not written by finecast
         return
+
+
+# ------------------------------------------------------------ notes on nodes that viewers show
+#
+# Netron and others list a node's ``metadata_props``. Only ops whose format costs decided have
+# such notes: of others a policy or a rule says all there is to say. Undoing a conversion takes
+# the notes out.
+
+NOTES: Final = ("finecast.type", "finecast.kernel_ms", "finecast.reason")
+# A model has thousands of ops: what is noted of all should stay small beside its weights.
+_LONGEST: Final = 200
+
+
+def note_decisions(graph: Graph, binding: OnnxBinding, plan: Plan) -> None:
+    """Note on each node what a search decided and why; notes of before are taken out."""
+    drop_notes(binding.model)
+    decided = {d.node: d for d in plan.decisions}
+    for node in graph.float_nodes:
+        native, decision = binding.nodes[node.id], decided.get(node.name)
+        if native is not None and decision is not None:
+            native.metadata_props.update(_notes(decision))
+
+
+def drop_notes(model: ir.Model) -> None:
+    """Take the notes out of a model."""
+    for node in model.graph.all_nodes():
+        for key in NOTES:
+            node.metadata_props.pop(key, None)
+
+
+def _notes(decision: Decision) -> dict[str, str]:
+    """The notes of an op; none if costs did not decide its format."""
+    label = decision.format.label
+    for reason in decision.reasons:
+        if reason.rule == DECISION and DECIDED_BY in reason.evidence:
+            time_us = reason.evidence.get(f"{label} us")
+            text = reason.text[:_LONGEST]
+            timed = f"{time_us / 1e3:.4g}" if isinstance(time_us, float) else ""
+            found = zip(NOTES, (label, timed, text), strict=True)
+            return {key: value for key, value in found if value}
+    return {}

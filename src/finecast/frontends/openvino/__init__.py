@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Final
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.native_model import adjust
-from finecast.frontends.openvino.changes import Changes, changes_of, keep, mark, state_rounding
-from finecast.frontends.openvino.marks import marked, state_hint, unmark_ops
+from finecast.frontends.openvino.changes import (
+    Changes,
+    changes_of,
+    keep,
+    mark,
+    marked,
+    state_hint,
+    state_rounding,
+    unmark_ops,
+)
 from finecast.frontends.openvino.model import (
     OvFile,
     from_keras,

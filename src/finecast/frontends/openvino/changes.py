@@ -1,4 +1,4 @@
-"""Notes in an ``ov.Model`` of what a conversion changed, so that the next can take it back.
+"""Notes and marks in an ``ov.Model``: what a conversion changed, and what a hint must leave.
 
 IR drops notes on single ops and keeps those on the model (``rt_info``). So all are there, by
 the names of ops, which IR keeps.
@@ -7,17 +7,23 @@ the names of ops, which IR keeps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import xml.etree.ElementTree as ET
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from finecast.files.staging import staging
+from finecast.frontends.openvino.bodies import every_op
+from finecast.frontends.openvino.types import HINTED, TYPES
 from finecast.numbers.formats import Format
 from finecast.rules.policy import BY_HINT
 
 if TYPE_CHECKING:
     import openvino
+
 
 ROOT: Final = "finecast"
 PLAN_KEY: Final = (ROOT, "plan")
@@ -173,3 +179,107 @@ def unmark(model: openvino.Model) -> None:
 def _read(model: openvino.Model, path: tuple[str, str]) -> str:
     key = list(path)
     return str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
+
+
+# ----------------------------- marks on ops that keep fp32 under OpenVINO's own precision hint
+#
+# Under the hint OpenVINO lowers ops by itself, in kernels that no model with types of its own
+# gets: the cast of an input is one with its change of layout, and products of low operands
+# give fp32 results. Ops with the attribute ``precise`` keep their type (on CPUs, since
+# OpenVINO 2024.0: openvinotoolkit/openvino, pull request 21440). So a plan can be stated
+# without casts: the model stays in fp32, the plan's fp32 ops are marked, and the hint is noted
+# in the model.
+#
+# OpenVINO's passes replace ops, and marks of ops that are replaced may be lost. What a model
+# was compiled to shows it.
+
+_LOW: Final = frozenset(TYPES[fmt] for fmt in HINTED)
+_ATTRIBUTE: Final = {"name": "precise", "version": "0"}
+# OpenVINO writes and reads names with control characters, which XML does not permit. While the
+# XML is edited, characters for private use stand for them.
+_PRIVATE: Final = 0x10F700
+_CONTROL: Final = {
+    f"&#{code:02};": chr(_PRIVATE + code) for code in range(1, 32) if chr(code) not in "\t\n\r"
+}
+# What releases of OpenVINO call the attribute in memory: before 2026, and since.
+_KEYS: Final = ("precise_0", "DisablePrecisionConversion_0")
+
+
+def hint_of(model: openvino.Model) -> str:
+    """OpenVINO's name of the low precision hint that the model is made for; empty for none."""
+    key = list(HINT_KEY)
+    found = str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
+    return found if found in _LOW else ""
+
+
+def state_hint(model: openvino.Model, hint: str) -> None:
+    """Note in the model that it is made for the precision hint ``hint``; empty for none."""
+    if not hint and not hint_of(model):
+        return
+    model.set_rt_info(hint, list(HINT_KEY))
+
+
+def marked(model: openvino.Model) -> frozenset[str]:
+    """Names of the ops that are marked."""
+    return frozenset(op.get_friendly_name() for op in every_op(model) if _keys(op))
+
+
+def with_every_mark(model: openvino.Model) -> openvino.Model:
+    """A copy in which all ops are marked; ``unmark_ops`` takes marks away.
+
+    Marks cannot be set from Python, only be read: so the copy is written and read again.
+    """
+    import openvino
+
+    names = {op.get_friendly_name() for op in every_op(model)}
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})  # the files are deleted
+    with staging() as folder:
+        path = folder / "model.xml"
+        openvino.save_model(model, path, compress_to_fp16=False)
+        write_marks(path, names)
+        return core.read_model(path)
+
+
+def unmark_ops(model: openvino.Model, kept: Collection[str]) -> None:
+    """Take the marks from all ops but those named in ``kept``."""
+    for op in every_op(model):
+        if op.get_friendly_name() not in kept:
+            info: Any = op.get_rt_info()
+            for key in _keys(op):
+                del info[key]
+
+
+def write_marks(path: Path, names: Collection[str]) -> None:
+    """Mark the ops of these names in IR that was written to ``path``.
+
+    OpenVINO before 2026 reads this spelling alone, and later releases read it, too.
+    """
+    text = path.read_text(encoding="utf-8")  # OpenVINO wrote it just now
+    for written, stands in _CONTROL.items():
+        text = text.replace(written, stands)
+    root = ET.fromstring(text)
+    for layer in root.iter("layer"):
+        if _read_name(layer) not in names:
+            continue
+        info = layer.find("rt_info")
+        if info is None:
+            info = ET.SubElement(layer, "rt_info")
+        ET.SubElement(info, "attribute", _ATTRIBUTE)
+    text = ET.tostring(root, encoding="unicode")
+    for written, stands in _CONTROL.items():
+        text = text.replace(stands, written)
+    path.write_text(f"<?xml version='1.0' encoding='utf-8'?>\n{text}", encoding="utf-8")
+
+
+def _read_name(layer: ET.Element) -> str:
+    """The name of a layer as OpenVINO reads it."""
+    name = layer.get("name", "")
+    for written, stands in _CONTROL.items():
+        name = name.replace(stands, chr(int(written[2:-1])))
+    return name
+
+
+def _keys(op: openvino.Node) -> list[str]:
+    info: Any = op.get_rt_info()
+    return [key for key in _KEYS if key in info]

@@ -1,4 +1,4 @@
-"""Reads OpenVINO models from files of several kinds, and writes them as IR."""
+"""Reads OpenVINO models from files of several kinds, writes them as IR, explains failures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from finecast.frontends.keras_models import (
     load_keras,
 )
 from finecast.frontends.onnx import model as onnx_model
-from finecast.frontends.onnx.miscomputed import miscomputed
+from finecast.frontends.onnx.miscomputed import confused_weights, miscomputed
 from finecast.frontends.onnx.model import without_links
-from finecast.frontends.onnx.tied_weights import confused_weights
-from finecast.frontends.openvino.changes import converted_to
-from finecast.frontends.openvino.marks import marked, with_every_mark, write_marks
+from finecast.frontends.openvino.changes import (
+    converted_to,
+    marked,
+    with_every_mark,
+    write_marks,
+)
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
-from finecast.frontends.openvino.tied_weights import untie
+from finecast.frontends.openvino.restating import untie
 from finecast.frontends.openvino.undo import take_out_mended
 from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
 

@@ -28,11 +28,12 @@ from finecast.frontends.openvino.changes import (
     changes_of,
     converted_to,
     keep,
+    marked,
     unmark,
+    unmark_ops,
 )
-from finecast.frontends.openvino.marks import marked, unmark_ops
-from finecast.frontends.openvino.quantization import decoded_numbers
-from finecast.frontends.openvino.tied_weights import tie_again
+from finecast.frontends.openvino.native import decoded_numbers
+from finecast.frontends.openvino.restating import tie_again
 from finecast.frontends.openvino.types import (
     hand_over,
     multiply_attribute,

@@ -1,8 +1,10 @@
-"""Loads a SavedModel, a frozen GraphDef or a Keras model as one graph without variables."""
+"""Loads SavedModels, GraphDefs, Keras models as frozen graphs, and writes SavedModels."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -14,10 +16,24 @@ from typing import Any, Final
 from finecast.errors import ModelError, UsageError
 from finecast.files.staging import staging
 from finecast.frontends.keras_models import check_names, reason, with_flat_outputs
-from finecast.frontends.saved_models import CHOOSE, MAKE_ONE, NONE, SERVING, WRITES, notes_in
+from finecast.frontends.saved_models import (
+    CHOOSE,
+    MAKE_ONE,
+    NONE,
+    NOTES_FILE,
+    SERVING,
+    WRITES,
+    notes_in,
+)
 from finecast.frontends.tensorflow.canonical import canonical
-from finecast.frontends.tensorflow.functions import bodies, every_node, reference
+from finecast.frontends.tensorflow.functions import (
+    bodies,
+    every_node,
+    reference,
+    with_own_names,
+)
 from finecast.frontends.tensorflow.library import (
+    DTYPES,
     dtype_label,
     freezing,
     saved_model_pb2,
@@ -29,6 +45,7 @@ from finecast.frontends.tensorflow.model import (
     SignaturePort,
     base_name,
     check_size,
+    import_graph,
     imported_graph,
     unreadable,
 )
@@ -395,3 +412,69 @@ def _with_slots_cleared(file: Path) -> bytes | None:
         node.ClearField("slot_variables")
     content: bytes = saved.SerializeToString()
     return content if owners else None
+
+
+# ----------------------------- writing a SavedModel, with the signatures that the original had
+
+_OF_FILES: Final = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnknownError,
+)
+"""What TensorFlow makes of a file system's errors, among which that the disk is full."""
+
+
+def save(model: FrozenModel, folder: Path) -> None:
+    """Write to ``folder``, which must not exist yet.
+
+    Raises:
+        ModelError: If its weights are too large for a SavedModel without variables.
+        OSError: If it cannot be written, as the disk is full.
+    """
+    check_size(model.size_bytes, "")
+    module = tf.Module()
+    pruned = callable_of(model)
+    served = _function(model, pruned)
+    signatures = dict.fromkeys(model.signatures, served.get_concrete_function())
+    method = _function(model, pruned, listed=True) if model.listed else served
+    for name in model.signatures:
+        if name != SERVING:
+            setattr(module, name, method)  # as model.export does for each signature
+    # Custom gradients are of functions that were inlined; nothing is trained here.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    try:
+        tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
+    except _OF_FILES as error:
+        raise OSError(errno.EIO, str(error.message).rpartition("; ")[2]) from error
+    (folder / NOTES_FILE).parent.mkdir()
+    (folder / NOTES_FILE).write_text(json.dumps(dict(model.notes)), encoding="utf-8")
+
+
+def callable_of(model: FrozenModel) -> Any:
+    """The model as a TensorFlow function from its inputs to its outputs, both in order."""
+    graph = with_own_names(model.graph)
+    wrapped = tf.compat.v1.wrap_function(lambda: import_graph(graph), [])
+    feeds = [wrapped.graph.as_graph_element(p.tensor) for p in model.inputs]
+    fetches = [wrapped.graph.as_graph_element(p.tensor) for p in model.outputs]
+    return wrapped.prune(feeds, fetches)
+
+
+def _function(model: FrozenModel, pruned: Any, *, listed: bool = False) -> Any:
+    """``pruned`` as a function that returns its outputs in a dict, or in a list."""
+    names = [p.name for p in model.outputs]
+
+    def call(*tensors: Any) -> dict[str, Any] | list[Any]:
+        made = pruned(*tensors)
+        return list(made) if listed else dict(zip(names, made, strict=True))
+
+    specs = [_tensor_spec(p) for p in model.inputs]
+    return tf.function(call, input_signature=specs)
+
+
+def _tensor_spec(port: SignaturePort) -> Any:
+    labels = {f.label: dtype for f, dtype in DTYPES.items()} | {"fp64": tf.float64}
+    dtype = labels.get(port.dtype) or tf.as_dtype(port.dtype)
+    sizes = port.shape
+    free = None if sizes is None else [d if isinstance(d, int) else None for d in sizes]
+    return tf.TensorSpec(free, dtype, name=port.name)

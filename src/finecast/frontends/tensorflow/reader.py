@@ -14,7 +14,6 @@ from finecast.frontends.native_model import SCALE
 from finecast.frontends.tensorflow.functions import bodies
 from finecast.frontends.tensorflow.library import FLOATS, Operation, Tensor, dtype_label, tf
 from finecast.frontends.tensorflow.model import PLACEHOLDERS, FrozenModel
-from finecast.frontends.tensorflow.op_types import fixed_types, op_types
 from finecast.frontends.tensorflow.regions import (
     GraphRegion,
     InputPort,
@@ -22,7 +21,9 @@ from finecast.frontends.tensorflow.regions import (
     Slot,
     TypeTie,
     every_operation,
+    fixed_types,
     is_handle,
+    op_types,
     regions,
     ties,
 )

@@ -20,8 +20,7 @@ from torch.fx import GraphModule
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.expand import BIASES, expand
-from finecast.frontends.torch.reader import FxBinding, attribute, read, written
-from finecast.frontends.torch.regions import told_apart
+from finecast.frontends.torch.reader import FxBinding, attribute, read, told_apart, written
 from finecast.frontends.torch.restating import (
     fold_batch_norms,
     read_whole_memory,

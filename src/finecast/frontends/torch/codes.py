@@ -15,7 +15,7 @@ from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from finecast.frontends.torch.aten import named_arguments, native_name
-from finecast.frontends.torch.casts import conversion
+from finecast.frontends.torch.restating import conversion
 from finecast.numbers.encodings import Scaled
 
 _CAST: Final = torch.ops.aten._to_copy.default

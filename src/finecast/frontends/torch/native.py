@@ -32,7 +32,6 @@ from finecast.frontends.torch.aten import (
     scalar_names,
 )
 from finecast.frontends.torch.capture import Captured, port_names, shared_copy
-from finecast.frontends.torch.casts import simplify_casts
 from finecast.frontends.torch.codes import (
     give_bf16,
     read_back,
@@ -51,7 +50,7 @@ from finecast.frontends.torch.reader import (
     tensor_inputs,
     value_ids,
 )
-from finecast.frontends.torch.restating import free_of_strides
+from finecast.frontends.torch.restating import free_of_strides, simplify_casts
 from finecast.frontends.torch.runnable import RunnableModule
 from finecast.graph import SCALARS, Graph
 from finecast.numbers import roundmodes

@@ -1,4 +1,4 @@
-"""A module or an exported program, opened: each verb's work on it."""
+"""A module or an exported program, opened: its conversion, and each verb's work on it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from finecast.data.deviation import LIMIT
-from finecast.data.lengths import MOST_LENGTH, MOST_PRODUCTS
+from finecast.data.sizes import MOST_LENGTH, MOST_PRODUCTS
 from finecast.data.sources import DataOptions, FeedMaker, known_outputs
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds, Loadable, Session
+from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import FallenApart, Kernels
-from finecast.engines.torch import NAME
+from finecast.engines.probe import speed_of
+from finecast.engines.torch import NAME, TorchEngine
 from finecast.engines.torch.session import (
     Arguments,
     ProgramSignature,
@@ -44,24 +46,133 @@ from finecast.frontends.torch.capture import exported
 from finecast.frontends.torch.converted import own_tensors
 from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.native import TorchNative
+from finecast.frontends.torch.reader import device_kind
 from finecast.graph import Dim, Graph
-from finecast.native.artefact import Destination, Verified
-from finecast.native.conversion import Converter
+from finecast.native.artefact import Converted, Destination, Verified
+from finecast.native.conversion import Converter, Request
 from finecast.native.device import Program
 from finecast.native.engine_model import EngineModel
 from finecast.native.model import ReadOptions, RunOptions
+from finecast.native.planning import Judging
 from finecast.native.source import EngineBuilt
 from finecast.native.subject import Built
-from finecast.native.torch.conversion import TorchConverter
 from finecast.native.torch.files import export, load, save
+from finecast.native.torch.planning import (
+    HOW_TO_RUN,
+    autocast_formats,
+    check_device,
+    choose,
+    compiled_times,
+    judged,
+    measured_errors,
+    products_low,
+    uses_codes,
+)
 from finecast.native.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.native.torch.subject import TorchSubject, TuneOptions
 from finecast.native.torch.workload import ModuleWorkload
 from finecast.native.verifying import verify
 from finecast.planning.adjustments import Adjustment
+from finecast.planning.alternatives import explained
 from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import SAME_TIME, predicted_error
+from finecast.planning.proposing import frontier_of, predicted_cost, proposal
+from finecast.rules.facts import ValueFacts
 from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
+
+# ------------------------------------------ from a program and a policy to a converted program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchConverter(Converter):
+    """Converts a program or a module by a policy or a plan."""
+
+    source: TorchModel  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
+
+    @property
+    def examples(self) -> Feeds:
+        """Inputs on which kernels are tried and errors are estimated."""
+        return self.feeds.batches[0] if self.feeds.batches else self.source.examples
+
+    def convert(self, policy: Policy, **options: Any) -> Converted:
+        """As ``Converter.convert``, but int8 is refused where each op had to be measured."""
+        if uses_codes(policy):
+            if policy.scope is Scope.AUTO and not options.get("target"):
+                raise UsageError(
+                    f"policy {policy.label}: what is converted by it is measured, op by op",
+                    fix='use tune, or "matmult:int8" for all products',
+                )
+            self.progress("observe", 0, 1)
+        return Converter.convert(self, policy, **options)
+
+    def _planner(
+        self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
+    ) -> Planner:
+        """The planner without kernels that are missing, and products that run on floats."""
+        engine, policy = self.engines[0], request.policy
+        if not isinstance(engine, TorchEngine):
+            return Converter._planner(self, prepared, request, facts)
+        assert isinstance(prepared, TorchPrepared)
+        if uses_codes(policy):
+            check_device(policy, device_kind(prepared.captured.module))
+        how = Judging(
+            facts=facts,
+            user_rules=request.user_rules,
+            measured=policy.scope is Scope.AUTO,
+            broken=request.broken,
+        )
+        planner, told = judged(
+            self.source, prepared, policy, engine, how, self.examples, self.progress
+        )
+        runs = any(d.format.runs_on_codes for d in planner.lowest().decisions)
+        self.told.extend((*told, *((HOW_TO_RUN,) if runs else ())))
+        return planner
+
+    def _choose(
+        self,
+        prepared: PreparedModel,
+        planner: Planner,
+        facts: Mapping[int, ValueFacts],
+        target: Emulation | None,
+    ) -> Plan:
+        """The plan by the scope: ``auto`` and ``like-autocast`` within autocast's error."""
+        policy = planner.policy
+        chosen = policy.scope in (Scope.AUTO, Scope.LIKE_AUTOCAST) and planner.is_free
+        if target is not None or not chosen or uses_codes(policy):
+            return Converter._choose(self, prepared, planner, facts, target)
+        assert isinstance(prepared, TorchPrepared)
+        measures = policy.scope is Scope.AUTO
+        times = compiled_times(planner, prepared, single_kernels=measures)
+        exact = Exact.of(self.source.reference(), [self.examples])
+        errors = measured_errors(prepared, planner, times, exact)
+        analysis = times.analysis(prepared, planner, errors)
+        formats = autocast_formats(planner.graph, planner.permissions, policy.formats)
+        # If autocast rounds nothing, its error is no limit.
+        budget = predicted_error(analysis, formats) or math.inf
+        if not measures:
+            if budget == math.inf:
+                return planner.lowest()
+            planner = products_low(planner)
+        choice = choose(frontier_of(planner, analysis), budget)
+        # The frontier begins with the fastest of the most accurate plans. Where that gains a
+        # hair by ops that round nothing, such as masks, the module may as well stay as it is.
+        high = planner.highest()
+        enough = SAME_TIME * choice.time_s
+        if (
+            measures
+            and not high.low_formats
+            and predicted_cost(planner, analysis, high) <= enough
+        ):
+            return explained(planner, analysis, high, choice.problem)
+        return proposal(planner, analysis, choice).plan
+
+
+def slow_formats(plan: Plan, engine: TorchEngine) -> list[str]:
+    """Notes on formats of a plan that gain nothing here."""
+    speeds = (speed_of(engine, fmt) for fmt in plan.low_formats if not fmt.runs_on_codes)
+    return [f"{s.text}: no speed is gained here" for s in speeds if not s.gains]
 
 
 def read(path: Path, *, trust: bool = False) -> TorchModel:

@@ -1,44 +1,54 @@
-"""What is particular to plans of PyTorch: missing kernels, costs, the error of autocast."""
+"""What is particular to plans of PyTorch: missing kernels, costs, autocast's plan, int8."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.utils._pytree import tree_leaves, tree_map
 
+from finecast import ops
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine
-from finecast.engines.torch.autocast import autocast_formats, saved_ops
 from finecast.engines.torch.costs import CompiledCost
-from finecast.engines.torch.kernel_check import missing_kernels
-from finecast.engines.torch.session import ProgramSignature
-from finecast.errors import ModelError, UsageError
-from finecast.frontends.torch import Captured, TorchPrepared, applied
+from finecast.engines.torch.integers import compiled_frozen, relative_error
+from finecast.engines.torch.session import Arguments, ProgramSignature
+from finecast.errors import EngineError, ModelError, UsageError
+from finecast.frontends import torch as frontend
+from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
 from finecast.frontends.torch.probing import first_order
 from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
+from finecast.graph import Graph, Node, backward_ops
+from finecast.naming import listed
 from finecast.native.planning import USUAL, Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
-from finecast.native.torch.integers import uses_codes, with_codes
 from finecast.numbers.formats import Format
-from finecast.ops import by_name
-from finecast.planning.choices import SAME_TIME, Choice
-from finecast.planning.planner import Planner, lowest
+from finecast.ops import OpKind, by_name
+from finecast.planning.planner import Planner, lowest, pick
+from finecast.planning.points import moves
+from finecast.planning.problem import SAME_TIME, Choice
 from finecast.planning.sensitivity import Sensitivity
 from finecast.progress import Progress, silent
+from finecast.rules import TRAINING_RULES, Permission
 from finecast.rules.base import Reason
 from finecast.rules.guests import FINECAST, GUESTS, TRAINING, guest_of
 from finecast.rules.override import check_overrides, current
-from finecast.rules.policy import Policy
-from finecast.rules.training import TRAINING_RULES
+from finecast.rules.policy import Policy, Scope
 
 if TYPE_CHECKING:
     from finecast.native.torch.model import TorchModel
+
 
 _PROMOTED: Final = (
     "it reads fp32: rounded, it would add errors that torch.autocast does not make"
@@ -236,3 +246,304 @@ def device_of(module: torch.nn.Module, args: Sequence[Any]) -> str:
     """The device that the module runs on: ``cpu``, ``cuda``."""
     tensors = (*module.parameters(), *(a for a in args if isinstance(a, torch.Tensor)))
     return next((t.device.type for t in tensors), "cpu")
+
+
+# -------------------- kernels that are missing or wrong here, found by running the module once
+#
+# A kernel can be wrong because it overflows inside, or computes coordinates in the low format.
+# So each op that a plan made low is run in fp32 as well, on the same rounded operands; the two
+# results may differ by a few roundings and not by more.
+
+_NO_KERNEL: Final = re.compile(r"not implemented for|not support|expected scalar type|dtype")
+_LOW: Final = frozenset({torch.bfloat16, torch.float16})
+# Allowed error as a multiple of eps, relative in the norm. A fused kernel rounds once for each
+# of its ops, by up to eps / 2: this allows for sixteen roundings in a row.
+_UNITS: Final = 8
+
+
+def missing_kernels(module: GraphModule, leaves: Sequence[Any]) -> frozenset[str]:
+    """Native names of ops without a working kernel in the format that the plan gave them."""
+    finder = _Finder(module)
+    try:
+        with torch.no_grad():
+            finder.leaves(leaves)
+    except (RuntimeError, NotImplementedError):
+        if not finder.failed:
+            raise
+    return finder.failed
+
+
+class _Finder(Isolated):
+    failed: frozenset[str] = frozenset()
+
+    def run_node(self, n: FxNode) -> Any:
+        """Run one node, and record its op if the kernel is missing or wrong."""
+        try:
+            result = super().run_node(n)
+        except (RuntimeError, NotImplementedError) as error:
+            if not _NO_KERNEL.search(str(error)):
+                raise
+            self.failed |= {frontend.native_name(n)}
+            raise
+        if _is_checked(n, result):
+            wide = self._in_fp32(n)
+            if any(is_wrong(a, b) for a, b in zip(tree_leaves(result), wide, strict=True)):
+                self.failed |= {frontend.native_name(n)}
+        return result
+
+    def _in_fp32(self, node: FxNode) -> list[Any]:
+        args, kwargs = tree_map(_widened, self.fetch_args_kwargs_from_env(node))
+        assert isinstance(node.target, OpOverload)
+        return tree_leaves(node.target(*args, **kwargs))
+
+
+def _is_checked(node: FxNode, result: Any) -> bool:
+    """Whether the op computes in a low format and is deterministic."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
+        return False
+    info = ops.lookup(frontend.native_name(node))
+    if info.exact or info.kind in (OpKind.CAST, OpKind.RANDOM, OpKind.CONSTANT):
+        return False
+    lows = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.dtype in _LOW)
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return not random and next(lows, None) is not None
+
+
+def _widened(arg: Any) -> Any:
+    if isinstance(arg, torch.Tensor):
+        return arg.float() if arg.dtype in _LOW else arg
+    return torch.float32 if isinstance(arg, torch.dtype) and arg in _LOW else arg
+
+
+def is_wrong(low: Any, wide: Any) -> bool:
+    """Whether ``low`` is off from ``wide`` by more than roundings, but for overflow."""
+    if not isinstance(low, torch.Tensor) or low.dtype not in _LOW or low.numel() == 0:
+        return False
+    rounded = wide.to(low.dtype)
+    fits = rounded.isfinite()
+    if bool((fits & ~low.isfinite()).any()):
+        return True
+    error = (low.float() - wide).where(fits, 0.0).norm()
+    return bool(error > _UNITS * torch.finfo(low.dtype).eps * wide.where(fits, 0.0).norm())
+
+
+# ---------------------------------------------------- the plan that ``torch.autocast`` follows
+#
+# Autocast is what users have without finecast. A plan that rounds more than it does would lose
+# accuracy that nobody asked to give up.
+
+
+def autocast_formats(
+    graph: Graph, permissions: Mapping[int, Permission], formats: Sequence[Format]
+) -> dict[int, Format]:
+    """The plan that ``torch.autocast`` follows, as far as the rules permit.
+
+    Products are low. Other ops are low if all that they read is low, and fp32 if anything is
+    fp32, such as a residual or a parameter. An op that only moves numbers is low if all its
+    readers are, for that rounds the same numbers. Gradients of an fp32 value are added up in
+    fp32: each of its low readers has a cast of its own, whose gradient is fp32. The gradient
+    of a product's bias is a sum of what the products of the backward pass read low, and low.
+    """
+    asked = lowest(graph, permissions, *formats)
+    stored: dict[int, Format] = {}
+    found: dict[int, Format] = {}
+    for node in graph.float_nodes:
+        read = {stored.get(v.id, v.format) for v in graph.following_inputs(node)}
+        follows = by_name(node.op).matmul_engine or read == {asked[node.id]}
+        wanted = asked[node.id] if follows else Format.FP32
+        found[node.id] = pick(permissions[node.id], wanted)
+        stored |= {v.id: found[node.id] for v in graph.following_outputs(node)}
+    for node in _gradients_of_biases(graph, found):
+        found[node.id] = pick(permissions[node.id], asked[node.id])
+    for node in reversed(graph.float_nodes):
+        readers = {found.get(n) for v in graph.following_outputs(node) for n in v.uses}
+        shown = any(v.is_output for v in graph.following_outputs(node))
+        if moves(node) and readers == {asked[node.id]} and not shown:
+            found[node.id] = asked[node.id]
+    return found | dict.fromkeys(_sums_of_gradients(graph, found), Format.FP32)
+
+
+def _gradients_of_biases(graph: Graph, formats: Mapping[int, Format]) -> Iterator[Node]:
+    """The sums that give the gradient of a bias which a low product adds itself.
+
+    Such a sum reads the gradient of the product's result. So does a product of the backward
+    pass, with an operand of the first. (A bias that is added in fp32 behind a product has an
+    fp32 gradient: of that product none has an operand beside a bias.)
+    """
+    backward = backward_ops(graph)
+    products = [n for n in graph.float_nodes if by_name(n.op).matmul_engine]
+    operands = {
+        source
+        for node in products
+        if node.op == "addmm" and node.id not in backward
+        for source in _sources(graph, node)[1:]
+    }
+    gradients: set[int] = set()
+    for node in products:
+        sources = set(_sources(graph, node))
+        if node.id in backward and formats[node.id] is not Format.FP32 and sources & operands:
+            gradients |= sources - operands
+    for node in graph.float_nodes:
+        if node.op == "reduce_sum" and gradients.issuperset(_sources(graph, node)):
+            yield node
+
+
+def _sources(graph: Graph, node: Node) -> list[int]:
+    """The values that ``node`` reads in its own format, before they were moved."""
+    found: list[int] = []
+    for value in graph.following_inputs(node):
+        source = value
+        while source.producer is not None and moves(graph.nodes[source.producer]):
+            (source,) = graph.following_inputs(graph.nodes[source.producer])
+        found.append(source.id)
+    return found
+
+
+def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
+    """Additions in the backward pass whose results, moved or not, only fp32 ops read."""
+    backward = backward_ops(graph)
+    sums = set[int]()
+    read_as: dict[int, set[Format]] = {}
+    for node in reversed(graph.float_nodes):
+        outputs = list(graph.following_outputs(node))
+        read_as[node.id] = {Format.FP32} if any(v.is_output for v in outputs) else set()
+        for reader in (graph.nodes[n] for v in outputs for n in v.uses if n in formats):
+            passes_on = moves(reader) or reader.id in sums
+            found = read_as[reader.id] if passes_on else {formats[reader.id]}
+            read_as[node.id] |= found
+        if node.op == "add" and node.id in backward and read_as[node.id] == {Format.FP32}:
+            sums.add(node.id)
+    return sums
+
+
+def saved_ops(graph: Graph) -> set[int]:
+    """Ops of the forward pass whose results the backward pass reads."""
+    backward = backward_ops(graph)
+    return {
+        node.id
+        for node in graph.float_nodes
+        if node.id not in backward
+        and any(n in backward for v in graph.following_outputs(node) for n in v.uses)
+    }
+
+
+# ------------------------------------- plans in int8, for modules compiled with frozen weights
+
+FREEZING: Final = "torch._inductor.config.freezing = True"
+HOW_TO_RUN: Final = (
+    f"set {FREEZING} and run it by torch.compile under torch.no_grad():"
+    " its products are on integers there alone"
+)
+
+_WRONG: Final = "wrong numbers, as on CPUs without VNNI,"
+# The compiled module's error may be this many times that of the module's own ops, and _SLACK
+# more: a value between two codes may get the other code if sums are in another order, which is
+# no more than half a step of all outputs. Beyond that, kernels are wrong: on CPUs without VNNI
+# sums of 8-bit products saturate.
+_MORE_WRONG: Final = 1.25
+_SLACK: Final = Format.INT8.unit_roundoff
+# Each turn drops ops, and the compiler fuses the others anew: more turns have not been needed.
+_MOST_TURNS: Final = 4
+# Most ops that a message names.
+_NAMED: Final = 3
+
+
+def uses_codes(policy: Policy) -> bool:
+    """Whether ops may read codes: modules are then compiled with frozen weights."""
+    return policy.scope is not Scope.NONE and any(f.runs_on_codes for f in policy.formats)
+
+
+def with_codes(
+    captured: Captured, planner: Planner, arguments: Arguments, progress: Progress = silent
+) -> tuple[Planner, tuple[str, ...]]:
+    """``planner`` without products that compiled modules do not run on integers; and notes.
+
+    Where products on integers are wrong here, no op has their format.
+
+    Raises:
+        UsageError: If the module cannot be compiled.
+    """
+    told: list[str] = []
+    without, nodes = planner, planner.graph.nodes
+    for turn in range(_MOST_TURNS):
+        progress("compile", turn, turn + 1)
+        built = applied(captured, without.lowest(Format.INT8))
+        try:
+            failed = unfused(captured, built, arguments)
+        except EngineError as error:
+            names = [nodes[i].name for i, p in planner.permissions.items()
+                     if Format.INT8 in p.formats]  # fmt: skip
+            text = f"{error.what}: nothing is planned in int8; {error.fix}"
+            return planner.without(Format.INT8, dict.fromkeys(names, _WRONG)), (text,)
+        if not failed:
+            break
+        without = without.without(Format.INT8, dict.fromkeys(failed, "floats"))
+        first = listed([repr(name) for name in failed], _NAMED)
+        told.append(f"not in int8: the compiled module runs {first} on floats")
+    return without, tuple(told)
+
+
+def unfused(captured: Captured, built: TorchApplied, arguments: Arguments) -> list[str]:
+    """Names of products that the plan puts in int8 and the compiled module runs on floats.
+
+    Raises:
+        UsageError: If the module cannot be compiled.
+        EngineError: If what it computes on integers is wrong.
+    """
+    plan = built.model.finecast_plan
+    if plan is None or Format.INT8 not in plan.formats.values():
+        return []
+    run, failed = _compiled(built, arguments)
+    flat = tree_leaves(arguments)
+    with torch.no_grad():
+        exact, stated = (
+            tree_leaves(Isolated(module).leaves(flat))
+            for module in (captured.module, built.model)
+        )
+        got = tree_leaves(run(*copy.deepcopy(arguments[0]), **copy.deepcopy(arguments[1])))
+    error, own = relative_error(got, exact), relative_error(stated, exact)
+    if not error <= _MORE_WRONG * own + _SLACK:
+        raise EngineError(
+            f"products on integers are wrong by {error:.2g} on this CPU, not by {own:.2g}",
+            fix="it takes VNNI",
+        )
+    return named(captured, failed)
+
+
+def named(captured: Captured, fx_names: Collection[str]) -> list[str]:
+    """Names in the graph of the ops with these FX names."""
+    nodes = captured.binding.nodes
+    names = {n.name: nodes[n.id].name for n in captured.graph.nodes}
+    return [name for name, fx in names.items() if fx in fx_names]
+
+
+def _compiled(
+    built: TorchApplied, arguments: Arguments
+) -> tuple[Callable[..., Any], frozenset[str]]:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    args, kwargs = arguments
+    try:
+        return compiled_frozen(built.model, args, kwargs)
+    except RuntimeError as error:
+        # Dynamo's own error begins with the backend's name; what failed is within.
+        cause = getattr(error, "inner_exception", error)
+        missing = isinstance(cause, InvalidCxxCompiler)
+        lines: Sequence[Any] = str(cause).strip().splitlines() or [""]
+        raise UsageError(
+            "int8 runs in compiled modules, and this one cannot be compiled:"
+            f" {type(cause).__name__}: {lines[0]}",
+            where="policy",
+            fix="install a C++ compiler, or use bf16"
+            if missing
+            else "see if torch.compile(module)(*example_inputs) works, or use bf16",
+        ) from error
+
+
+def check_device(policy: Policy, device: str) -> None:
+    """Raise UsageError for int8 on a device other than the CPU."""
+    if Format.INT8 in policy.formats and device != "cpu":
+        raise UsageError(
+            f"int8 on {device}: plans are made for the CPU's kernels", fix="use bf16 or fp16"
+        )

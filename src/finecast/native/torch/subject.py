@@ -31,17 +31,15 @@ from finecast.native.observing import observe
 from finecast.native.planning import Judging
 from finecast.native.roundings import Times
 from finecast.native.subject import Built, UserRules
-from finecast.native.torch.integers import (
+from finecast.native.torch.planning import (
     FREEZING,
     check_device,
-    named,
-    uses_codes,
-)
-from finecast.native.torch.planning import (
     compiled_times,
     device_of,
     judged,
     measured_errors,
+    named,
+    uses_codes,
 )
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from finecast.data.evaluation import (
+from finecast.data.functions import (
     OtherCallError,
     Recording,
     Replacement,

@@ -223,7 +223,9 @@ function scopeGraph(scope, here, open) {
       svg("title", {}, e.cast ? "the format changes here" : "a value"));
   });
   const drawn = shown.map((box) => {
-    const at = place.get(box.key), types = [...new Set(box.ops.map((i) => data.ops[i].type).filter(Boolean))];
+    const at = place.get(box.key), counts = {};
+    box.ops.map((i) => data.ops[i].type).filter(Boolean).forEach((type) => { counts[type] = (counts[type] || 0) + 1; });
+    const types = Object.keys(counts).sort((a, b) => counts[b] - counts[a]);
     const one = box.scope === null ? data.ops[box.ops[0]] : null;
     const text = one ? `${one.name}, ${one.op}, ${one.type || "keeps its type"}` : `${box.name}: ${count(box.ops.length, "op")} in ${types.join(", ") || "no format"}`;
     const lines = [short(box.name, 20), short(one ? one.type || "" : types.join(" ") + " · " + count(box.ops.length, "op"), 22)];
@@ -231,13 +233,23 @@ function scopeGraph(scope, here, open) {
     return svg("g", { class: "node" + (box.ops.includes(here) && one ? " here" : ""), tabindex: 0, role: "button",
       onclick: act, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } },
       svg("title", {}, text), // which also names the button
-      svg("rect", { class: types.length === 1 ? paint(types[0]) : "t-fp32", x: at.x, y: at.y, width: BW, height: BH, rx: one ? 4 : 12 }),
+      svg("rect", { class: paint(types[0] || FP32), x: at.x, y: at.y, width: BW, height: BH, rx: one ? 4 : 12 }),
+      types.length > 1 ? strip(types, counts, at.x + 12, at.y + BH - 5, BW - 24) : [],
       svg("text", { class: "onchip", x: at.x + 8, y: at.y + 17 }, lines[0]),
       svg("text", { class: "onchip", x: at.x + 8, y: at.y + 33 }, lines[1]));
   });
   const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": "Ops of the scope, from its inputs at the top", style: { "min-width": Math.min(W, 1100) + "px", "max-width": W * 1.2 + "px" } }, paths, drawn);
   const cut = all.length > shown.length ? el("p", { class: "soft" }, `${shown.length} of ${all.length} boxes, those around the chosen op.`) : null;
   return el("div", {}, el("div", { class: "drawing", tabindex: 0, role: "region", "aria-label": "Drawing of the scope" }, picture), cut);
+}
+// The shares of the formats of a box's ops, side by side.
+function strip(types, counts, x, y, width) {
+  const whole = sum(types.map((type) => counts[type]));
+  return types.map((type) => {
+    const part = (width * counts[type]) / whole, left = x;
+    x += part;
+    return svg("rect", { class: paint(type), x: left, y, width: part, height: 4 });
+  });
 }
 function around(all, here, boxOf) {
   const at = Math.max(all.findIndex((b) => b.key === boxOf.get(here)), 0);

@@ -117,7 +117,7 @@ function showOp(index) {
     ["its kernel", unit && unit.ops.length > 1 ? unit.ops.filter((i) => i !== index).slice(0, 12).map((i) => [opLink(i), " "]) : null],
     ["in " + ((other && other.low) || "a lower format"), other ? `${isNumber(other.saved) ? `as the plan was chosen by: kernel ${ms(unit.ms[FP32])} in fp32, ${ms(unit.ms[other.low])} in ${other.low}; casts: ${castText(other.casts)}; in all ${ms(other.net)} saved. ` : ""}Output error ${percent(other.before)} in fp32, ${percent(other.after)} in ${other.low}, all other ops as planned.` : null],
     ["decided by", unit && unit.by],
-    ["reads", (op.inputs || []).map((v) => valueLine(v))],
+    ["reads, in types of the given model", (op.inputs || []).map((v) => valueLine(v))],
     ["gives", (op.outputs || []).map((v) => valueLine(v, true))],
   ];
   const verdicts = (op.reasons || []).map((i) => data.reasons[i]);

@@ -28,11 +28,11 @@ function header() {
   const ran = {};
   data.ops.forEach((op) => { if (op.ran) ran[op.ran] = (ran[op.ran] || 0) + 1; });
   const ranText = Object.entries(ran).map(([type, n]) => `${type}: ${count(n, "op")}`).join(", ");
-  const tiles = [tile("formats of ops", counts, ranText ? `their kernels run in ${ranText}` : null)];
+  const tiles = [tile("formats of ops", counts, ranText ? `the engine’s kernels, the routines that compute them, run in ${ranText}` : null)];
   if (found && found.baseline) {
     const improved = found.verdict === "improved", [a, b] = [found.baseline, found.tuned];
     tiles.unshift(
-      tile("speed", times(improved ? found.speedup : 1), found.target ? `modelled for ${found.target}` : "measured, in the last race"),
+      tile("speed", times(improved ? found.speedup : 1), found.target ? `modelled for ${found.target}` : "measured in a race: the models run in turns"),
       tile("time of a call", ms(b.latency_ms), `fp32 ${ms(a.latency_ms)}`),
       tile(found.metric, digits(b.metric, 6), `fp32 ${digits(a.metric, 6)}${isNumber(asked.target_metric) ? `, asked for ${asked.higher_is_better === false ? "≤" : "≥"} ${digits(asked.target_metric, 6)}` : ""}`),
       tile("size", megabytes(b.size_bytes), `fp32 ${megabytes(a.size_bytes)}`));
@@ -66,15 +66,16 @@ function plansSection() {
     p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, [times(p.gain), races && !p.last ? el("small", {}, " first race") : ""], ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
     el("span", { class: p.kind === "passed" ? "good" : p.kind === "failed" ? "bad" : "soft" }, WORDS[p.kind]), p.changes ? count(p.changes, "op") : "–"]);
   const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), WORDS[a.passed ? "passed" : "failed"], "–"]);
+  const fp32 = [[FP32, times(1), ms(found.baseline.latency_ms), percent(0), digits(found.baseline.metric, 6), "the model as given", "–"]];
   return [
     el("p", {}, `A plan has to keep ${accuracy} on all data.`), el("p", {}, data.summary.next_faster),
     el("figure", {}, frontierChart(plans), el("figcaption", {}, "Each dot is a plan: the further up, the faster; the further left, the more exact. ",
       kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red" }[kind]; return `${colour}: ${words}. `; }),
-      "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, without a plan.",
-      races ? " Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
+      "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, a setting by which it lowers ops as it sees fit, without a plan.",
+      races ? " In a race models run in turns, call by call. Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
       plans.some((p) => p.name.startsWith("step ")) ? " Steps are numbered by predictions, from the most exact plan to the fastest: measured errors and times may have another order." : "")),
     el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
-      table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...rows, ...anchors], [1, 2, 4]))];
+      table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...fp32, ...rows, ...anchors], [1, 2, 4]))];
 }
 
 function limitsSection() {
@@ -200,7 +201,7 @@ function timeSection() {
   const scale = el("button", { "aria-pressed": "true", onclick: () => { same = !same; scale.setAttribute("aria-pressed", String(same)); draw(); } }, "one scale");
   draw();
   const types = [...new Set(data.ops.map((op) => op.type).filter(Boolean))];
-  return [el("p", { class: "soft" }, profiled), el("p", { class: "soft screen" }, `Choose a part to walk into it, choose it again to walk out; an op shows its page.`),
+  return [el("p", { class: "soft" }, profiled), el("p", { class: "soft screen" }, `Choose a part to walk into it, choose it again to walk out; an op shows its page. A scope is the part of the model that an op is in, by its name: a layer, a block.`),
     el("div", { class: "controls" }, choose, models.length > 1 ? scale : null), el("p", {}, types.map((t) => [chip(t), " "]), el("span", { class: "chip t-added" }, "casts and reorders of the engine")), crumbs, pictures];
 }
 
@@ -323,7 +324,7 @@ function graphSection() {
   known.filter(Boolean).forEach((s) => more(s.split("/").slice(0, -1).join("/")));
   const scope = known.reduce((a, b) => (boxes.get(b) > boxes.get(a) ? b : a), "");
   go(scope, first ? first.op : -1, true);
-  return [el("p", { class: "soft" }, "One scope at a time, from its inputs at the top; a rounded box is an inner scope. A thick red line is a change of format."),
+  return [el("p", { class: "soft" }, "One scope at a time, from its inputs at the top; a scope is a part of the model, such as a layer, and a rounded box one within it. A box has the colour of the format that most of its ops have, and a strip with the shares of all. A thick red line is a change of format."),
     el("div", { class: "controls" }, el("label", {}, "Scope ", list), el("datalist", { id: "scopes" }, known.slice(0, 2000).map((s) => el("option", { value: s })))), title, picture];
 }
 
