@@ -31,7 +31,7 @@ from finecast.data.workload import (
     Workload,
     whole_batch,
 )
-from finecast.engines.base import Array, Feeds, Session, Steps
+from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.files import digest
 from finecast.graph import Dim
@@ -607,14 +607,14 @@ class FeedMaker:
             )
         check_dims(shapes, self.dims)
 
-    def make(self, session: Session) -> Feeds | None:
-        """Feeds for a loaded model; None if none can be made.
+    def make(self, inputs: Sequence[TensorSpec]) -> Feeds | None:
+        """Feeds for a model's ``inputs``; None if none can be made.
 
         Raises:
             UsageError: If none can be made of the ``dims`` that the user gave.
         """
         try:
-            return self.draw(session)
+            return self.draw(inputs)
         except UsageError:
             if self.dims:
                 raise
@@ -622,7 +622,7 @@ class FeedMaker:
 
     def draw(
         self,
-        session: Session,
+        inputs: Sequence[TensorSpec],
         ranges: Mapping[str, Range] | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> Feeds:
@@ -638,11 +638,11 @@ class FeedMaker:
             return self.batches[0]
         if self.examples is not None and not self.dims and self.batch == 1:
             return self.examples
-        guessed = guessed_dims(session.inputs)
-        free = {*guessed, *(d for spec in session.inputs for d in spec.shape or ())}
+        guessed = guessed_dims(inputs)
+        free = {*guessed, *(d for spec in inputs for d in spec.shape or ())}
         long = {name: size for name, size in (lengths or {}).items() if name in free}
         sizes = {**guessed, **long, **self.dims}
-        return synthetic_feeds(session.inputs, batch=self.batch, dims=sizes, ranges=ranges)
+        return synthetic_feeds(inputs, batch=self.batch, dims=sizes, ranges=ranges)
 
 
 def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:

@@ -550,9 +550,9 @@ class OpenVinoEngine(Engine):
         Of OpenVINO's own models ``described`` bytes are no weights.
         """
         compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
-        stated: dict[str, Any] = {"described": described}
+        stated: dict[str, Any] = {"described": described, "compile": compiling}
         if settings:
-            stated |= {"device": self.device, "compile": compiling}
+            stated["device"] = self.device
         return DryRun(
             library=self.name,
             settings=stated,

@@ -31,6 +31,7 @@ import numpy as np
 from finecast.errors import EngineError
 from finecast.frontends import dry_run_worker
 from finecast.frontends.dry_run_worker import arrays_of, plain
+from finecast.processes.memory import memory_bytes
 from finecast.processes.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
@@ -39,6 +40,9 @@ _MOST_SECONDS: Final = 600.0
 """For a load or a run, beyond what a large model takes: a loop of 2^62 steps never ends."""
 _SECONDS_PER_BYTE: Final = 1e-6
 """Of a model that is loaded: a hundred times what OpenVINO 2026.4 takes for weights."""
+_MOST_OF_MEMORY: Final = 0.5
+"""The largest share of this machine's memory that a model's files may have. An engine arranges
+their weights anew for its kernels, and a second copy is read from the file."""
 _STAGES: Final = {"read": "as it read", "compiled": "as it compiled", "run": "as it ran"}
 
 Feed: TypeAlias = tuple[str, Any, Any]
@@ -49,6 +53,10 @@ T = TypeVar("T")
 
 class CrashedError(EngineError):
     """A model that ends the process of the engine which loads or runs it."""
+
+
+class TooLargeError(EngineError):
+    """A model that this machine has not enough memory to load."""
 
 
 def _untried(
@@ -105,6 +113,13 @@ def _files(model: Path) -> list[Path]:
     return [model, *(part for part in beside if os.path.isfile(part))]
 
 
+def _size(model: Path | bytes) -> int:
+    """Bytes of a model's files, or of a model that is given as bytes."""
+    if isinstance(model, bytes):
+        return len(model)
+    return sum(part.stat().st_size for part in _files(model))
+
+
 @dataclass(slots=True, kw_only=True)
 class DryRun:
     """A model as ``library`` is about to load it, and then to run it on inputs of a new shape.
@@ -132,6 +147,7 @@ class DryRun:
 
         Raises:
             CrashedError: If that ends the process.
+            TooLargeError: If it would take more memory than there is.
         """
         self._try("load")
         return self
@@ -178,12 +194,27 @@ class DryRun:
         """Load the model in the other process; None if it is not tried, or was before."""
         if self.model is None:
             return None
+        self._check_size()
         known, self.key = _workers[self.library].loaded, self._identity(self.model)
         self._raise_known(known.get(self.key, ""))
         if call == "load" and self.key in known:
             return None
         with self._recorded(known, self.key):
             return self._send_model(call)
+
+    def _check_size(self) -> None:
+        """Raise TooLargeError for a model that an engine cannot load; it may still read it."""
+        model, memory = self.model, memory_bytes()
+        if model is None or not self.settings.get("compile", True):
+            return
+        size = _size(model)
+        if size > _MOST_OF_MEMORY * memory:
+            raise TooLargeError(
+                f"the model has {size / 1e9:.1f} GB, too much to be loaded in the"
+                f" {memory / 1e9:.1f} GB of this machine's memory",
+                where=self.where,
+                fix="use a machine with more memory",
+            )
 
     def _raise_known(self, crash: str) -> None:
         """Raise CrashedError if the text is one of a crash."""
@@ -234,9 +265,8 @@ class DryRun:
         request: dict[str, Any] = {"call": call, "key": self.key, "settings": self.settings}
         if isinstance(model, bytes):
             return self._ask({**request, "bytes": len(model)}, model)
-        size = sum(part.stat().st_size for part in _files(model))
         path = os.fspath(model.absolute())
-        return self._ask({**request, "bytes": size, "path": path}, b"")
+        return self._ask({**request, "bytes": _size(model), "path": path}, b"")
 
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         library = _workers[self.library]

@@ -176,7 +176,7 @@ def _openvino(tell_stage: _Stage) -> _Load:
             read = core.read_model(model[:described], model[described:])
         else:
             read = core.read_model(model)
-        if "compile" not in settings:
+        if not settings.get("compile"):
             return None
         tell_stage("compiled")
         compiled = core.compile_model(read, settings["device"], settings["compile"])
@@ -396,16 +396,18 @@ class _Served:
 
     def _loaded(self, request: Mapping[str, Any], payload: bytes) -> _Loaded | None:
         path = request.get("path")
+        self._make_room(request["bytes"])  # before, so that two large ones are never here
         return self.load_model(request["settings"], payload if path is None else path)
 
     def _hold(self, key: str, loaded: _Loaded, size: int) -> None:
         if size > _LARGEST_HELD_BYTES:
             return
+        self._make_room(size)
         self.held[key] = loaded, size
-        while (
-            len(self.held) > 1
-            and sum(size for _, size in self.held.values()) > _MOST_HELD_BYTES
-        ):
+
+    def _make_room(self, size: int) -> None:
+        """Let go models that are held, the oldest first, until one of ``size`` fits beside."""
+        while self.held and size + sum(s for _, s in self.held.values()) > _MOST_HELD_BYTES:
             self.held.popitem(last=False)
 
 

@@ -95,6 +95,15 @@ class NativeModel(ABC):
     def constant(self, array: NDArray[np.float32]) -> Any:
         """A constant tensor of these numbers."""
 
+    def rounded_constant(self, value: int, how: Reading) -> Any:
+        """A constant of the numbers of the constant with the id ``value``, rounded.
+
+        A library that can read a constant again when the model is written holds no copy.
+        """
+        stats = self.graph.values[value].constant
+        assert stats is not None
+        return self.constant(how.round(stats.read().astype(np.float32)))
+
     def retyped(self, tensor: Any, was: Format, to: Format) -> Any:
         """``tensor``, which has the type ``was``, cast to another float type."""
         raise NotImplementedError
@@ -337,14 +346,13 @@ def _rounded(model: NativeModel, value: int, tensor: Any, encoding: Reading) -> 
 
     A constant is rounded here, not when the model runs.
     """
-    stats = model.graph.values[value].constant
-    if stats is None:
-        how = Rounder(
-            format=encoding.format,
-            encoding=None if isinstance(encoding, Format) else encoding,
-        )
-        return model.rounded(tensor, how)
-    return model.constant(encoding.round(stats.read().astype(np.float32)))
+    if model.graph.values[value].constant is not None:
+        return model.rounded_constant(value, encoding)
+    how = Rounder(
+        format=encoding.format,
+        encoding=None if isinstance(encoding, Format) else encoding,
+    )
+    return model.rounded(tensor, how)
 
 
 def with_roundings(model: NativeModel, changes: Iterable[Edit]) -> Any:

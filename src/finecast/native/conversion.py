@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from finecast.data.sizes import input_specs
 from finecast.data.sources import FeedMaker
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
@@ -248,7 +249,7 @@ class Converter:
         if not any(fuses(engine.name, f) for f in planner.policy.formats):
             return planner
         self.feeds.check(self.source.input_shapes)
-        feeds = self.feeds.make(engine.load(self.source.loadable))
+        feeds = self.feeds.make(input_specs(planner.graph))
         return planner if feeds is None else drop_unfused(self.source, planner, engine, feeds)
 
     def replay(self, plan: Plan) -> Converted:
@@ -298,7 +299,7 @@ def _auto_plan(
     """The fastest plan that the rules allow: by profiles, else by this machine's roofline."""
     try:
         feeds.check(source.input_shapes)
-        made = feeds.make(engine.load(source.loadable))
+        made = feeds.make(input_specs(prepared.graph))
         profiles = profile_ends(source, planner, engine, made) if made is not None else None
     except (EngineError, UsageError):
         profiles = None  # the model, or every lowest plan, cannot be run here

@@ -95,6 +95,7 @@ class Plan:
     by_hint: bool = False
     adjustments: tuple[Adjustment, ...] = ()
     structure: Structure = field(default=(), compare=False)
+    _digest: list[str] = field(default_factory=list[str], init=False, compare=False)
 
     def __repr__(self) -> str:
         """The policy, the engine and the number of ops in each format."""
@@ -107,10 +108,11 @@ class Plan:
         """The oldest version of the file format that can state this plan.
 
         2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
-        6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 shifts of codes.
+        6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 scales by group as
+        the bytes of numbers, and shifts of codes.
         """
-        constants = (c for e in self.encodings.values() for c in e.constants.values())
-        if any(encoding.shifts for encoding in constants):
+        stored = (c for e in self.encodings.values() for c in e.constants.values())
+        if any(c.group is not None for c in stored):
             return 8
         if any(a.of_whole for a in self.adjustments):
             return 7
@@ -191,6 +193,11 @@ class Plan:
     @property
     def digest(self) -> str:
         """Hash of what the plan does: of all but policy, engine, reasons and structure."""
+        if not self._digest:  # made once: there may be millions of scales
+            self._digest.append(self._hashed())
+        return self._digest[0]
+
+    def _hashed(self) -> str:
         content: dict[str, Any] = {
             "model": self.model,
             "opset": self.opset,

@@ -41,6 +41,7 @@ from finecast.errors import (
 from finecast.measure.racing import Race
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.subject import Built, Origin, Subject
+from finecast.processes.memory import memory_bytes
 from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, WorkerDiedError
 from finecast.tuning import trial_worker
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
@@ -128,6 +129,9 @@ class WorkerProcess(ABC):
     @abstractmethod
     def end(self) -> None:
         """End the process; the next request starts another one."""
+
+    def leave(self) -> None:
+        """End the process if no other search can use it."""
 
     def opening(self, opening: Opening) -> Opening:
         """``opening`` with paths as the process knows them."""
@@ -559,7 +563,7 @@ def evaluating(
     given = (data.data, data.calib, data.evaluate)
     paths = all(one is None or isinstance(one, str | Path) for one in given)
     there = model.path.exists() and how.example_inputs is None
-    small = model.size_bytes <= _memory_bytes() // _LARGE
+    small = model.size_bytes <= memory_bytes() // _LARGE
     by_path = paths and there and request.device is None
     processes: Sequence[WorkerProcess] = ()
     if execution.executor != LOCAL:
@@ -607,10 +611,5 @@ def evaluating(
     finally:
         for one in made:
             one.close()
-
-
-def _memory_bytes() -> int:
-    """The memory of this machine; where that is not told, more than any model takes."""
-    if not hasattr(os, "sysconf"):
-        return _NO_LIMIT
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        for process in processes:
+            process.leave()

@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from finecast.frontends.onnx.constants import constant_reader, constant_tensor
+from finecast.frontends.onnx.constants import (
+    ComputedTensor,
+    constant_reader,
+    constant_tensor,
+)
 from finecast.frontends.onnx.definitions import CONTRIB_DOMAIN
 from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor, drop_unread
 from finecast.numbers.encodings import packed
@@ -75,18 +81,14 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     decodes = None if weights is None else weights.producer()
     assert weights is not None
     assert decodes is not None
-    codes, scales, *zeros = (
-        constant_reader(t)()
-        for v in decodes.inputs
-        if v is not None and (t := constant_tensor(v))
-    )
+    given = (constant_tensor(v) for v in decodes.inputs if v is not None)
+    codes, *others = [tensor for tensor in given if tensor is not None]
+    scales, *zeros = (constant_reader(tensor)() for tensor in others)
     by_row = bool(node.attributes.get_int("transB", 0))
     block = _block(decodes)
     zero = int(zeros[0].reshape(-1)[0]) if zeros else 0
-    bits = 4 if codes.dtype.itemsize == 1 and "4" in codes.dtype.name else 8
-    steps = codes.astype(np.int16) - zero
-    steps = steps if by_row else steps.T
-    columns, rows = steps.shape
+    bits = codes.dtype.bitwidth
+    columns, rows = codes.shape.numpy() if by_row else codes.shape.numpy()[::-1]
     own = decodes.attributes.get_int("block_size", 0)
     by_column = scales.astype(np.float32)
     if own:
@@ -94,10 +96,12 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         by_column = by_column.repeat(own // block, axis=1)
     else:
         by_column = np.broadcast_to(by_column.reshape(-1, 1), (columns, rows // block))
-    shifted = (steps + 2 ** (bits - 1)).astype(np.uint8)
-    if bits < 8:
-        shifted = packed(shifted, bits).astype(np.uint8)
-    stored = shifted.reshape(columns, rows // block, -1)
+    stored = ComputedTensor(
+        codes,
+        partial(_stored, by_row=by_row, zero=zero, bits=bits, blocks=rows // block),
+        dtype=ir.DataType.UINT8,
+        shape=ir.Shape([columns, rows // block, block * bits // 8]),
+    )
     name = weights.name or ""
     notes = {
         "op": node.op_type,
@@ -110,7 +114,7 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     extra = node.inputs[2] if len(node.inputs) > _MATRIX else None
     inputs = [
         node.inputs[0],
-        editor.constant(f"{name}_codes", np.ascontiguousarray(stored)),
+        editor.constant(f"{name}_codes", stored),
         editor.constant(f"{name}_scales", np.ascontiguousarray(by_column).reshape(-1)),
         *([None, None, extra] if extra is not None else []),
     ]
@@ -131,6 +135,16 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         decodes.graph.remove(decodes, safe=True)
         drop_unread(read)
     return [node]
+
+
+def _stored(
+    codes: NDArray[Any], *, by_row: bool, zero: int, bits: int, blocks: int
+) -> NDArray[np.uint8]:
+    """The codes of a DequantizeLinear as ``MatMulNBits`` stores them: by column, from 0."""
+    steps = codes.astype(np.int8) if by_row else codes.astype(np.int8).T
+    shifted = (steps - np.int16(zero - 2 ** (bits - 1))).astype(np.uint8)
+    stored = packed(shifted, bits).astype(np.uint8)
+    return stored.reshape(len(steps), blocks, -1)
 
 
 def restore_products(model: ir.Model) -> None:

@@ -110,22 +110,27 @@ class ConvertedTensor(ir.LazyTensor):
 
 @final
 class ComputedTensor(ir.LazyTensor):
-    """fp32 numbers that are computed from another constant when they are read, never held."""
+    """Numbers that are computed from another constant when they are read, never held.
+
+    By default they are as many as those of ``source``, in fp32.
+    """
 
     def __init__(
         self,
         source: ir.TensorProtocol,
-        compute: Callable[[NDArray[Any]], NDArray[np.float32]],
+        compute: Callable[[NDArray[Any]], NDArray[Any]],
         name: str = "",
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        shape: ir.Shape | None = None,
     ) -> None:
         self.source = source
         self._compute = compute
-        dtype, shape = ir.DataType.FLOAT, shape_of(source)
+        shape = shape or shape_of(source)
         super().__init__(self._whole, dtype=dtype, shape=shape, name=name)
 
     def _whole(self) -> ir.TensorProtocol:
-        array = np.asarray(self._compute(constant_reader(self.source)()), np.float32)
-        return ir.Tensor(array, name=self.name)
+        array = np.asarray(self._compute(constant_reader(self.source)()), self.dtype.numpy())
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
 
 def unrounded(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -201,7 +201,7 @@ def reader(fmt: Format) -> Callable[[Sequence[ir.Node]], Scaled]:
         return Scaled(
             format=fmt,
             grid=fmt.grid(constant=True).moved(moved),
-            scale=tuple(float(s) for s in scale.numpy().reshape(-1)),
+            scale=tuple(scale.numpy().reshape(-1).tolist()),
             zero_point=moved,
             axis=stated.get_int("axis"),
             group=stated.get_int("block_size"),

@@ -37,7 +37,7 @@ from finecast.frontends.onnx.editor import (
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
 from finecast.graph import SCALARS, Graph, Node
-from finecast.numbers.encodings import Dynamic, Encoding
+from finecast.numbers.encodings import Dynamic, Encoding, Reading
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.planning.adjustments import Adjustment, AdjustOperand
@@ -264,6 +264,16 @@ class EditedModel(NativeModel):
     def constant(self, array: NDArray[np.float32]) -> ir.Value:
         """A constant of these numbers."""
         return self._editor.constant("finecast_constant", array)
+
+    def rounded_constant(self, value: int, how: Reading) -> ir.Value:
+        """A constant that is rounded when it is written."""
+        tensor = constant_tensor(self.binding.values[value])
+        assert tensor is not None
+
+        def rounded(numbers: NDArray[np.generic]) -> NDArray[np.float32]:
+            return how.round(numbers.astype(np.float32))
+
+        return self._editor.constant("finecast_constant", ComputedTensor(tensor, rounded))
 
     def op(self, kind: str, *inputs: Any, **attributes: Any) -> ir.Value:
         """The result of a node, which is placed after what it reads."""

@@ -150,7 +150,11 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
         DryRun(
-            library="openvino", settings={}, model=readable, where=str(path), fix=fix
+            library="openvino",
+            settings={"compile": {}},
+            model=readable,
+            where=str(path),
+            fix=fix,
         ).load()
         model = _core().read_model(readable)
         told += (state_left_out(readable),)

@@ -1,0 +1,22 @@
+"""The memory that this machine, or the container that this process runs in, has."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_UNKNOWN: Final = 1 << 60
+_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
+"""The limit of a container by version 2 of control groups: bytes, or ``max``."""
+
+
+def memory_bytes() -> int:
+    """The memory in bytes; where the system does not tell, more than any model takes."""
+    if not hasattr(os, "sysconf"):
+        return _UNKNOWN
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        found = min(found, int(_CONTAINER.read_text(encoding="ascii")))
+    return found
