@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from finecast.graph import Graph
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning.fleet import Fleet, Priced, Prices
+from finecast.planning.fleet import Fleet, PricedKind, Prices
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import Units
@@ -100,16 +100,16 @@ def plans(formats: Sequence[Format] = FORMATS) -> list[dict[str, Format]]:
 
 def own_best(
     found: Prices, errors: Sequence[float] = (0,) * COUNT, most: float = math.inf
-) -> Priced:
+) -> PricedKind:
     """The kind with its fastest plan of at most ``most`` error, by brute force."""
-    kind = Priced(prices=found, best={}, planner=planner())
+    kind = PricedKind(prices=found, best={}, planner=planner())
     added = dict(zip(NODES, errors, strict=True))
     kept = [one for one in plans() if sum(added[name] for name in one) <= most]
     best = min(kept, key=kind.time_s)
-    return Priced(prices=found, best=best, planner=planner())
+    return PricedKind(prices=found, best=best, planner=planner())
 
 
-def worst(kinds: Mapping[str, Priced], plan: Mapping[str, Format]) -> float:
+def worst(kinds: Mapping[str, PricedKind], plan: Mapping[str, Format]) -> float:
     return max(kind.time_s(plan) / kind.best_s - 1 for kind in kinds.values())
 
 

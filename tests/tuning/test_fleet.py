@@ -26,7 +26,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.fleet import Fleet
 from finecast.progress import silent
 from finecast.tuning.executor import Evaluated, Executor
-from finecast.tuning.fleet import Choosing, Judge, groupings
+from finecast.tuning.fleet import Choosing, KindJudge, groupings
 from finecast.tuning.goal import Budget, Goal
 from tests.native.networks import FRONTENDS, Weights
 from tests.planning.test_fleet import analysis, own_best, planner, prices
@@ -54,12 +54,12 @@ class Tables(Executor):
         return Evaluated(metric=1.0 - sum(lost), error=0.0)
 
 
-def judge(**loses: float) -> Judge:
+def judge(**loses: float) -> KindJudge:
     given = {Format.parse(label): lost for label, lost in loses.items()}
-    return Judge(executor=Tables(given), criterion=Criterion(tolerance=0.01), baseline=1.0)
+    return KindJudge(executor=Tables(given), criterion=Criterion(tolerance=0.01), baseline=1.0)
 
 
-def choosing(judges: Mapping[str, Judge], trials: int | None = None) -> Choosing:
+def choosing(judges: Mapping[str, KindJudge], trials: int | None = None) -> Choosing:
     """A gains most by fp16, b by bf16, c by neither of both but nothing is lost by them."""
     lists = {
         "a": prices([(4.0, 2.0, 1.0)] * 3),

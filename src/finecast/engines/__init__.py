@@ -133,6 +133,7 @@ def get_engine(spec: str) -> Engine:
 
 def _emulator(target: str) -> Engine:
     from finecast.devices.emulation import explicit_casts
+    from finecast.engines.emulator import EmulatorEngine
 
     if not target:
         raise UsageError(
@@ -140,10 +141,7 @@ def _emulator(target: str) -> Engine:
             where="--engine",
             fix=f"write {EMULATOR}:TARGET; finecast targets lists them",
         )
-    # By name, as the others: the search imports this module, and knows no engine.
-    made = importlib.import_module("finecast.engines.emulator").EmulatorEngine
-    engine: Engine = made(emulation=explicit_casts(target))
-    return engine
+    return EmulatorEngine(emulation=explicit_casts(target))
 
 
 def devices(name: str) -> tuple[str, ...]:

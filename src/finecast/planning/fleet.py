@@ -138,7 +138,7 @@ class Prices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priced:
+class PricedKind:
     """A kind of machine as plans are judged by: its prices and its own best plan.
 
     Attributes:
@@ -229,7 +229,7 @@ class Fleet:
 
     planner: Planner
     analysis: Analysis
-    kinds: Mapping[str, Priced]
+    kinds: Mapping[str, PricedKind]
     _known: dict[frozenset[str], Sequence[Serving]] = field(
         init=False, repr=False, default_factory=dict[frozenset[str], "Sequence[Serving]"]
     )
@@ -259,7 +259,7 @@ class _Shared:
         more: By kind the share of its best time that no plan changes.
     """
 
-    kinds: Mapping[str, Priced]
+    kinds: Mapping[str, PricedKind]
     made: Planner
     planner: Planner
     here: Analysis

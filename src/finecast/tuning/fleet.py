@@ -33,7 +33,7 @@ _TESTED: Final = 3
 
 
 @dataclass(slots=True, kw_only=True)
-class Judge:
+class KindJudge:
     """Evaluates plans as on one kind of machine.
 
     Attributes:
@@ -87,7 +87,7 @@ class Choosing:
     """
 
     fleet: Fleet
-    judges: Mapping[str, Judge]
+    judges: Mapping[str, KindJudge]
     budget: Budget
     progress: Progress
     _judged: set[str] = field(init=False, default_factory=set[str])
@@ -127,7 +127,7 @@ class Choosing:
         """Evaluations on all data."""
         return sum(1 + len(judge.metrics) for judge in self.judges.values())
 
-    def _judging(self, names: frozenset[str]) -> list[Judge]:
+    def _judging(self, names: frozenset[str]) -> list[KindJudge]:
         """The judges of these kinds; where none of them can be run here, all others."""
         own = [judge for name, judge in self.judges.items() if name in names]
         return own or [*self.judges.values()]

@@ -26,12 +26,12 @@ from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.opening import lock_beside, plan_beside
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
-from finecast.planning.fleet import Fleet, Priced, Prices, Serving
+from finecast.planning.fleet import Fleet, PricedKind, Prices, Serving
 from finecast.progress import Phases
 from finecast.terminal import Verbatim
 from finecast.tuning import workers
 from finecast.tuning.certifying import certifier_of
-from finecast.tuning.fleet import Choosing, Judge
+from finecast.tuning.fleet import Choosing, KindJudge
 from finecast.tuning.fleet_plans import FleetPlans, KindOutcome
 from finecast.tuning.goal import LOCAL, Budget, Objective, TuneRequest
 from finecast.tuning.result import Measured, Result, Verdict
@@ -273,14 +273,14 @@ class _Run:
             )
         return made
 
-    def _judge(self, executor: WorkerExecutor, workload: Workload) -> Judge:
+    def _judge(self, executor: WorkerExecutor, workload: Workload) -> KindJudge:
         """A judge with fp32's metric in its process."""
         criterion = replace(
             self.request.goal.criterion, higher_is_better=workload.higher_is_better
         )
         baseline = executor.baseline(workload)
         criterion.check(baseline, workload.worst)
-        return Judge(
+        return KindJudge(
             executor=executor,
             criterion=criterion,
             baseline=baseline,
@@ -313,7 +313,7 @@ class _Run:
             )
         analysis = examined.analysis(of_time=False)
         priced = {
-            name: Priced(prices=kind.prices, best=kind.best, planner=planner)
+            name: PricedKind(prices=kind.prices, best=kind.best, planner=planner)
             for name, kind in self.kinds.items()
         }
         for name in (n for n, kind in priced.items() if not 0 < kind.best_s < math.inf):
