@@ -40,7 +40,7 @@ Run: TypeAlias = Callable[[Path, Progress], Result | None]
 # Nets of ``tune_time_nets``: the metric, and the samples of a call.
 _NETS: Final[Mapping[str, tuple[str, int]]] = {
     "magika": ("top1", 32),
-    "efficientnet_lite0": ("top1", 32),
+    "efficientnet_lite0": ("cosine", 32),
     "recogniser": ("agreement", 8),
 }
 _EVALUATIONS, _REST_S = 5, 10.0

@@ -101,7 +101,7 @@ def cpu_seconds() -> float:
 class _ProcessorTime:
     """Replaces the module ``time``, so that time of other programs does not count."""
 
-    perf_counter = staticmethod(process_time)
+    perf_counter = process_time = staticmethod(process_time)
 
 
 def count_processor_time() -> None:

@@ -3,10 +3,9 @@
     python -m benchmarks.tune_time_nets FOLDER
 
 Downloads the wheels of Magika (Apache-2.0), RapidOCR (Apache-2.0) and EfficientNet-Lite0
-(Apache-2.0), 48 MB, and writes ``NAME.onnx`` and ``NAME.npz`` for each. The classes of the
-first and the last are what the fp32 model says, so that its accuracy is 1: Magika is given
-files of this machine's Python, EfficientNet smooth noise, and the text recogniser lines of
-random glyphs.
+(Apache-2.0), 48 MB, and writes ``NAME.onnx`` and ``NAME.npz`` for each. Magika
+is given files of this machine's Python, whose classes are what the fp32 model says, so that
+its accuracy is 1; EfficientNet coarse noise, and the text recogniser lines of random glyphs.
 """
 
 from __future__ import annotations
@@ -111,13 +110,10 @@ def main(folder: Path) -> None:
         shutil.copy(recogniser, folder / "recogniser.onnx")
         export_efficientnet(wheels, folder / "efficientnet_lite0.onnx")
     np.savez(folder / "recogniser.npz", x=text_lines())
-    for name, value, data in (
-        ("magika", "bytes", magika_files()),
-        ("efficientnet_lite0", "image", smooth_images()),
-    ):
-        label = classes(folder / f"{name}.onnx", value, data)
-        arrays: dict[str, Any] = {value: data, "label": label}
-        np.savez(folder / f"{name}.npz", **arrays)
+    np.savez(folder / "efficientnet_lite0.npz", image=smooth_images())
+    data = magika_files()
+    label = classes(folder / "magika.onnx", "bytes", data)
+    np.savez(folder / "magika.npz", bytes=data, label=label)
 
 
 if __name__ == "__main__":

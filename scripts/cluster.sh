@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs a command beside two Ray nodes on this machine, and stops the nodes at its end.
+# Runs a command beside two Ray nodes on this machine, and stops the nodes at its end. The first
+# node has the resource "timing": races run there.
 #
 #     scripts/cluster.sh [-k SECONDS] finecast tune model.onnx ... --executor ray
 #
@@ -13,6 +14,9 @@ if [ "${1:-}" = "-k" ]; then
 fi
 port=$((20000 + $$ % 20000))
 folder=$(mktemp -d)
+# Beside other processes Ray gives its tasks the least of the processor (a niceness of 15), and
+# ends them where the memory is full, to begin them again.
+export RAY_worker_niceness=0 RAY_memory_monitor_refresh_ms=0
 
 finish() {
     # The nodes' own processes end with them.
@@ -25,7 +29,8 @@ started() {
     ray start --block --num-cpus=2 "$@" >>"$folder/log" 2>&1 &
 }
 
-started --head --port="$port" --include-dashboard=false --temp-dir="$folder/ray"
+started --head --port="$port" --include-dashboard=false --temp-dir="$folder/ray" \
+    --resources='{"timing": 1}'
 head=$!
 second=$head
 trap finish EXIT INT TERM

@@ -5,6 +5,7 @@ They run in the environment of the zoo, which has transformers: ``make zoo-sampl
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 import onnx
 import pytest
 
+import finecast
 from finecast import get_engine
+from finecast.engines.base import Session
 from finecast.errors import UsageError
 
 pytest.importorskip("transformers")
@@ -71,6 +74,18 @@ def test_generate_gives_the_models_own_tokens(model: Any, exported: Path, engine
     assert generated(made) == generated(model)
     assert generated(made, num_beams=2) == generated(model, num_beams=2)
     assert "forward" not in vars(model)
+
+
+def test_a_cache_in_bf16_is_handed_from_call_to_call(model: Any, exported: Path) -> None:
+    policy = finecast.Policy("all:bf16", io_state=True)
+    low = finecast.convert(exported, exported.with_name("low.onnx"), policy=policy)
+    session = get_engine("openvino").load(exported.with_name("low.onnx"))
+    caches = [*session.inputs[3:], *session.outputs[1:]]
+    assert {spec.dtype for spec in caches} == {"bf16"}
+    assert low.plan.io.keys() == {spec.name for spec in caches}
+    made = huggingface.generator(model, session)
+    agree = np.equal(generated(made), generated(model)).mean()
+    assert agree > 0.8
 
 
 def test_padding_on_the_left_moves_no_position(model: Any, exported: Path) -> None:
@@ -143,3 +158,125 @@ def test_refusals_say_what_to_give(model: Any, tmp_path: Path) -> None:
     windowed = of.MistralConfig(**_SIZES, **heads, num_hidden_layers=1, sliding_window=4)
     with pytest.raises(UsageError, match=r"DynamicSlidingWindowLayer.*Optimum"):
         huggingface.export(of.MistralForCausalLM(windowed).eval(), tmp_path / "m.onnx")
+
+
+# Loops of other packages: tokens equal those of a loop of ours. They run where the packages
+# are installed: pip install openvino-genai onnxruntime-genai
+
+PROMPT, NEW, END = [0, 1, 2, 3, 4], 12, 62
+
+
+def own_tokens(session: Session) -> list[int]:
+    """The tokens that a session chooses after ``PROMPT``, one a call."""
+    tokens, made, past = PROMPT, list[int](), 0
+    state = {s.name: np.zeros((1, 2, 0, 16), np.float32) for s in session.inputs}
+    state = {name: held for name, held in state.items() if name.startswith("past")}
+    session.reset()
+    for _ in range(NEW):
+        end = past + len(tokens)
+        feeds = {
+            "input_ids": np.array([tokens]),
+            "attention_mask": np.ones((1, end), np.int64),
+            "position_ids": np.arange(past, end)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        taken = {s.name for s in session.inputs}
+        found = session.step({n: a for n, a in (feeds | state).items() if n in taken})
+        state = {n: found[n.replace("past_key_values", "present")] for n in state}
+        tokens, past = [int(found["logits"][0, -1].argmax())], end
+        made += tokens
+    return made
+
+
+def made_stateful(path: Path, output: Path) -> None:
+    """Write IR whose cache is a state, with an input for the order of beams.
+
+    optimum-intel exports decoders so.
+    """
+    import openvino
+    from openvino import opset13
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    ops: Any = opset13  # its functions are made at run time
+    model = openvino.Core().read_model(path)
+    beams = ops.parameter([-1], np.int32, name="beam_idx")
+    beams.output(0).set_names({"beam_idx"})
+    model.add_parameters([beams])
+    zero = ops.constant(0)
+    state = {p.any_name: p for p in model.inputs if p.any_name.startswith("past")}
+    for port in state.values():
+        readers = port.get_target_inputs()
+        ordered = ops.gather(port.get_node(), beams, zero)
+        for reader in readers:
+            reader.replace_source_output(ordered.output(0))
+    pairs = {name: name.replace("past_key_values", "present") for name in state}
+    apply_make_stateful_transformation(model, pairs)
+    texts = ops.gather(ops.shape_of(model.input("input_ids").get_node()), [0], zero)
+    sizes = ops.concat([texts, ops.constant([2, 0, 16], dtype=np.int64)], 0)
+    for op in model.get_ops():
+        if op.get_type_name() == "ReadValue":
+            op.set_arguments([ops.broadcast(ops.constant(np.float32(0)), sizes)])
+    model.validate_nodes_and_infer_types()
+    openvino.save_model(model, output, compress_to_fp16=False)
+
+
+def test_openvino_genai_generates_our_tokens(exported: Path, tmp_path: Path) -> None:
+    genai = pytest.importorskip("openvino_genai")
+    tokenizers = pytest.importorskip("openvino_tokenizers")
+    import openvino
+    from tokenizers import Tokenizer, models  # pyright: ignore[reportMissingImports]
+
+    words = {chr(97 + n // 26) + chr(97 + n % 26): n for n in range(63)} | {"[UNK]": 63}
+    made: Any = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
+    parts = tokenizers.convert_tokenizer(fast, with_detokenizer=True)
+    for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
+        openvino.save_model(part, tmp_path / f"openvino_{name}.xml")
+    made_stateful(exported, tmp_path / "fp32.xml")
+    path = tmp_path / "openvino_model.xml"
+    finecast.convert(tmp_path / "fp32.xml", path, policy="all:int8_weights,bf16")
+    asked = genai.GenerationConfig(max_new_tokens=NEW, ignore_eos=True, do_sample=False)
+    asked.set_eos_token_id(END)
+    given = (openvino.Tensor(np.array(of, np.int64)) for of in ([PROMPT], [[1] * len(PROMPT)]))
+    pipeline = genai.LLMPipeline(tmp_path, "CPU")
+    found = pipeline.generate(genai.TokenizedInputs(*given), asked)
+    assert list(found.tokens[0]) == own_tokens(get_engine("openvino").load(path))
+
+
+@pytest.mark.parametrize("policy", ["all:int8_dynamic", "all:fp16"])
+def test_onnxruntime_genai_generates_our_tokens(
+    exported: Path, tmp_path: Path, policy: str
+) -> None:
+    genai = pytest.importorskip("onnxruntime_genai")
+    path, end = tmp_path / "model.onnx", len(PROMPT) + NEW
+    asked = finecast.Policy(policy, io_state=True)
+    finecast.convert(exported, path, policy=asked, engine="onnxruntime")
+    decoder = {
+        "filename": path.name,
+        "session_options": {"provider_options": []},
+        "head_size": 16,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "inputs": {
+            "past_key_names": "past_key_values.%d.key",
+            "past_value_names": "past_key_values.%d.value",
+        },
+        "outputs": {
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+    }
+    model = {"type": "llama", "vocab_size": 64, "context_length": end, "decoder": decoder}
+    model |= {"bos_token_id": 61, "eos_token_id": END, "pad_token_id": 63}
+    search = {"max_length": end, "min_length": end, "past_present_share_buffer": False}
+    config = json.dumps({"model": model, "search": search})
+    (tmp_path / "genai_config.json").write_text(config)
+    loaded = genai.Model(str(tmp_path))
+    generator = genai.Generator(loaded, genai.GeneratorParams(loaded))
+    generator.append_tokens(np.array([PROMPT], np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    found = [int(token) for token in generator.get_sequence(0)]
+    assert found[len(PROMPT) :] == own_tokens(get_engine("onnxruntime").load(path))

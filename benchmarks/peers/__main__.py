@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -211,6 +212,8 @@ def main() -> None:
     asked = parser.parse_args()
     asked.work = asked.work.resolve()
     asked.results = asked.results or asked.work / "results.jsonl"
+    # As Ctrl-C does: the tool that runs ends, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     compared = Comparison(asked)
     if not asked.table:
         for name in asked.models:

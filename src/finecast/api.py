@@ -443,11 +443,12 @@ def _searched(
         measured = replace(outcome.tuned, size_bytes=size)
         outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
         if options.lock and not subject.target and subject.verifiers:
-            engine = subject.verifiers[0]
             throughput = outcome.objective is Objective.THROUGHPUT
-            runner = Runner.of(engine.judges, throughput=throughput)
+            runner = Runner.of(subject.verifiers[0].judges, throughput=throughput)
             calls = chosen(workload.timing(), workload.evaluated())
-            outcome = _locked(outcome, runner, subject.reference, calls)
+            # A compiled module's speed is not that of the module as it is, which is locked.
+            speedup = outcome.speedup if runner.name == subject.runs_in else None
+            outcome = _locked(outcome, runner, subject.reference, calls, speedup)
     if options.plan_out is not None and outcome.improved:
         write_text(options.plan_out, outcome.plan.to_json())
         outcome = replace(outcome, plan_out=options.plan_out)
@@ -466,18 +467,19 @@ def _searched(
 
 
 def _locked(
-    outcome: Result, runner: Runner, reference: Session, calls: Sequence[Feeds]
+    outcome: Result,
+    runner: Runner,
+    reference: Session,
+    calls: Sequence[Feeds],
+    speedup: float | None = None,
 ) -> Result:
     """``outcome``, whose written model has a lock; a warning where it can have none."""
     assert outcome.output is not None
     deployed = Deployed(path=outcome.output, runner=runner, reference=reference, calls=calls)
     lock = lock_beside(outcome.output)
     try:
-        if outcome.improved:
-            made = deployed.lock(outcome.plan.digest, outcome.accuracy, outcome.speedup)
-        else:  # converted: neither a metric nor a race
-            made = deployed.lock(outcome.plan.digest, {}, None)
-        made.write(lock)
+        accuracy = outcome.accuracy if outcome.improved else {}  # converted: no metric
+        deployed.lock(outcome.plan.digest, accuracy, speedup).write(lock)
     except EngineError as error:
         told = f"no lock was written: {error.what}"
         return replace(outcome, warnings=(*outcome.warnings, told))
@@ -865,8 +867,8 @@ def verify(
     Args:
         model: The path of the model.
         deployed: What runs the model in production, to be verified itself: a compiled model of
-            OpenVINO, an inference session of ONNX Runtime, or a function that takes arrays by
-            the inputs' names and returns the outputs.
+            OpenVINO, an inference session of ONNX Runtime, a PyTorch module, or a function
+            that takes arrays by the inputs' names and returns the outputs.
         options: ``lock`` (its path, if it is not beside the model), ``settings`` (of the
             engine, as the model is deployed) and ``strict``.
 

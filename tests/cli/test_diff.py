@@ -98,3 +98,16 @@ def test_what_cannot_be_compared(finecast: Finecast, net: Path, tmp_path: Path) 
     answer = finecast("diff", tmp_path / "other.json", net)
     assert answer.code == ExitCode.USAGE
     assert "not a finecast plan" in answer.err
+
+
+def test_a_plan_explains_another_file_of_its_model(
+    finecast: Finecast, plan: Path, again: Path, mlp: Path
+) -> None:
+    """A plan made in Python of an object is one of another file, with the same ops."""
+    answer = finecast("explain", again, "--plan", plan)
+    assert answer.code == ExitCode.DONE, answer.err
+    assert "another version of the model" in answer.err
+    assert finecast("report", plan, again).code == ExitCode.DONE
+    refused = finecast("explain", mlp, "--plan", plan)
+    assert refused.code == ExitCode.FAILED
+    assert "made for another model" in refused.err

@@ -121,6 +121,11 @@ class TestEngine:
         assert session.inputs[0].dtype == session.outputs[0].dtype == label
         assert y.dtype == np.dtype(dtype)
         np.testing.assert_array_equal(y, (X + X).astype(dtype))
+        # The data of the fp32 model run its low one, too; wider numbers are refused.
+        thirds = session.run({"x": (X / 3).astype(dtype)})["y"]
+        np.testing.assert_array_equal(session.run({"x": X / 3})["y"], thirds)
+        with pytest.raises(UsageError, match="has type fp64"):
+            session.run({"x": X.astype(np.float64)})
 
     def test_other_types_pass(self, engine: Engine) -> None:
         session = engine.load(model(PORTS))

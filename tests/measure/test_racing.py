@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,8 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    process_time = staticmethod(time.process_time)
 
     def taking(self, name: str, times: Iterator[float]) -> Callable[[], None]:
         def call() -> None:
@@ -174,6 +178,18 @@ def test_a_time_is_stated_beside_the_anchor(clock: Clock) -> None:
     found.run(effort(7, settle_s=10_000))
     assert found.latency("settled").runs == 7 < found.latency("low").runs
     assert found.latency_s("settled") / found.latency_s("low") == pytest.approx(2.0, rel=0.1)
+
+
+def test_times_travel_and_what_was_called_does_not(clock: Clock) -> None:
+    race = Race(calls=calls_of(clock, 0.05, fp32=1.0, a=0.9, b=1.2))
+    race.run(effort(rounds=5))
+    there = pickle.loads(pickle.dumps(race))
+    for one, other in (("a", "fp32"), ("a", "b")):
+        assert there.between(one, other) == race.between(one, other)
+    assert there.latency("b") == race.latency("b")
+    assert there.unsettled() == race.unsettled()
+    with pytest.raises(AssertionError, match="calls nothing"):
+        there.run(effort(rounds=5))
 
 
 def test_stated_times_are_settled_and_called_by_nobody() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    process_time = staticmethod(time.process_time)
 
     def wait(self, time_s: float) -> None:
         self.now_s += time_s

@@ -94,6 +94,24 @@ def test_convert_writes_a_lock_with_samples_of_the_data(tmp_path: Path) -> None:
         finecast.convert(path, tmp_path / "other.onnx", **options)
 
 
+def test_a_lock_of_a_module_allows_what_its_own_error_is(tmp_path: Path) -> None:
+    """Its outputs have other names than fp32's; a module of the caller's is verified, too."""
+    torch = pytest.importorskip("torch")
+    path, low = tmp_path / "net.pt2", tmp_path / "low.pt2"
+    next(row for row in FRONTENDS if row.suffix == ".pt2").write(path, weights())
+    data = {"x": np.random.default_rng(1).normal(size=(20, 16)).astype(np.float32)}
+    options: dict[str, Any] = {"policy": "all:bf16", "lock": True, "progress": False}
+    finecast.convert(path, low, data=data, **options)
+    samples = Lock.load(lock_beside(low)).samples
+    assert samples is not None
+    assert samples.tolerances.keys() == samples.outputs[0].keys()
+    assert all(1e-4 < allowed < 0.1 for allowed in samples.tolerances.values())
+    same = finecast.verify(low, deployed=torch.export.load(low).module())
+    assert set(same.drifted) <= {"speed"}
+    other = finecast.verify(low, deployed=torch.export.load(path).module())
+    assert "numbers" in other.drifted
+
+
 SETTINGS = {
     "openvino": {
         "INFERENCE_PRECISION_HINT": "bf16",

@@ -320,7 +320,7 @@ import json, sys, warnings, torch
 from tests.torch import test_int8 as t
 from finecast.engines.torch.integers import compiled_frozen
 import finecast.torch as ft
-from finecast.native.torch import integers
+from finecast.native.torch import planning
 torch.manual_seed(0)
 net, x = t.Net().eval(), torch.randn(8, 3, 8, 8)
 with warnings.catch_warnings(record=True) as told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,8 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    process_time = staticmethod(time.process_time)
 
 
 class Branches(nn.Module):

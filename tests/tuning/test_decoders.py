@@ -68,6 +68,55 @@ def test_no_plan_loses_in_one_call_for_the_other_unasked(
         assert f"by losing in the other: {told}" in result.why
 
 
+def low_state_is_fast(
+    self: EngineSubject, built: Mapping[str, Built], workload: Workload, effort: Effort
+) -> Race:
+    """Stated times: fp32 takes a second, other plans as long, those with a low state half."""
+    seconds = {name: 0.5 if one.plan.io else 1.0 for name, one in built.items()}
+    for one in built.values():  # a race runs each model once, too
+        self.session(one).run(workload.timing()[0])
+    return Race.stated(1.0, seconds)
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+def test_the_type_of_the_state_is_part_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineSubject, "times", low_state_is_fast)
+    with np.load(decoder.folder() / "texts.npz") as data:
+        texts = {name: data[name][:2] for name in data.files}
+    result = finecast.tune(
+        decoder.folder() / "decoder.onnx",
+        tmp_path / "low.onnx",
+        data=texts,
+        policy=finecast.Policy("all:bf16", io_state=True),
+        engine="openvino",
+        metric="kld",
+        tolerance=1.0,
+        decode_steps=2,
+        batch=2,
+        lock=False,
+        progress=False,
+    )
+    state = {n: n.replace("past", "present") for n in decoder.empty(1)}
+    assert result.plan.io == dict.fromkeys([*state, *state.values()], finecast.Format.BF16)
+    assert "in bf16: past_0_key, past_0_value, past_1_key, past_1_value and 4 more" in str(
+        result
+    )
+    assert result.tuned.metric > 0
+    names: dict[str, Any] = {}
+    exec("\n".join(result.run_notes), names)
+    first, carry = names["outputs"], names["bf16"]
+    given = {name: carry(first[made]) for name, made in state.items()}
+    ids = np.ones((2, 1), np.int64)
+    step = names["model"]({"input_ids": ids, **given})
+    session = get_engine("openvino").load(tmp_path / "low.onnx")
+    start: dict[str, Any] = {"input_ids": names["inputs"]["input_ids"], **decoder.empty(2)}
+    mine = session.run(start)
+    again = session.run({"input_ids": ids} | {n: mine[made] for n, made in state.items()})
+    assert np.array_equal(step["logits"], again["logits"])
+
+
 def test_an_objective_of_decoding_needs_steps(tmp_path: Path) -> None:
     model = decoder.folder() / "decoder.onnx"
     with pytest.raises(finecast.UsageError, match=r"give decode_steps"):

@@ -54,6 +54,9 @@ def test_the_plan_is_written_beside_the_model(tune: Tune, tmp_path: Path) -> Non
     assert Plan.load(tmp_path / "low.plan.json") == found.plan
     again = finecast.apply(tmp_path / "low.plan.json", tmp_path / "mlp.onnx")
     assert again.plan == found.plan
+    # So is the study, by which a report knows the speed that was found.
+    known = finecast.report(tmp_path / "low.plan.json").content["result"]
+    assert known["speedup"] == pytest.approx(found.speedup, rel=1e-5)
 
 
 def test_outputs_of_one_stem_have_plans_of_their_own(mlp: Path, tmp_path: Path) -> None:

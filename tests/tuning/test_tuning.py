@@ -51,6 +51,8 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now_s
 
+    process_time = staticmethod(time.process_time)
+
 
 @dataclass
 class ToySession(Session):

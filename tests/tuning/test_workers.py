@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,12 @@ from finecast.data.metrics import METRICS, Score, Scoring
 from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.errors import UserCodeError
+from finecast.measure.racing import Effort
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import OnnxModel, read
 from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
+from finecast.processes.worker import Answer, WorkerDiedError
 from finecast.rules.policy import Policy
 from finecast.tuning import workers
 from finecast.tuning.executor import Evaluated, Executor, LocalExecutor, LostTrialError
@@ -175,6 +177,68 @@ def test_a_crash_of_the_baseline_names_the_function(opened: Opened) -> None:
             opened.executor.baseline(opened.workload)
     finally:
         opened.how.write_text("runs")
+
+
+def test_a_process_that_forgot_opens_again(opened: Opened) -> None:
+    """Each request has what it depends on, as it may come to another process of a node."""
+    before = opened.executor.evaluate(opened.built)
+    (worker,) = opened.executor.processes
+    worker.ask("close")
+    assert opened.executor.evaluate(opened.built) == before
+
+
+def test_feeds_are_those_of_their_index_in_any_process(opened: Opened, net: Path) -> None:
+    (worker,) = opened.executor.processes
+    spec = f"{net.with_name('mine.py')}:feeds"
+    third = worker.ask("feeds", spec, "one pass", 2)
+    assert (third["x"] != worker.ask("feeds", spec, "another", 0)["x"]).all()
+    assert worker.ask("feeds", spec, "one pass", 3) is None
+    assert (worker.ask("feeds", spec, "one pass", 2)["x"] == third["x"]).all()
+
+
+def test_models_are_timed_where_nothing_disturbs(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effort = Effort(min_time_s=0.0, rounds=3)
+    built = {"all": opened.built}
+    assert opened.executor.racer is None
+    monkeypatch.setattr(workers.LocalWorker, "times", True)
+    racer = opened.executor.racer
+    assert racer is not None
+    measuring = Measuring(
+        objective=Goal().objective,
+        subject=opened.subject,
+        workload=opened.workload,
+        racer=racer,
+    )
+    race = measuring.race(built, effort)
+    assert built["all"].loaded is None  # it was loaded there alone
+    assert race.names == {"all"}
+    assert race.latency("all").runs == 3
+
+
+def test_models_that_end_what_times_them_are_timed_here(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers.LocalWorker, "times", True)
+    relay: Callable[..., Answer] = workers.LocalWorker.relay
+
+    def crashes(self: Any, request: Mapping[str, Any], payload: bytes, tell: Any) -> Answer:
+        if request.get("alone"):
+            raise WorkerDiedError("crashed (SIGSEGV)")
+        return relay(self, request, payload, tell)
+
+    monkeypatch.setattr(workers.LocalWorker, "relay", crashes)
+    measuring = Measuring(
+        objective=Goal().objective,
+        subject=opened.subject,
+        workload=opened.workload,
+        racer=opened.executor.racer,
+    )
+    race = measuring.race({"all": opened.built}, Effort(min_time_s=0.0, rounds=3))
+    assert race.names == {"all"}
+    told = "a race on another machine crashed (SIGSEGV): models are timed on this one"
+    assert told in opened.subject.told
 
 
 def test_objects_are_evaluated_in_this_process(net: Path) -> None:

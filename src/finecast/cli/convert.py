@@ -121,6 +121,7 @@ def report(result: Result, *, as_json: bool) -> None:
     rows = [
         ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items()) or "none"),
         ("casts inside", str(result.casts)),
+        *(("", text) for text in result.plan.declared),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
         *_listed("restated", result.restated),

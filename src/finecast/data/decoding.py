@@ -19,10 +19,12 @@ from typing import Final, final
 
 import numpy as np
 
-from finecast.data.sizes import CACHED, WHOLE
+from finecast.data.sizes import CACHED, WHOLE, input_specs
 from finecast.engines.base import DTYPES, Array, Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
+from finecast.graph import Graph
 from finecast.naming import unknown_name
+from finecast.rules.policy import Policy
 
 _POSITIONS: Final = 1
 """The axis of positions in tokens, masks and logits, after that of the texts."""
@@ -67,7 +69,7 @@ class Decoding:
         if patterns:
             state = _matched(patterns, [spec.name for spec in inputs], outputs)
         else:
-            state = {} if session.keeps_state else _found(inputs, session.outputs)
+            state = {} if session.keeps_state else found_state(inputs, session.outputs)
         return cls(
             steps=steps,
             state=state,
@@ -222,8 +224,28 @@ def _covers_cache(spec: TensorSpec) -> bool:
     return bool(WHOLE.search(text) or CACHED.search(text))
 
 
-def _found(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
-    """The state by names and shapes: the output of each input that is called a past."""
+def state_of(graph: Graph, policy: Policy) -> Mapping[str, str]:
+    """The state whose type ``policy`` has plans decide: outputs by inputs.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if not policy.io_state or policy.state:
+        return policy.state
+    outputs = [TensorSpec(name=v.name, dtype=v.dtype, shape=v.shape) for v in graph.outputs]
+    return found_state(input_specs(graph), outputs, where="--io state")
+
+
+def found_state(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    where: str = "--decode-steps",
+) -> dict[str, str]:
+    """The state by names and shapes: the output of each input that is called a past.
+
+    Raises:
+        UsageError: If there is none, or an input of that name has no output; names ``where``.
+    """
     made = {_STEMS.sub("", spec.name): spec for spec in outputs if _STEMS.match(spec.name)}
     found: dict[str, str] = {}
     for spec in inputs:
@@ -237,7 +259,7 @@ def _found(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[
             f"no output becomes the input {lost[0]!r} of the next call"
             if lost
             else "no input is called a past, so none carries a state from call to call",
-            where="--decode-steps",
+            where=where,
             fix=f"say which does by --state 'INPUT=OUTPUT'; the outputs are {names}",
         )
     return found

@@ -223,9 +223,14 @@ class Workload(ABC):
         return [*self.calibration()]
 
     @property
+    def state(self) -> Mapping[str, str]:
+        """The output that becomes an input of the next call, by the input's name."""
+        return {}
+
+    @property
     def decodes(self) -> bool:
         """Whether ``timing`` has a first call and a step, that may be timed apart."""
-        return False
+        return bool(self.state)
 
     def of_call(self, number: int) -> Workload:
         """The same data and metric, of which only the first call or a step is timed.
@@ -379,9 +384,9 @@ class DataWorkload(Workload):
         return found if self.call is None else [found[self.call]]
 
     @property
-    def decodes(self) -> bool:
-        """Whether texts are decoded with a state that is in inputs and outputs."""
-        return self.decoding is not None and bool(self.decoding.state)
+    def state(self) -> Mapping[str, str]:
+        """The state of a decoder that is in its inputs and outputs."""
+        return {} if self.decoding is None else self.decoding.state
 
     def of_call(self, number: int) -> Workload:
         """The same, of which one of ``calls`` is timed; raises as it does elsewhere."""

@@ -455,6 +455,7 @@ def cpus() -> int:
 # ------------------------------------------------------------------- ports of a session
 
 _FLOATS = {f.label: f.dtype for f in FLOATS if f is f.storage}
+_LOW = _FLOATS.keys() - {"fp32"}
 _OTHERS = {
     "fp64": np.dtype(np.float64),
     "bool": np.dtype(np.bool_),
@@ -492,6 +493,9 @@ def in_native_order(array: Array) -> Array:
 def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
     """The arrays of ``feeds`` in the model's order, after checking names, types and shapes.
 
+    An fp32 array is rounded where a plan has declared the input in a low type: the data of a
+    model run its low version, too.
+
     Raises:
         UsageError: If an input is missing or unknown, or an array's type or shape is not
             the input's; names the input, what it got and what it expected.
@@ -508,6 +512,8 @@ def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
                 f"input {spec.name!r} is missing", fix=f"the model's inputs are {known}"
             )
         array = in_native_order(feeds[spec.name])
+        if spec.dtype in _LOW and array.dtype == np.float32:
+            array = array.astype(DTYPES[spec.dtype])
         check_array(array, spec)
         arrays.append(array)
     return arrays

@@ -41,6 +41,8 @@ class Usage:
         call: Statements that call ``model`` on ``inputs``.
         zeros: An expression that gives zeros of a ``{shape}`` and a ``{dtype}``; empty where
             the call needs no ``inputs``.
+        tensors: For a type that NumPy lacks, by its name, that expression, and statements
+            that it needs.
         before: Statements that stand before the model.
         throughput: Statements that follow them for many requests at once.
         settings: Whether there are settings that change numbers, and why they are stated.
@@ -56,6 +58,7 @@ class Usage:
     model: str
     call: tuple[str, ...]
     zeros: str = ""
+    tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     before: tuple[str, ...] = ()
     throughput: tuple[str, ...] = ()
     settings: str = ""
@@ -89,6 +92,14 @@ USAGES: Final[Mapping[str, Usage]] = {
         # By default OpenVINO lowers the ops that the plan left in fp32, too.
         model="openvino.Core().compile_model({path}, {device}, settings)",
         zeros="numpy.zeros({shape}, {dtype})",
+        # OpenVINO (2026.4) takes no array for such an input, not even one of ml_dtypes.
+        tensors={
+            "bfloat16": (
+                "bf16(numpy.zeros({shape}, 'uint16'))",
+                "# an output in bf16 is given as bits, too: bf16(outputs[NAME]) carries state",
+                "bf16 = lambda bits: openvino.Tensor(bits, bits.shape, openvino.Type.bf16)",
+            )
+        },
         call=("outputs = model(inputs)",),
         settings="without these settings OpenVINO chooses types itself",
         types="f32 is for the ops that the plan left in fp32: low types in the model stay",
@@ -181,21 +192,23 @@ def how_to_run(
     lines += [line.format(**parts) for line in before]
     lines.append(f"model = {usage.model.format(**parts)}")
     if usage.zeros:
-        lines += _zeros(usage.zeros, inputs)
+        lines += _zeros(usage, inputs)
     return (*lines, *usage.call)
 
 
-def _zeros(template: str, inputs: Inputs | None) -> list[str]:
+def _zeros(usage: Usage, inputs: Inputs | None) -> list[str]:
     """The statement that makes ``inputs``, of zeros where their shapes are known."""
     if not inputs:
         return ["inputs = {}  # an array for each input, by its name"]
+    made = {dtype: usage.tensors.get(dtype, (usage.zeros,)) for _, dtype in inputs.values()}
+    needed = [line for _, *lines in made.values() for line in lines]
     zeros = [
-        f"{name!r}: {template.format(shape=shape, dtype=repr(dtype))}"
+        f"{name!r}: {made[dtype][0].format(shape=shape, dtype=repr(dtype))}"
         for name, (shape, dtype) in inputs.items()
     ]
     if len(zeros) == 1:
-        return [f"inputs = {{{zeros[0]}}}  # your data"]
-    return ["inputs = {  # your data", *(f"    {zero}," for zero in zeros), "}"]
+        return [*needed, f"inputs = {{{zeros[0]}}}  # your data"]
+    return [*needed, "inputs = {  # your data", *(f"    {zero}," for zero in zeros), "}"]
 
 
 def _filled(settings: Mapping[str, Any]) -> list[str]:

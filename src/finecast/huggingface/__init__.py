@@ -32,6 +32,7 @@ from finecast import api
 from finecast.engines import get_engine
 from finecast.engines.base import DTYPES, Array, Session
 from finecast.errors import EngineError, UsageError
+from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.tuning.result import Result
 
 if (
@@ -67,7 +68,8 @@ def tune(
     """Find the fastest mixed precision of a causal language model; its ``generate`` runs it.
 
     Laws: ``model`` is unchanged. The result's ``model`` is of the same class, with the same
-    ``generate``; its calls run the tuned ONNX model. Where nothing helps it is ``model``.
+    ``generate``; its calls run the tuned ONNX model. Where nothing helps it is ``model``. The
+    type of the cache is decided like those of ops, unless ``policy`` is a ``Policy``.
 
     Args:
         model: A causal language model of transformers, in fp32, of up to 2 GB. To tune a
@@ -89,6 +91,9 @@ def tune(
     steps = min(_STEPS, length - 1)
     stated: dict[str, Any] = {"metric": "kld", "decode_steps": steps, "batch": _TEXTS}
     stated |= options
+    policy = stated.get("policy", DEFAULT_POLICY)
+    if isinstance(policy, str) or policy is DEFAULT_POLICY:
+        stated["policy"] = replace(Policy.of(policy), io_state=True)
     if stated.get("evaluate") is not None:
         del stated["metric"], stated["decode_steps"]
     with tempfile.TemporaryDirectory() as folder:
@@ -245,17 +250,35 @@ def _forward(session: Session, config: Any, *args: Any, **kwargs: Any) -> Any:
     caches = [spec for spec in session.inputs if spec.name not in feeds]
     for number, spec in enumerate(caches):
         if past:
-            held = getattr(cache.layers[number // 2], f"{_CACHED[number % 2]}s").numpy()
+            held = _array(getattr(cache.layers[number // 2], f"{_CACHED[number % 2]}s"))
         else:
             sizes = [dim if isinstance(dim, int) else 0 for dim in spec.shape or ()]
             held = np.zeros([rows, *sizes[1:]], DTYPES[spec.dtype])
         feeds[spec.name] = held
     found = session.run(feeds)
-    logits, *present = (torch.from_numpy(array) for array in found.values())
+    logits, *present = map(_tensor, found.values())
     for layer in range(len(present) // 2):
         key, value = (one[:, :, past:] for one in present[2 * layer : 2 * layer + 2])
         cache.update(key, value, layer)
     return outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+
+def _array(tensor: Any) -> Array:
+    """The tensor's numbers, not copied; PyTorch gives no array of bf16."""
+    import torch
+
+    if tensor.dtype is not torch.bfloat16:
+        return tensor.numpy()
+    return tensor.contiguous().view(torch.int16).numpy().view(DTYPES["bf16"])
+
+
+def _tensor(array: Array) -> Any:
+    """The inverse of ``_array``."""
+    import torch
+
+    if array.dtype != DTYPES["bf16"]:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
 def _flattened(model: Any) -> tuple[Any, list[Any]]:

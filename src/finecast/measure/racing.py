@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise, permutations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +139,12 @@ class Race:
         """Start without times."""
         self._turns = Turns(self.calls)
         self._samples = {name: {} for name in self.calls}
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """The times, which travel to another process; what was called does not."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        calls = dict.fromkeys(self.calls, _never_called)
+        return None, {**state, "calls": calls, "_turns": Turns(calls)}
 
     @classmethod
     def of(

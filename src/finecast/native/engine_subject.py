@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
-from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session
+from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_all, load_model
@@ -186,15 +186,21 @@ class EngineSubject(Subject):
         self.tell(*filter(None, (note, differs)))
 
     def made_from(self, origin: Origin) -> Built:
-        """The model of a plan; of a file or a hint a loaded one."""
-        if origin.file is not None:
-            loaded = self.engine.load(origin.file)
-        elif origin.hint is not None:
-            loaded = self.engine.load_hinted(self.model.loadable, origin.hint)
-        else:
-            return self.model.build(origin.plan)
-        model = origin.file or self.model.model
-        return Built(model=model, plan=origin.plan, size_bytes=0, loaded=loaded)
+        """The model of a plan; the original, or that of a hint, loaded."""
+        plan, original = origin.plan, self.model.original
+        if origin.is_original and original is not None:
+            loaded = self.engine.load(original)
+            return Built(model=original, plan=plan, size_bytes=0, loaded=loaded)
+        if origin.hint is None:
+            return self.model.build(plan)
+        return Hinted(
+            model=self.model.model,
+            plan=plan,
+            size_bytes=0,
+            loaded=self.engine.load_hinted(self.model.loadable, origin.hint),
+            format=origin.hint,
+            exact=plan,
+        )
 
     def hints(self, planner: Planner) -> Sequence[Hinted]:
         """The fp32 model under each precision hint of the engine, if it has any."""
@@ -227,7 +233,9 @@ class EngineSubject(Subject):
         errors = load_all(self.engine, load, built.values())
         for (name, one), error in zip(built.items(), errors, strict=True):
             if error is None:
-                calls[name] = partial(run_all, self.session(one), timing)
+                session = self.session(one)
+                fed = [feeds_for(session, feeds) for feeds in timing]
+                calls[name] = partial(run_all, session, fed)
             # The same plan by casts, if it races, stands for it.
             elif replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
                 self.tell(f"a plan was dropped: {error.what}")

@@ -157,7 +157,7 @@ def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> No
             where="--by-hint",
             fix=f"give --auto-cast-type {' or '.join(f.label for f in known)}",
         )
-    if policy.io or policy.io_low:
+    if policy.retypes_ports:
         raise UsageError(
             "inputs and outputs keep their types under a precision hint",
             where="--by-hint",

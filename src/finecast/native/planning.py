@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from finecast import rules
+from finecast.data.decoding import state_of
 from finecast.devices.emulation import check_formats
 from finecast.engines.base import Engine
 from finecast.engines.faults import faults
@@ -17,6 +18,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.native.gains import no_adjustments
 from finecast.native.hint import check_by_hint
 from finecast.numbers.formats import Format
+from finecast.planning.carried import Carried
 from finecast.planning.planner import Planner
 from finecast.rules import Context
 from finecast.rules.facts import ValueFacts
@@ -92,6 +94,7 @@ def make_planner(
         engine=engine.name,
         opset=prepared.minimal_opset,
         from_type=prepared.from_type,
+        carried=Carried.of(graph, state_of(graph, policy)),
     )
 
 

@@ -88,6 +88,7 @@ class Times:
         graph = planner.graph
         low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
         kernels = [
+            planner.carried.nodes,
             *kernel_nodes(graph, profiles.high),
             *(k for of in low.values() for k in of),
         ]
@@ -115,7 +116,8 @@ class Times:
         Ops in one of ``kernels`` are one unit; in one of ``fused`` they do not round.
         """
         low = planner.policy.formats
-        units = make_units(planner.graph, planner.permissions, low, kernels)
+        together = [planner.carried.nodes, *kernels]
+        units = make_units(planner.graph, planner.permissions, low, together)
         points = points_of(planner, units, dict.fromkeys(low, fused))
         return cls(units=units, points=points, cost=cost)
 
@@ -132,6 +134,7 @@ class Times:
         found = {f: Sensitivity.zero(at) for f, at in self.points.items()}
         given = sensitivity or {}
         found |= {f: one.toward(self.errors.get(f)) for f, one in given.items()}
+        carried = planner.carried.unit(self.units)
         io = prepared.resolve_io(planner.highest().io)
         saturation, errors = joined(found)
         pinned = pins(io, (Format.FP32, *self.points))
@@ -147,7 +150,7 @@ class Times:
             lowest_s=self.lowest_s,
             probes=sum(s.probes for s in found.values()),
         )
-        return replace(analysis, saturation=saturation)
+        return replace(analysis, saturation=saturation, carried=carried)
 
 
 def points_of(

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+from finecast.data.decoding import state_of
 from finecast.data.sources import FeedMaker
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
@@ -233,8 +234,8 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return self.prepare(AS_IT_IS)
 
     def check_policy(self, policy: Policy) -> None:
-        """Prepare the model, which refuses names that match nothing."""
-        self.prepare(policy)
+        """Prepare the model, which refuses names that match nothing, and find its state."""
+        state_of(self.prepare(policy).graph, policy)
 
     def build(self, plan: Plan) -> EngineBuilt:
         """Replay the plan on a copy of the model."""

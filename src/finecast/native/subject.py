@@ -37,10 +37,13 @@ UserRules = Sequence[tuple[str, UserRule]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a model to run is made from: its plan, or a file as it is, or an engine's hint."""
+    """What a model to run is made from: its plan, or an engine's hint.
+
+    Or it is the model that the fp32 one was made from, as it is.
+    """
 
     plan: Plan
-    file: Path | None = None
+    is_original: bool = False
     hint: Format | None = None
 
 
@@ -68,8 +71,7 @@ class Built:
     @property
     def origin(self) -> Origin:
         """What it is made from."""
-        file = self.model if isinstance(self.model, Path) else None
-        return Origin(plan=self.plan, file=file)
+        return Origin(plan=self.plan, is_original=isinstance(self.model, Path))
 
     def release(self) -> None:
         """Unload what was loaded to run it."""

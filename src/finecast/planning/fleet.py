@@ -20,10 +20,16 @@ import numpy as np
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained, labels_of
-from finecast.planning.choices import Choice, Proposal
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner, pick
-from finecast.planning.problem import Analysis, Roundings, build_problem, predicted_error
+from finecast.planning.problem import (
+    Analysis,
+    Choice,
+    Proposal,
+    Roundings,
+    build_problem,
+    predicted_error,
+)
 from finecast.planning.proposing import frontier_of, predicted_cost, proposal, within
 from finecast.planning.units import Units
 from finecast.rules import Permission

@@ -23,6 +23,8 @@ from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
 from finecast.rules.scaled_operands import coded_result
 
+_MOST_PORTS: Final = 4
+"""Inputs and outputs whose names are told."""
 PLAN_VERSION: Final = 8
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
@@ -147,6 +149,18 @@ class Plan:
         is stored, without a cast.
         """
         return tuple(d for d in self.decisions if by_name(d.op).has_numbers)
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """A text for each format in which inputs and outputs are declared."""
+        names: dict[str, list[str]] = {}
+        for name, fmt in sorted(self.io.items()):
+            names.setdefault(fmt.label, []).append(name)
+        return tuple(
+            f"inputs and outputs in {label}: {', '.join(of[:_MOST_PORTS])}"
+            + (f" and {len(of) - _MOST_PORTS} more" if len(of) > _MOST_PORTS else "")
+            for label, of in names.items()
+        )
 
     @property
     def counts(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from finecast.graph.structure import structure_of
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
+from finecast.planning.carried import Carried
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Choice
 from finecast.planning.range_scaling import RangeScaling, scaled_plan
@@ -106,6 +107,7 @@ class Planner:
         from_type: The type that the model was converted to fp32 from; empty for none.
         scalings: Scalings of values that were made in ``graph``. A plan has the adjustments
             of those that serve it.
+        carried: The state whose type plans decide, too.
     """
 
     graph: Graph
@@ -115,6 +117,7 @@ class Planner:
     opset: Callable[[Mapping[int, Format]], int] = _no_opset
     from_type: str = ""
     scalings: tuple[RangeScaling, ...] = ()
+    carried: Carried = Carried()
 
     @property
     def is_free(self) -> bool:
@@ -156,7 +159,7 @@ class Planner:
                 for node in self.graph.float_nodes
                 if node.format is Format.FP32
             ),
-            io=_declared(self.graph, self.policy),
+            io=_declared(self.graph, self.policy) | self.carried.declared(self.graph, formats),
             engine=self.engine,
             from_type=self.from_type,
             keep_ops=self.policy.keep_ops,

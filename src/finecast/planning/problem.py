@@ -104,6 +104,7 @@ class Analysis:
         cast_time: Cost of a value's cast, in the same unit.
         rounded: Output errors of rounding to each low format.
         io: Declared formats of inputs and outputs, by value id.
+        carried: The unit that decides the format of an input or output, by value id.
         lowest_s: Predicted seconds of the plan in which every op that may be low is.
         probes: Number of runs of the model that measured the errors.
         shapes: Observed shapes of values, by id.
@@ -119,6 +120,7 @@ class Analysis:
     cast_time: CastTime
     rounded: Mapping[Format, Roundings]
     io: Mapping[int, Format] = field(default_factory=dict[int, Format])
+    carried: Mapping[int, int] = field(default_factory=dict[int, int])
     lowest_s: float = math.inf
     probes: int = 0
     shapes: Shapes = field(default_factory=dict[int, Shape])
@@ -173,7 +175,7 @@ def build_problem(
     formats = (*times,)
     forbidden = {f: _forbidden(units, permissions, f) for f in formats}
     permitted = ~np.stack([*forbidden.values()], axis=1)
-    rows = list(_rows(graph, units, forbidden, analysis.cast_time, analysis.io))
+    rows = list(_rows(graph, analysis, forbidden))
     rows += _constant_rows(graph, units, formats, analysis.constant_cost)
     cast = np.array([table for _, _, table in rows], dtype=np.float64)
     return LabelProblem(
@@ -192,17 +194,14 @@ def build_problem(
 
 
 def _rows(
-    graph: Graph,
-    units: Units,
-    forbidden: Mapping[Format, NDArray[np.bool_]],
-    cast_time: CastTime,
-    io: Mapping[int, Format],
+    graph: Graph, analysis: Analysis, forbidden: Mapping[Format, NDArray[np.bool_]]
 ) -> Iterator[tuple[int, list[int], Floats]]:
     """For each value its producer, its consumers, and the costs [producer's, reader's label].
 
     ``forbidden`` has, for each format in the labels' order, which units may not have it.
     """
-    formats = (*forbidden,)
+    formats, cast_time, io = (*forbidden,), analysis.cast_time, analysis.io
+    decided = {**pins(io, formats), **analysis.carried}
 
     def price(value: Value, readers: Sequence[int], source: Format, to: Format) -> float:
         """Cost for readers in ``to`` of a value made by an op in ``source``.
@@ -222,9 +221,11 @@ def _rows(
         return wide + cast_time(value, Format.FP32, to)
 
     everyone = [-1 - label for label in range(len(formats))]
-    for value, producer, consumers in _ports(graph, units, pins(io, formats)):
+    for value, producer, consumers in _ports(graph, analysis.units, decided):
         priced = partial(price, value, tuple(consumers))
         made, declared = formats, io.get(value.id)
+        if value.is_input and value.id in analysis.carried:
+            made = [fmt.result for fmt in formats]
         if declared is not None and declared not in formats:
             if value.is_output:
                 consumers.pop()  # the model's output: its format has no label
@@ -301,7 +302,10 @@ def _forbidden(
 def _ports(
     graph: Graph, units: Units, pinned: Mapping[int, int]
 ) -> Iterator[tuple[Value, int, list[int]]]:
-    """Each value that may be cast, the unit or pin that makes it, and those that read it."""
+    """Each value that may be cast, the unit or pin that makes it, and those that read it.
+
+    ``pinned`` has the pins of declared inputs and outputs, and the unit of carried state.
+    """
     for value in graph.values:
         if value.format is Format.FP32 and value.constant is None:
             producer = _producer(graph, units, value, pinned)

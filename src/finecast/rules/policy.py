@@ -111,6 +111,9 @@ class Policy:
             thumb, never what the op's definition admits.
         io: Declared formats of inputs and outputs, by name.
         io_low: Whether all inputs and outputs are declared in the low format.
+        io_state: Whether plans decide the type of inputs and outputs that carry state, too.
+        state: The output that becomes an input of the next call, by the input's name; empty
+            to find them by their names.
         keep_ops: Whether ops are kept as they are, and none is replaced by an op that the
             engine recognises.
         by_hint: Whether the model stays in fp32, with marks on the ops that keep it, and the
@@ -146,12 +149,15 @@ class Policy:
         convert=lambda given: assignments(given, option="--op"),
     ).field({})
     io: Mapping[str, Format] = Option(
-        help="'low', or NAME=FORMAT for one input or output; default: types are kept.",
-        metavar="low|NAME=FORMAT",
+        help="NAME=FORMAT for one input or output; 'low' for all; 'state' to decide the type"
+        " of a cache, which the caller carries from call to call. Default: types are kept.",
+        metavar="low|state|NAME=FORMAT",
         many=True,
         convert=lambda given: assignments(given, option="--io"),
     ).field({})
     io_low: bool = False
+    io_state: bool = False
+    state: Mapping[str, str] = field(default_factory=dict[str, str])
     keep_ops: bool = Option(
         help="Change types only: rewrite no low op as another that the engine recognises.",
         kind=bool,
@@ -205,9 +211,11 @@ class Policy:
                     object.__setattr__(self, name, getattr(stated, name))
         io: object = self.io
         if isinstance(io, list | tuple):
-            ports = [port for port in cast("Sequence[str]", io) if spelled(port) != "low"]
-            object.__setattr__(self, "io_low", len(ports) < len(io))
-            object.__setattr__(self, "io", ports)
+            words = {"low": "io_low", "state": "io_state"}
+            stated = {port: words.get(spelled(port)) for port in cast("Sequence[str]", io)}
+            for name in words.values():
+                object.__setattr__(self, name, name in stated.values())
+            object.__setattr__(self, "io", [port for port, name in stated.items() if not name])
         convert_options(self)
         if keep:
             object.__setattr__(self, "op_formats", {**self.op_formats, **assignments(keep)})
@@ -221,11 +229,17 @@ class Policy:
             "exclude": [one.pattern for one in self.exclude],
             "io": {name: fmt.label for name, fmt in self.io.items()},
             "io_low": self.io_low,
+            "io_state": self.io_state,
             "keep_ops": self.keep_ops,
             "by_hint": self.by_hint,
         }
         stated = (f", {name}={value!r}" for name, value in parts.items() if value)
         return f"Policy({text!r}{''.join(stated)})"
+
+    @property
+    def retypes_ports(self) -> bool:
+        """Whether inputs and outputs may change type."""
+        return bool(self.io or self.io_low or self.io_state)
 
     @property
     def label(self) -> str:

@@ -1,9 +1,9 @@
 """Workers on the nodes of a Ray cluster (https://docs.ray.io), for ``--executor ray``.
 
 Laws: a node's workers give the numbers of this machine, since nodes of another environment
-take no part. Files travel once to a node, by what they hold. Where a node is lost its requests
-are made again on another one: none of them changes anything but what the worker has open. This
-process alone writes studies and results, and times models.
+take no part. Requests are idempotent tasks of Ray: what a lost node had is asked of another
+one. A race is one task, which holds a node's ``timing`` resource and all its cores. Files
+travel once to a node, by what they hold. This process alone writes studies and results.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import importlib
 import importlib.util
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,28 +26,22 @@ from finecast.errors import EngineError, UsageError
 from finecast.files import digest
 from finecast.measure.environment import environment
 from finecast.processes.worker import Answer, WorkerDiedError
+from finecast.progress import Notice, Progress
 from finecast.tuning.workers import LocalWorker, NodeLostError, Opening, WorkerProcess
 
 _CHUNK_BYTES: Final = 64 << 20
-"""Of a file that travels: far below what Ray moves in one message."""
+"""Of a file that travels: a node holds so much of it in memory at a time."""
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _STARTS_S: Final = 300.0
-# What a node takes beyond the limit that an evaluation holds itself to.
-_GRACE_S: Final = 60.0
+_TIMING: Final = "timing"
+"""The resource of nodes on which models may be timed."""
 _INSTALL: Final = "pip install 'finecast[cluster]', of one version on all nodes"
 
 
-class OnNode:
-    """What runs on a node, as an actor of Ray: a worker process, and the files it reads.
+class NodeProcess:
+    """What a node keeps from task to task: a worker process, and the files that it reads."""
 
-    Args:
-        variables: Those of ``_THREADS`` that are set where the search runs.
-    """
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        for name in _THREADS:  # Ray sets some, by the processors that it counts for an actor
-            os.environ.pop(name, None)
-        os.environ.update(variables)
+    def __init__(self) -> None:
         self._process = LocalWorker()
         self._folder = Path(tempfile.gettempdir()) / f"finecast-files-{os.getuid()}"
 
@@ -53,39 +49,34 @@ class OnNode:
         """The node's machine and installation."""
         return environment().as_json()
 
-    def place(self, name: str) -> str:
-        """The path of a file here."""
-        return str(self._folder / name)
+    def has(self, name: str) -> str:
+        """The path of a file if it is here; else empty."""
+        path = self._folder / name
+        return str(path) if path.exists() else ""
 
-    def has(self, name: str) -> bool:
-        """Whether a file is here."""
-        return (self._folder / name).exists()
-
-    def put(self, name: str, chunk: bytes, of: str) -> None:
-        """Append to a file; where its digest is given, all of it is here and is checked.
+    def put(self, name: str, of: str, chunks: Sequence[Any]) -> str:
+        """Write a file of the digest ``of`` from references to its bytes; returns its path.
 
         Raises:
             EngineError: If it is not what was sent.
         """
-        place = self._folder / name
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        staged = place.with_name(f".{place.name}.{os.getpid()}")
-        with staged.open("ab") as file:
-            file.write(chunk)
-        if not of:
-            return
+        ray: Any = importlib.import_module("ray")
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        staged = path.with_name(f".{path.name}.{os.getpid()}")
+        with staged.open("wb") as file:
+            for chunk in chunks:
+                file.write(ray.get(chunk))
         if digest(staged) != of:
             staged.unlink()
             raise EngineError("a file arrived damaged", where=name, fix="run it again")
-        staged.replace(place)
-
-    def end(self) -> None:
-        """End the worker process."""
-        self._process.end()
+        staged.replace(path)
+        return str(path)
 
     def ask(self, request: Mapping[str, Any], payload: bytes) -> tuple[Answer | str, str]:
         """The answer of the worker process, or how it died; and what was printed."""
         printed: list[str] = []
+        self._process.start()  # anew where the threads are others
         try:
             answer = self._process.relay(
                 request, payload, lambda _, text: printed.append(text)
@@ -95,32 +86,87 @@ class OnNode:
         return answer, "".join(printed)
 
 
-@dataclass(slots=True, kw_only=True)
-class RayWorker(WorkerProcess):
-    """A worker on one node."""
+@cache
+def _node() -> NodeProcess:
+    """This process's part of a node: Ray runs the tasks of a search in one that it keeps."""
+    return NodeProcess()
+
+
+def on_node(variables: Mapping[str, str], call: str, *arguments: Any) -> Any:
+    """A task of Ray: what a method of ``NodeProcess`` gives there.
+
+    Args:
+        variables: Those of ``_THREADS`` that are set where the search runs.
+        call: The method.
+        arguments: Its arguments.
+    """
+    for name in _THREADS:  # Ray sets some, by the processors that it counts for a task
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    return getattr(_node(), call)(*arguments)
+
+
+@dataclass(slots=True)
+class Files:
+    """Files that travel, each put into Ray's store once, from which nodes fetch it."""
 
     ray: Any
-    actor: Any
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sent: dict[Path, tuple[str, list[Any]]] = field(
+        default_factory=dict[Path, "tuple[str, list[Any]]"]
+    )
+
+    def digest(self, path: Path) -> str:
+        """The digest of a file."""
+        with self._lock:
+            if path not in self._sent:
+                self._sent[path] = digest(path), []
+            return self._sent[path][0]
+
+    def chunks(self, path: Path) -> Sequence[Any]:
+        """References to the bytes of a file."""
+        self.digest(path)
+        with self._lock:
+            chunks = self._sent[path][1]
+            if not chunks:
+                with path.open("rb") as file:
+                    while chunk := file.read(_CHUNK_BYTES):
+                        chunks.append(self.ray.put(chunk))
+            return chunks
+
+
+@dataclass(slots=True, kw_only=True)
+class RayWorker(WorkerProcess):
+    """A worker on one node.
+
+    Attributes:
+        ray: The library.
+        task: ``on_node``, with ``options`` of a task that runs on the node.
+        options: These options.
+        variables: Those of ``_THREADS`` that are set here.
+        node: The node's name.
+        cores: The processors that the node has for Ray.
+        files: What was sent.
+        times: Whether the node has the resource ``timing``.
+    """
+
+    ray: Any
+    task: Any
+    options: Mapping[str, Any]
+    variables: Mapping[str, str]
     node: str
+    cores: float
+    files: Files
+    times: bool = False
+    _running: Any = None
 
     def start(self) -> None:
-        """It runs since it was made."""
+        """Its first task starts it."""
 
     def end(self) -> None:
-        """End the worker process on the node; the next request starts another one."""
-        self._called(self.actor.end.remote())
-
-    def leave(self) -> None:
         """End what runs on the node."""
-        self.ray.kill(self.actor)
-
-    def describes(self, own: Mapping[str, Any]) -> bool:
-        """Whether the node's machine and installation are ``own``.
-
-        Raises:
-            NodeLostError: If it is gone.
-        """
-        return self._called(self.actor.environment.remote(), _STARTS_S) == own
+        if self._running is not None:
+            self.ray.cancel(self._running, force=True)
 
     def relay(
         self, request: Mapping[str, Any], payload: bytes, tell: Callable[[str, str], None]
@@ -128,12 +174,14 @@ class RayWorker(WorkerProcess):
         """The answer of the worker on the node.
 
         Raises:
-            NodeLostError: If the node or what runs on it is gone.
+            NodeLostError: If the node is gone, or what runs on it.
             WorkerDiedError: If the worker process there died.
         """
-        limit = request.get("seconds")
-        timeout = None if limit is None else limit + _GRACE_S
-        answer, printed = self._called(self.actor.ask.remote(dict(request), payload), timeout)
+        holds: Mapping[str, Any] = {"num_cpus": 1}
+        if request.get("alone"):
+            holds = {"num_cpus": self.cores, "resources": {_TIMING: 1}}
+        self._running = self.begun("ask", dict(request), payload, **holds)
+        answer, printed = self.result(self._running)
         if printed:
             tell("stdout", printed)
         if isinstance(answer, str):
@@ -149,7 +197,8 @@ class RayWorker(WorkerProcess):
                 where=str(opening.model),
                 fix="give a file, with its data beside it; or --executor local",
             )
-        group = hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()
+        digests = "".join(map(self.files.digest, files))
+        group = hashlib.sha256(digests.encode()).hexdigest()
         model, *_ = [Path(self._sent(path, group)) for path in files]
         given = {name: getattr(opening.data, name) for name in ("data", "calib", "evaluate")}
         moved = {name: self._moved(one) for name, one in given.items() if one is not None}
@@ -163,46 +212,46 @@ class RayWorker(WorkerProcess):
     def _moved(self, given: str | Path) -> str | Path:
         """A file's path on the node; of ``FILE.py:FUNCTION`` with the function."""
         path = file_of(given)
-        return self._sent(path, digest(path)) + str(given)[len(str(path)) :]
+        return self._sent(path, self.files.digest(path)) + str(given)[len(str(path)) :]
 
     def _sent(self, path: Path, group: str) -> str:
         """The path of a file on the node, once it is there."""
         name = f"{group[:24]}/{path.name}"
-        if not self._called(self.actor.has.remote(name)):
-            left = path.stat().st_size
-            with path.open("rb") as file:
-                while True:
-                    chunk = file.read(_CHUNK_BYTES)
-                    left -= len(chunk)
-                    of = digest(path) if left <= 0 else ""
-                    self._called(self.actor.put.remote(name, chunk, of))
-                    if of:
-                        break
-        return str(self._called(self.actor.place.remote(name)))
+        there = self._called("has", name)
+        if there:
+            return there
+        return self._called("put", name, self.files.digest(path), self.files.chunks(path))
 
-    def _called(self, reference: Any, timeout: float | None = None) -> Any:
-        """What a call on the node gives.
+    def _called(self, call: str, *arguments: Any) -> Any:
+        """What a method of ``NodeProcess`` gives; raises NodeLostError."""
+        return self.result(self.begun(call, *arguments, num_cpus=0))
+
+    def begun(self, call: str, *arguments: Any, **holds: Any) -> Any:
+        """A task that has begun: a method of ``NodeProcess``, which holds these resources."""
+        task = self.task.options(**self.options, **holds)
+        return task.remote(self.variables, call, *arguments)
+
+    def result(self, running: Any, timeout_s: float | None = None) -> Any:
+        """What a task gives.
 
         Raises:
-            NodeLostError: If the node or its actor is gone, or does not answer.
+            NodeLostError: If the node or its process is gone, or does not answer in time.
         """
         known = self.ray.exceptions
         try:
-            return self.ray.get(reference, timeout=timeout)
-        except (
-            known.RayActorError,
-            known.ActorUnschedulableError,
-            known.ActorUnavailableError,
-            known.GetTimeoutError,
-        ) as error:
+            return self.ray.get(running, timeout=timeout_s)
+        except known.RayTaskError as error:
+            raise error.cause from error
+        except known.RayError as error:  # no time, no process or no node is left
             raise NodeLostError(f"was on {self.node}, which is gone") from error
 
 
-def ray_workers(executor: str) -> Sequence[RayWorker]:
+def ray_workers(executor: str, progress: Progress) -> Sequence[RayWorker]:
     """A worker on each node of a cluster that computes as this machine does.
 
     Args:
         executor: ``ray`` for the cluster that this machine is in, or ``ray://HOST:PORT``.
+        progress: Told of nodes that take no part.
 
     Raises:
         EngineError: If Ray is not installed, there is no cluster, or no node fits.
@@ -221,25 +270,48 @@ def ray_workers(executor: str) -> Sequence[RayWorker]:
                 where=f"--executor {executor}",
                 fix="start one: ray start --head, and ray start --address HOST:PORT elsewhere",
             ) from error
-    made = ray.remote(OnNode)
     variables = {name: os.environ[name] for name in _THREADS if name in os.environ}
-    found, others = list[RayWorker](), list[str]()
-    for node in ray.nodes():
-        if not node["Alive"]:
-            continue
-        strategy = scheduling.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        actor = made.options(num_cpus=1, scheduling_strategy=strategy).remote(variables)
-        worker = RayWorker(ray=ray, actor=actor, node=f"node {node['NodeID'][:8]}")
-        with suppress(NodeLostError):
-            if worker.describes(environment().as_json()):
-                found.append(worker)
-                continue
-        others.append(worker.node)
-        worker.leave()
+    task, files = ray.remote(on_node), Files(ray)
+    workers = [
+        RayWorker(
+            ray=ray,
+            task=task,
+            options={
+                "scheduling_strategy": scheduling.NodeAffinitySchedulingStrategy(
+                    node["NodeID"], soft=False
+                )
+            },
+            variables=variables,
+            node=f"node {node['NodeID'][:8]}",
+            cores=node["Resources"]["CPU"],
+            files=files,
+            times=node["Resources"].get(_TIMING, 0) >= 1,
+        )
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
+    ]
+    found = _of_this_kind(workers, lambda text: progress(Notice(text), 1, 1))
     if not found:
         raise EngineError(
-            f"no node computes as this machine does: {', '.join(others)}",
+            f"no node computes as this machine does: {', '.join(w.node for w in workers)}",
             where=f"--executor {executor}",
             fix="run finecast on a machine like the nodes, with the same libraries",
         )
+    return found
+
+
+def _of_this_kind(
+    workers: Sequence[RayWorker], tell: Callable[[str], None]
+) -> list[RayWorker]:
+    """Those on nodes whose machine and installation are those of this process."""
+    own, found = environment().as_json(), list[RayWorker]()
+    begun = [worker.begun("environment", num_cpus=0) for worker in workers]
+    for worker, running in zip(workers, begun, strict=True):
+        with suppress(NodeLostError):
+            there = worker.result(running, _STARTS_S)
+            differ = [name for name in own if there.get(name) != own[name]]
+            if not differ:
+                found.append(worker)
+                continue
+            tell(f"{worker.node} takes no part: it has another {', '.join(differ)}")
     return found

@@ -138,8 +138,7 @@ class Conclusion:
         if not self.workload.decodes or self.subject.target:
             return ""
         for number, call in enumerate(("a first call", "a step")):
-            alone = self.workload.of_call(number)
-            race = self.subject.times({call: built}, alone, measuring.BASELINE)
+            race = self.measuring.race({call: built}, measuring.BASELINE, call=number)
             if call in race.names and race.speed(call).high < 1:
                 return f"{call} takes {1 / race.speed(call).median:.3g} of what fp32 takes"
         return ""
@@ -303,14 +302,14 @@ class Conclusion:
             model=subject.model.model if built is None else built.model,
             built=built,
             conditions=self._conditions(measurements),
-            inputs=self._inputs,
+            inputs=self._inputs(plan),
         )
 
-    @property
-    def _inputs(self) -> Inputs:
-        """The arrays of the first call that is timed."""
+    def _inputs(self, plan: Plan) -> Inputs:
+        """The arrays of the first call that is timed, in the types that ``plan`` declares."""
         call = next((c for feeds in self.workload.timing() for c in calls_of(feeds)), {})
-        return {name: (array.shape, str(array.dtype)) for name, array in call.items()}
+        low = {name: fmt.dtype for name, fmt in plan.io.items()}
+        return {n: (array.shape, str(low.get(n, array.dtype))) for n, array in call.items()}
 
     def _conditions(self, measurements: Measurements) -> dict[str, Any]:
         """What the accuracy and the times are of."""

@@ -17,7 +17,7 @@ from finecast.data.metrics import Scoring
 from finecast.data.workload import DataWorkload, Workload
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.native.subject import Built, Subject
-from finecast.tuning.measuring import Measuring
+from finecast.tuning.measuring import Measuring, Racer
 
 
 class LostTrialError(EngineError):
@@ -33,7 +33,13 @@ class Evaluated:
 
 
 class Executor(ABC):
-    """Evaluates a model and the models of its plans on all data."""
+    """Evaluates a model and the models of its plans on all data.
+
+    Attributes:
+        racer: Times models on another machine; None if this one times them.
+    """
+
+    racer: Racer | None = None
 
     @abstractmethod
     def baseline(self, workload: Workload) -> float:

@@ -16,7 +16,7 @@ from typing import Final
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.scoring import Score
+from finecast.data.metrics import Score
 from finecast.errors import EngineError, UsageError
 from finecast.native.subject import Built
 from finecast.planning.fleet import Fleet, Serving

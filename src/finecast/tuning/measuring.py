@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Session
 from finecast.engines.exact import Exact
 from finecast.measure.racing import Effort, Race
-from finecast.native.subject import Built, Subject
+from finecast.native.subject import Built, Origin, Subject
 from finecast.planning.planner import Planner
 from finecast.planning.pricing import by_memory, by_size, resident_bytes
 from finecast.planning.problem import SAME_TIME, Analysis
@@ -62,12 +62,34 @@ class Measurements:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Racing:
+    """Models to be timed beside fp32.
+
+    Attributes:
+        models: What each is made from, by name.
+        effort: How long they are timed.
+        streams: Whether many requests are in flight.
+        call: The call of decoding that alone is timed; None for all that the objective times.
+    """
+
+    models: Mapping[str, Origin]
+    effort: Effort
+    streams: bool = False
+    call: int | None = None
+
+
+# Times models on another machine, unless it cannot; and what there is to tell of it.
+Racer: TypeAlias = Callable[[Racing], "tuple[Race | None, Sequence[str]]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """Measures the models of one subject by ``objective``."""
+    """Measures the models of one subject by ``objective``; ``racer`` times them, if given."""
 
     objective: Objective
     subject: Subject
     workload: Workload
+    racer: Racer | None = None
     _exact: list[Exact] = field(init=False, repr=False, default_factory=list[Exact])
 
     def check(self) -> None:
@@ -92,17 +114,36 @@ class Measuring:
         analysis: Analysis | None,
     ) -> Measurements:
         """Measure ``built``; models that cannot be loaded are left out."""
-        subject, workload = self.subject, self.workload
         if self.objective.of_latency:
-            race = subject.times(built, workload, effort)
+            race = self.race(built, effort)
             return Measurements(costs=race, times=race)
-        times = subject.times(built, workload, _BESIDE)
+        times = self.race(built, _BESIDE)
         loaded = {name: one for name, one in built.items() if name in times.names}
         if self.objective is Objective.THROUGHPUT:
-            race = subject.streamed(loaded, workload, effort)
+            race = self.race(loaded, effort, streams=True)
             return Measurements(costs=race, times=times)
         fp32, costs = self._bytes(loaded, planner, analysis)
         return Measurements(costs=Race.stated(fp32, costs), times=times)
+
+    def race(
+        self,
+        built: Mapping[str, Built],
+        effort: Effort,
+        *,
+        streams: bool = False,
+        call: int | None = None,
+    ) -> Race:
+        """Time ``built`` beside fp32, all on one machine; see ``Racing``."""
+        subject = self.subject
+        if self.racer is not None:
+            origins = {name: one.origin for name, one in built.items()}
+            racing = Racing(models=origins, effort=effort, streams=streams, call=call)
+            race, told = self.racer(racing)
+            subject.tell(*told)
+            if race is not None:
+                return race
+        workload = self.workload if call is None else self.workload.of_call(call)
+        return (subject.streamed if streams else subject.times)(built, workload, effort)
 
     def exact(self) -> Exact:
         """The fp32 model's outputs on the timed feeds; it runs there once."""

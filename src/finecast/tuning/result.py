@@ -234,6 +234,7 @@ class Result(Report):
         before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
         casts = number_of(self.casts, "cast")
         lines = [f"converted by {self.plan.policy}: {ops or 'no op in fp32'}; {casts}"]
+        lines += self.plan.declared
         lines.append(f"{before:.2f} MB before, {after:.2f} MB after, in {self.seconds:.1f} s")
         return [*lines, *_verified_lines(self.verified), *warnings]
 

@@ -104,7 +104,7 @@ def _states_no_hint(result: Result) -> bool:
 
 def notes(result: Result) -> list[str]:
     """What a person asks next, a line each; code and commands are ``Verbatim``."""
-    lines = [_made_of(result)]
+    lines = [_made_of(result), *result.plan.declared]
     if result.improved:
         seen = "emulated" if result.target else "measured"
         lines.append(

@@ -2,7 +2,8 @@
 
 ``workers`` has this done in a ``worker_process``; its argument is the folder of the package.
 A request's payload has the arguments of a function below, and the answer's what it returned
-or raised. Both are pickled: the two processes are one program.
+or raised. Both are pickled: the two processes are one program. Requests are idempotent: each
+has all that it depends on, and what this process keeps of earlier ones only saves time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import pickle
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import TextIOBase
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +36,9 @@ from finecast.tuning.measuring import Measuring
 if TYPE_CHECKING:
     from finecast.data.datasets import Part
     from finecast.data.metrics import Scoring
+    from finecast.measure.racing import Race
     from finecast.native.subject import Built, Origin
+    from finecast.tuning.measuring import Racing
     from finecast.tuning.workers import Opening
 
 _SERVED: Final = "finecast_served"
@@ -47,10 +51,10 @@ class Served:
     """What this process has opened."""
 
     def __init__(self) -> None:
+        self.opened: Opening | None = None
         self.executor: LocalExecutor | None = None
         self.made: tuple[Origin, Built] | None = None
-        self.passes: OrderedDict[int, Iterator[Feeds]] = OrderedDict()
-        self.begun = 0
+        self.passes: OrderedDict[str, tuple[int, Iterator[Feeds]]] = OrderedDict()
 
     def answer(
         self, request: Mapping[str, Any], payload: bytes, tell: Callable[..., None]
@@ -68,8 +72,28 @@ class Served:
                 error.add_note(traceback.format_exc())
             return {"status": "raised"}, pickle.dumps(error)
 
-    def open(self, opening: Opening, learned: Mapping[str, Any] | None) -> bool:
-        """Open model and data; ``learned`` is what another workload learned of the baseline.
+    def on(
+        self,
+        opening: Opening,
+        learned: Mapping[str, Any] | None,
+        call: str,
+        arguments: Sequence[Any],
+    ) -> Any:
+        """What ``call`` gives for a model and its data, which are opened unless they are.
+
+        ``learned`` is what another workload of the data learned of the baseline.
+
+        Raises:
+            FinecastError: If that fails here.
+        """
+        if self.opened != opening:
+            self.open(opening)
+        if learned is not None:
+            self._executor.measuring.workload.learn(learned)
+        return getattr(self, call)(*arguments)
+
+    def open(self, opening: Opening) -> bool:
+        """Open model and data.
 
         Returns:
             Whether it is the model that the calling process has.
@@ -89,8 +113,6 @@ class Served:
         subject = model.subject(opening.engine, None)
         workload = model.workload(opening.data.loaded(), subject.reference)
         workload = opening.objective.timed(workload)
-        if learned is not None:
-            workload.learn(learned)
         better = workload.higher_is_better
         self.executor = LocalExecutor(
             criterion=replace(opening.criterion, higher_is_better=better),
@@ -98,11 +120,12 @@ class Served:
                 objective=opening.objective, subject=subject, workload=workload
             ),
         )
+        self.opened = opening
         return True
 
     def close(self) -> None:
         """Forget model and data."""
-        self.executor = self.made = None
+        self.opened = self.executor = self.made = None
         self.passes.clear()
 
     def baseline(self) -> tuple[float, Mapping[str, Any]]:
@@ -111,14 +134,9 @@ class Served:
         workload = executor.measuring.workload
         return executor.baseline(workload), workload.learned()
 
-    def baseline_part(
-        self, part: Part, learned: Mapping[str, Any] | None
-    ) -> tuple[Scoring, Mapping[str, Any]]:
+    def baseline_part(self, part: Part) -> tuple[Scoring, Mapping[str, Any]]:
         """The fp32 model's metric of a part, and what was learned; of the first one before."""
-        executor = self._executor
-        if learned is not None:
-            executor.measuring.workload.learn(learned)
-        return executor.baseline_part(part)
+        return self._executor.baseline_part(part)
 
     def evaluate(self, origin: Origin) -> Evaluated:
         """Evaluate the model of an origin."""
@@ -140,6 +158,14 @@ class Served:
         )
         deployed.lock(plan, accuracy, None).write(lock)
 
+    def race(self, racing: Racing) -> tuple[Race, Sequence[str]]:
+        """Models of origins timed here; and what the subject has to tell."""
+        measuring = self._executor.measuring
+        subject, self.made = measuring.subject, None
+        built = {name: subject.made_from(origin) for name, origin in racing.models.items()}
+        race = measuring.race(built, racing.effort, streams=racing.streams, call=racing.call)
+        return race, subject.told
+
     def _made(self, origin: Origin) -> Built:
         """The model of an origin, which stays for its other parts."""
         if self.made is None or self.made[0] != origin:
@@ -157,18 +183,18 @@ class Served:
         """The digest of a user's function, and of what it has imported by now."""
         return source_digest(load_function(spec))
 
-    def begin_feeds(self, spec: str) -> int:
-        """Begin a pass over what a user's function yields; returns its number."""
-        self.begun += 1
-        self.passes[self.begun] = user_feeds(load_function(spec))
+    def feeds(self, spec: str, name: str, index: int) -> Feeds | None:
+        """Those of an index in a pass over what a user's function yields; None at its end.
+
+        A pass of a name goes on where it was, or begins anew and leaves out those before.
+        """
+        at, found = self.passes.pop(name, (0, iter(())))
+        if at != index or not index:
+            found = islice(user_feeds(load_function(spec)), index, None)
+        self.passes[name] = index + 1, found
         if len(self.passes) > _MOST_ITERATED:
             self.passes.popitem(last=False)
-        return self.begun
-
-    def next_feeds(self, spec: str, number: int) -> Feeds | None:
-        """The next feeds of a pass; None at its end."""
-        del spec
-        return next(self.passes[number], None)
+        return next(found, None)
 
     @property
     def _executor(self) -> LocalExecutor:

@@ -113,12 +113,21 @@ def tune(
     """
     budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
     workload = goal.objective.timed(workload)
-    measuring = Measuring(objective=goal.objective, subject=subject, workload=workload)
+    measuring = Measuring(
+        objective=goal.objective,
+        subject=subject,
+        workload=workload,
+        racer=None if executor is None else executor.racer,
+    )
     measuring.check()
     executor = executor or LocalExecutor(criterion=goal.criterion, measuring=measuring)
     untried: tuple[str, ...] = ()
+    if policy.io_state:
+        policy = replace(policy, state=workload.state)
+    elif workload.state and not policy.retypes_ports:
+        untried = ("state that is carried keeps its type: --io state has it decided, too",)
     if policy.open_formats:
-        untried = tuple(filter(None, (subject.untried,)))
+        untried += tuple(filter(None, (subject.untried,)))
         formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
         policy = replace(policy, formats=formats, open_formats=False)
     subject.check_formats(policy)

@@ -18,8 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
+from uuid import uuid4
 
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
@@ -36,6 +38,7 @@ from finecast.errors import (
     UsageError,
     UserCodeError,
 )
+from finecast.measure.racing import Race
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.subject import Built, Origin, Subject
 from finecast.processes.memory import memory_bytes
@@ -43,6 +46,7 @@ from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, Worker
 from finecast.tuning import trial_worker
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
 from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest
+from finecast.tuning.measuring import Racer, Racing
 
 # Without a limit of its own a trial may take this long, and so many times as long as fp32. An
 # emulated format may be many times as slow as fp32; what hangs takes forever.
@@ -102,7 +106,13 @@ class NodeLostError(WorkerDiedError):
 
 
 class WorkerProcess(ABC):
-    """A worker process, here or on another machine."""
+    """A worker process, here or on another machine.
+
+    Attributes:
+        times: Whether models can be timed there, while nothing else runs on the machine.
+    """
+
+    times: bool = False
 
     @abstractmethod
     def start(self) -> None:
@@ -120,9 +130,6 @@ class WorkerProcess(ABC):
     def end(self) -> None:
         """End the process; the next request starts another one."""
 
-    def leave(self) -> None:
-        """What is done at the end of a search: nothing, where the process is kept."""
-
     def opening(self, opening: Opening) -> Opening:
         """``opening`` with paths as the process knows them."""
         return opening
@@ -132,16 +139,19 @@ class WorkerProcess(ABC):
         return spec
 
     @final
-    def ask(
-        self, call: str, *arguments: Any, limits: Mapping[str, float] | None = None
-    ) -> Any:
+    def ask(self, call: str, *arguments: Any, how: Mapping[str, float] | None = None) -> Any:
         """What a function of ``trial_worker`` returns there, or raises.
+
+        Args:
+            call: The function.
+            arguments: Its arguments.
+            how: Limits of the request; ``alone`` if nothing else may run on the machine.
 
         Raises:
             WorkerDiedError: If the process dies.
             Exception: What the function raises.
         """
-        request = {"call": call, **(limits or {})}
+        request = {"call": call, **(how or {})}
         header, result = self.relay(request, pickle.dumps(arguments), _print)
         found = pickle.loads(result)  # a worker of this search made it
         if header["status"] == "raised":
@@ -212,45 +222,52 @@ class _Opened:
     """A worker process with model and data, opened anew after it died."""
 
     def __init__(self, opening: Opening, process: WorkerProcess) -> None:
-        self._opening, self._process = opening, process
+        self._opening, self.process = opening, process
+        self._there: Opening | None = None
         self._is_open = False
 
-    def open(self, learned: Mapping[str, Any] | None) -> bool:
+    def open(self) -> bool:
         """Open model and data, unless they are; whether it finds the same model at its path.
 
         Raises:
             WorkerDiedError: If that ends the process.
         """
         if not self._is_open:
-            opening = self._process.opening(self._opening)
+            self._there = self._there or self.process.opening(self._opening)
             # A limit of the search before this one holds no longer.
-            limits = {"memory": _NO_LIMIT}
-            self._is_open = self._process.ask("open", opening, learned, limits=limits)
+            how = {"memory": _NO_LIMIT}
+            self._is_open = self.process.ask("open", self._there, how=how)
         return self._is_open
 
-    def ask(self, call: str, *arguments: Any, limits: Mapping[str, float]) -> Any:
-        """As ``WorkerProcess.ask``."""
+    def on(
+        self,
+        learned: Mapping[str, Any] | None,
+        call: str,
+        *arguments: Any,
+        how: Mapping[str, float],
+    ) -> Any:
+        """What a call gives for model and data, as ``WorkerProcess.ask``.
+
+        Opening them is not limited, unless the process that had them open is gone.
+        """
+        self.open()
         try:
-            return self._process.ask(call, *arguments, limits=limits)
+            return self.process.ask("on", self._there, learned, call, arguments, how=how)
         except (WorkerDiedError, OutOfMemoryError):
             self._is_open = False
             raise
-
-    def function(self, spec: str) -> str:
-        """``FILE.py:FUNCTION`` as the process knows it."""
-        return self._process.function(spec)
 
     def close(self) -> None:
         """Forget model and data; the process stays for the next search."""
         if self._is_open:
             with suppress(WorkerDiedError):
-                self._process.ask("close")
+                self.process.ask("close")
         self._is_open = False
 
     def end(self) -> None:
         """End the process."""
         self._is_open = False
-        self._process.end()
+        self.process.end()
 
 
 class WorkerExecutor(Executor):
@@ -262,6 +279,9 @@ class WorkerExecutor(Executor):
         opening: What they open.
         execution: What a trial may take.
         processes: The workers.
+
+    Attributes:
+        parts: The parts of an evaluation, once the baseline was evaluated.
     """
 
     def __init__(
@@ -270,7 +290,12 @@ class WorkerExecutor(Executor):
         self._opening, self._execution = opening, execution
         self._workers = [_Opened(opening, one) for one in processes]
         self._learned: Mapping[str, Any] | None = None
-        self._parts, self._fp32_s = 1, 0.0
+        self.parts, self._fp32_s = 1, 0.0
+
+    @property
+    def processes(self) -> Sequence[WorkerProcess]:
+        """The workers that are left."""
+        return [one.process for one in self._workers]
 
     @property
     def _first(self) -> _Opened:
@@ -285,7 +310,7 @@ class WorkerExecutor(Executor):
             FinecastError: If the data cannot be read, or that ends the worker.
         """
         try:
-            return self._first.open(None)
+            return self._first.open()
         except ModelError:
             return False  # this process has opened it
         except WorkerDiedError as error:
@@ -317,13 +342,13 @@ class WorkerExecutor(Executor):
         """
         start = time.perf_counter()
         several = len(self._workers) > 1
-        self._parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
+        self.parts = min(workload.parts, several * _PARTS_A_WORKER * len(self._workers) or 1)
         try:
-            if self._parts > 1 and not self._opening.has_truth:
+            if self.parts > 1 and not self._opening.has_truth:
                 baseline, learned = self._joined_baseline()
             else:
-                limits = self._limits(math.inf)
-                baseline, learned = self._anywhere(lambda w: w.ask("baseline", limits=limits))
+                how = self._limits(math.inf)
+                baseline, learned = self._anywhere(lambda w: w.on(None, "baseline", how=how))
         except WorkerDiedError as error:
             raise self._died(f"the evaluation of the fp32 model {error}") from error
         self._fp32_s = time.perf_counter() - start
@@ -333,12 +358,13 @@ class WorkerExecutor(Executor):
 
     def _joined_baseline(self) -> tuple[float, Mapping[str, Any]]:
         """The metric to keep, of parts, and what was learned of them."""
-        limits = self._limits(math.inf)
-        whole = Part(index=0, count=self._parts)
+        how = self._limits(math.inf)
+        first = Part(index=0, count=self.parts)
         scoring, learned = self._anywhere(
-            lambda worker: worker.ask("baseline_part", whole, None, limits=limits)
+            lambda worker: worker.on(None, "baseline_part", first, how=how)
         )
-        others = self._in_parts(1, ("baseline_part", learned), limits)
+        self._learned = learned
+        others = self._in_parts(1, ("baseline_part",), how)
         for other, _ in others:
             scoring.absorb(other)
         samples = learned["samples"] + sum(one["samples"] for _, one in others)
@@ -347,16 +373,16 @@ class WorkerExecutor(Executor):
 
     def evaluate(self, built: Built) -> Evaluated:
         """Evaluate a model that the workers make anew from its origin."""
-        limits = self._limits(max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s))
+        how = self._limits(max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s))
         try:
-            if self._parts == 1:
+            if self.parts == 1:
                 return self._anywhere(
-                    lambda worker: worker.ask("evaluate", built.origin, limits=limits)
+                    lambda worker: worker.on(self._learned, "evaluate", built.origin, how=how)
                 )
-            return self._joined(built.origin, limits)
+            return self._joined(built.origin, how)
         except NodeLostError as error:
             raise EngineError(
-                "no node of the cluster is left",
+                f"no node of the cluster is left: the evaluation {error}",
                 where=f"--executor {self._execution.executor}",
                 fix="run it again with --resume: the study keeps what was finished",
             ) from error
@@ -372,22 +398,21 @@ class WorkerExecutor(Executor):
         """
         while True:
             try:
-                self._first.open(self._learned)
                 return call(self._first)
             except NodeLostError:
                 if len(self._workers) == 1:
                     raise
                 del self._workers[0]
 
-    def _joined(self, origin: Origin, limits: Mapping[str, float]) -> Evaluated:
+    def _joined(self, origin: Origin, how: Mapping[str, float]) -> Evaluated:
         """An evaluation of parts."""
-        (scoring, error), *others = self._in_parts(0, ("evaluate_part", origin), limits)
+        (scoring, error), *others = self._in_parts(0, ("evaluate_part", origin), how)
         for other, _ in others:
             scoring.absorb(other)
         return Evaluated(metric=scoring.result(), error=error)
 
     def _in_parts(
-        self, first: int, call: tuple[str, Any], limits: Mapping[str, float]
+        self, first: int, call: tuple[str, *tuple[Any, ...]], how: Mapping[str, float]
     ) -> list[tuple[Scoring, Any]]:
         """What calls give, each of a part, from part ``first`` on, in their order.
 
@@ -396,18 +421,19 @@ class WorkerExecutor(Executor):
         Raises:
             NodeLostError: If all workers are gone.
         """
-        name, argument = call
-        waiting = deque(range(first, self._parts))
+        name, *arguments = call
+        waiting = deque(range(first, self.parts))
         found: dict[int, tuple[Scoring, Any]] = {}
 
         def work(worker: _Opened) -> _Opened | None:
             while waiting:
                 with suppress(IndexError):  # another one took the last
                     index = waiting.popleft()
-                    part = Part(index=index, count=self._parts)
+                    part = Part(index=index, count=self.parts)
                     try:
-                        worker.open(self._learned)
-                        found[index] = worker.ask(name, part, argument, limits=limits)
+                        found[index] = worker.on(
+                            self._learned, name, part, *arguments, how=how
+                        )
                     except NodeLostError:
                         waiting.append(index)
                         return None
@@ -415,7 +441,7 @@ class WorkerExecutor(Executor):
 
         with ThreadPoolExecutor(len(self._workers)) as pool:
             try:
-                while len(found) < self._parts - first and self._workers:
+                while len(found) < self.parts - first and self._workers:
                     left = pool.map(work, self._workers)
                     self._workers = [one for one in left if one is not None]
             except BaseException:  # a part failed, or Ctrl-C: the others are of no use
@@ -434,11 +460,34 @@ class WorkerExecutor(Executor):
         Raises:
             EngineError: If the engine cannot load the model there, or that ends the worker.
         """
-        self._first.open(self._learned)
+        how = self._limits(math.inf)
         try:
-            self._first.ask("lock", model, lock, plan, accuracy, limits=self._limits(math.inf))
+            self._first.on(self._learned, "lock", model, lock, plan, accuracy, how=how)
         except WorkerDiedError as error:
             raise EngineError(f"locking the model {error}", where=str(model)) from error
+
+    @property
+    def racer(self) -> Racer | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Times models where that is possible without disturbance; None if nowhere is."""
+        return self._race if any(one.times for one in self.processes) else None
+
+    def _race(self, racing: Racing) -> tuple[Race | None, Sequence[str]]:
+        """Time models on one machine; where that one is lost, on another one.
+
+        No race if none is left, or if a model ends the process. This machine, which computes
+        as those do, then times them: it loads each in a process of its own first.
+        """
+        how = {"memory": _NO_LIMIT, "alone": 1.0}
+        for worker in [one for one in self._workers if one.process.times]:
+            try:
+                return worker.on(self._learned, "race", racing, how=how)
+            except NodeLostError:
+                self._workers.remove(worker)
+            except (WorkerDiedError, OutOfMemoryError) as error:
+                return None, [
+                    f"a race on another machine {error}: models are timed on this one"
+                ]
+        return None, ["no node that times models is left: they are timed on this machine"]
 
     def close(self) -> None:
         """Have the workers forget model and data; they stay for the next search."""
@@ -464,8 +513,11 @@ class WorkerExecutor(Executor):
 
     def _feeds(self, spec: str) -> Iterator[Feeds]:
         """What a user's function yields in the first worker."""
-        number = self._of_function(spec, "begin_feeds")
-        while (feeds := self._of_function(spec, "next_feeds", number)) is not None:
+        name = uuid4().hex
+        for index in count():
+            feeds = self._of_function(spec, "feeds", name, index)
+            if feeds is None:
+                return
             yield feeds
 
     def _of_function(self, spec: str, call: str, *arguments: Any) -> Any:
@@ -475,8 +527,8 @@ class WorkerExecutor(Executor):
             UserCodeError: If the function ends the worker.
         """
         try:
-            known = self._first.function(spec)
-            return self._first.ask(call, known, *arguments, limits=self._limits(math.inf))
+            process, how = self._first.process, self._limits(math.inf)
+            return process.ask(call, process.function(spec), *arguments, how=how)
         except WorkerDiedError as error:
             raise UserCodeError(f"it {error}", where=spec, fix=_ALONE) from error
 
@@ -521,7 +573,7 @@ def evaluating(
             )
         from finecast.tuning.cluster import ray_workers  # it imports this module
 
-        processes = ray_workers(execution.executor)
+        processes = ray_workers(execution.executor, request.progress)
     elif by_path and small:
         processes = [kept_worker(number) for number in range(execution.jobs)]
         processes = [LocalWorker(environment)] if environment and processes else processes
@@ -556,5 +608,3 @@ def evaluating(
     finally:
         for one in made:
             one.close()
-        for process in processes:
-            process.leave()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -180,9 +180,21 @@ class ModuleSession(Session):
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         }
 
+    def running(self, deployed: object) -> Session:
+        """A session that calls a module of the caller's as it is, such as a compiled one."""
+        if not isinstance(deployed, torch.nn.Module):
+            return Session.running(self, deployed)
+        found = ModuleSession(runnable=replace(self.runnable, module=deployed))
+        found.call = found._called
+        return found
+
     def _call(self, leaves: Sequence[Any]) -> Any:
+        with evaluating(self.module):
+            return self._called(leaves)
+
+    def _called(self, leaves: Sequence[Any]) -> Any:
         args, kwargs = self.signature.unflattened(leaves)
-        with evaluating(self.module), unwritten([self.module]):
+        with unwritten([self.module]):
             return self.module(*args, **kwargs)
 
 

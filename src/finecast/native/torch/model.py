@@ -358,7 +358,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         return batches or ((self.calibration or [self.examples]) if needed else ())
 
     def _prepare(self, policy: Policy) -> TorchPrepared:
-        if policy.io or policy.io_low:
+        if policy.retypes_ports:
             raise UsageError("--io does not apply to PyTorch models", fix="leave it out")
         return frontend.prepare(self.file, policy)
 
