@@ -84,7 +84,9 @@ class Probing:
             limit: The predicted cost that a plan has to stay below.
         """
         for plan, error in known:
-            self._errors[self._added(self._label(plan))] = error
+            key = self._added(self._label(plan))
+            self._errors[key] = error
+            self._widen(self._pool[key])
         for start in near(self.planner, self.analysis, allowed, _STARTS):
             self._added(self._label(start.plan))
         found, least = None, limit
@@ -163,6 +165,8 @@ class Probing:
 
     def _widen(self, at: Labelling) -> None:
         """Add all labellings that differ from ``at`` in one unit or in two."""
+        if at.label.tobytes() in self._widened:
+            return
         self._widened.add(at.label.tobytes())
         found = flips(self._problem, at.label)
         changes = np.argwhere(_changed(at.label, found.total_s))
