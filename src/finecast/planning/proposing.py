@@ -82,6 +82,14 @@ def proposal(planner: Planner, analysis: Analysis, choice: Choice, name: str = "
     )
 
 
+def labelled(
+    planner: Planner, analysis: Analysis, problem: LabelProblem, found: Labelling, how: str
+) -> Proposal:
+    """The plan of a labelling of the analysis' problem, named after ``how`` and its error."""
+    choice = Choice.of(found, problem, found.label, analysis)
+    return proposal(planner, analysis, choice, f"{how}, error {math.sqrt(choice.error):.3g}")
+
+
 def propose(
     planner: Planner, analysis: Analysis, *, max_steps: int = MAX_STEPS
 ) -> list[Proposal]:
@@ -302,11 +310,8 @@ class _Stated:
         for unit, label in found:
             changed = self.label.copy()
             changed[unit] = label
-            choice = Choice.of(
-                evaluate(self.problem, changed), self.problem, changed, analysis
-            )
-            name = f"{how}, error {math.sqrt(choice.error):.3g}"
-            made.append(proposal(planner, analysis, choice, name))
+            found_here = evaluate(self.problem, changed)
+            made.append(labelled(planner, analysis, self.problem, found_here, how))
         return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from finecast.data.certificates import Certificate
@@ -145,8 +145,10 @@ class Trials:
         better = rivals(candidates, fastest, missed)
         return better if fastest is found else [fastest, *better]
 
-    def allowed_error(self) -> float | None:
+    def allowed_error(self, errors: Mapping[str, float] | None = None) -> float | None:
         """The squared output error at which the metric is expected to reach the target.
+
+        ``errors`` are squared errors of plans by digest; the predicted ones if not given.
 
         The metric is taken to be linear in the error, between the smallest error that failed
         and the largest below it that passed, or no error at all; an SNR in dB as the error
@@ -154,7 +156,7 @@ class Trials:
         """
         tried = {
             math.sqrt(error): self.tried[digest]
-            for digest, error in self.errors.items()
+            for digest, error in (self.errors if errors is None else errors).items()
             if digest in self.tried and math.isfinite(error)
         }
         missed = min((e for e, t in tried.items() if not t.passed), default=None)

@@ -48,6 +48,7 @@ from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
 from finecast.tuning.measuring import Measurements, Measuring
+from finecast.tuning.probing import Probing
 from finecast.tuning.result import Result
 from finecast.tuning.search import Adjustments, Candidate, chain, undecided, worth_timing
 from finecast.tuning.trials import Trials, nan_baseline
@@ -59,10 +60,10 @@ if TYPE_CHECKING:
 # that the criterion is expected to allow.
 _NEARLY: Final = 0.8
 # Plans that are aimed at the error that is allowed, one after the other: the share of that
-# error that each is predicted to have. On a modelled device a trial is one evaluation, without
-# a compilation and a race, and predictions that may be too high are tried as well.
+# error that each is predicted to have.
 _AIMS: Final = (0.98, 0.98)
-_BOLDER: Final = (1.1, 1.2, 1.1, 0.98)
+# Searches by probes, each of which ends in a trial that tells better what is allowed.
+_SEARCHES: Final = 3
 # Most further steps of the frontier that become candidates where the first ones do not settle
 # the search. Bisection evaluates three or four of them.
 _MORE_STEPS: Final = 7
@@ -483,7 +484,7 @@ class _Tuning:
 
         Models of plans that cannot be chosen any more are unloaded; that of ``found`` stays.
         """
-        self._keep(*undecided(self.candidates), *([found] if found else ()))
+        self._keep(*undecided(self.candidates), *chained, *([found] if found else ()))
         return self.trials.search(chained, self._evaluate)
 
     def _faster(
@@ -549,16 +550,14 @@ class _Tuning:
         if analysis is None:
             return found
         aims = set[float]()
-        for share in (*_AIMS, *(_BOLDER if self.subject.target else ())):
+        for share in _AIMS:
             allowed = self.trials.allowed_error()
             if allowed is None or not self.trials.may_go_on():
                 break
             if share**2 * allowed in aims:  # no trial has told more since
                 continue
             aims.add(share**2 * allowed)
-            limit = math.inf
-            if found is not None:
-                limit = predicted_cost(planner, analysis, found.plan) / SAME_TIME
+            limit = self._limit(found)
             known = {c.plan.digest for c in self.candidates}
             aimed = near(planner, analysis, allowed, (share,))
             fresh = [p for p in aimed if p.time_s < limit and p.plan.digest not in known]
@@ -566,7 +565,41 @@ class _Tuning:
                 ranked = self._rank(fresh)[0]
                 candidates += ranked
                 found = self._faster(ranked, found, fp32)
+        return self._probed(candidates, found, fp32) if self.subject.target else found
+
+    def _probed(
+        self, candidates: list[Candidate], found: Candidate | None, fp32: float
+    ) -> Candidate | None:
+        """The fastest plan after some of which runs on calibration data say that they pass.
+
+        For modelled devices, where such a run takes no compilation and no race.
+        """
+        assert self.analysis is not None
+
+        def error(plan: Plan) -> float:
+            return self.adjustments.error(plan) ** 2
+
+        probing = Probing(planner=self.examined.planner, analysis=self.analysis, error=error)
+        for done in range(_SEARCHES):
+            tried = [c.plan for c in self.candidates if c.plan.digest in self.trials.tried]
+            known = [(plan, error(plan)) for plan in tried]
+            allowed = self.trials.allowed_error({plan.digest: e for plan, e in known})
+            if not allowed or not self.trials.may_go_on():
+                break
+            self.progress("probing plans", done, _SEARCHES)
+            better = probing.fastest(allowed, known, self._limit(found))
+            if better is None:
+                break
+            ranked = self._rank([better])[0]
+            candidates += ranked
+            found = self._faster(ranked, found, fp32)
         return found
+
+    def _limit(self, found: Candidate | None) -> float:
+        """The predicted cost below which a plan is faster than ``found``."""
+        if found is None or self.analysis is None:
+            return math.inf
+        return predicted_cost(self.examined.planner, self.analysis, found.plan) / SAME_TIME
 
     def _refine(
         self, chained: Sequence[Candidate], found: Candidate | None
@@ -588,7 +621,7 @@ class _Tuning:
     def _one_by_one(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> tuple[int, Candidate | None]:
-        """Try changes of single units while the user's budget lasts; once on modelled devices.
+        """Try changes of single units while the user's budget lasts.
 
         From a plan that passes, one more unit is lowered. Where none passes, one unit of the
         plan nearest to the criterion is raised, and single units are lowered alone: a unit
@@ -600,8 +633,7 @@ class _Tuning:
         """
         made, at = 0, found
         tried = {c.plan.digest for c in candidates}
-        once = bool(self.subject.target) and not self._goal.first_is_enough
-        while (self._goal.goes_on or (once and not made)) and self.trials.may_go_on():
+        while self._goal.goes_on and self.trials.may_go_on():
             at = at or self.trials.nearest(candidates)
             fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
             if not fresh:
