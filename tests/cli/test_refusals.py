@@ -319,7 +319,10 @@ def test_a_type_that_no_op_has_is_refused(finecast: Finecast, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("fmt", "how", "says"),
     [
-        ("bf16", "mse", "bf16 has no scale"),
+        ("bf16", "mse", "mse changes nothing in bf16"),
+        ("int8", "gptq", "it is for int4_weights, int4_dynamic"),
+        ("int8_weights", "percentile", "percentile changes nothing in int8_weights"),
+        ("int4_weights", "gpt", "minmax, percentile, mse, gptq"),
         ("int8", "entropy", "minmax, percentile"),
         ("bf16", "minmax", "--auto-cast-type int8"),
     ],

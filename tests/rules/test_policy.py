@@ -35,7 +35,8 @@ def test_spellings(text: str, scope: Scope, fmt: Format) -> None:
 
 @pytest.mark.parametrize("how", Calibration)
 def test_a_label_states_how_ranges_are_taken_where_it_matters(how: Calibration) -> None:
-    policy = Policy(formats=(Format.INT8, Format.BF16), calibration=how)
+    formats = (Format.INT8, Format.INT4_WEIGHTS, Format.BF16)
+    policy = Policy(formats=formats, calibration=how)
     assert Policy.parse(policy.label) == policy
     assert Policy(formats=(Format.BF16,), calibration=how).label == "auto:bf16"
 
@@ -108,6 +109,7 @@ def test_what_is_no_assignment(text: str) -> None:
     "text",
     [
         "Policy('auto')",
+        "Policy('auto@mse')",
         "Policy('all:int8,bf16@mse+smooth')",
         "Policy('auto:bf16,fp16', keep={'Softmax': 'fp32'}, exclude=['h.*'], by_hint=True)",
         "Policy('matmult:fp16', io={'x': 'fp16'}, io_low=True, keep_ops=True)",

@@ -166,14 +166,19 @@ def narrowed(choice: CompilerChoice, narrowing: Policy, ranges: Ranges) -> Compi
         for field in fields(Policy)
         if getattr(narrowing, field.name) != default_of(Policy, field.name)
     }
+    policy = choice.policy
     if ranges.calibration is not None:
-        lack = "no scale that a value's range would give"
-        _check_scaled(choice.policy, "--calibration", lack)
-        stated["calibration"] = ranges.calibration
-    if "adjust" in stated and not choice.policy.adjusts:
-        lack = "no errors that are worth an adjustment"
-        _check_scaled(choice.policy, "--adjust", lack)
-    return replace(choice, policy=replace(choice.policy, **stated))
+        policy = policy.calibrated(ranges.calibration)
+    if "adjust" in stated and not (policy.adjusts or policy.open_formats):
+        from finecast.errors import UsageError
+
+        raise UsageError(
+            f"{','.join(f.label for f in policy.formats)} has no errors that are worth an"
+            " adjustment",
+            where="--adjust",
+            fix="leave it out, or add --auto-cast-type int8",
+        )
+    return replace(choice, policy=replace(policy, **stated))
 
 
 def rule_files(rules: RunOptions) -> Sequence[Path]:
@@ -196,25 +201,6 @@ def user_rules(rules: RunOptions) -> dict[str, UserRule]:
         label = file.name if names[file.name] == 1 else str(file)
         found |= {f"{label}:{name}": rule for name, rule in _rules_in(file)}
     return found
-
-
-def _check_scaled(policy: Policy, option: str, lack: str) -> None:
-    """Raise UsageError unless the policy has a format with scales, which ``option`` is for.
-
-    Args:
-        policy: The policy.
-        option: The option's name, for the error.
-        lack: What the policy's formats lack, for the error: ``bf16 has LACK``.
-    """
-    from finecast.errors import UsageError
-
-    if not (policy.open_formats or any(f.needs_ranges for f in policy.formats)):
-        named = ",".join(f.label for f in policy.formats)
-        raise UsageError(
-            f"{named} has {lack}",
-            where=option,
-            fix="leave it out, or add --auto-cast-type int8",
-        )
 
 
 Target = Annotated[

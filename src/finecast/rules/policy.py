@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -222,7 +222,10 @@ class Policy:
 
     def __repr__(self) -> str:
         """The call that makes it."""
-        text = self.scope.value if self.open_formats else self.label.removesuffix(BY_HINT)
+        text = self.label.removesuffix(BY_HINT)
+        if self.open_formats:
+            how, default = self.calibration, Calibration.MINMAX
+            text = self.scope.value + (f"@{how.value}" if how is not default else "")
         parts: dict[str, object] = {
             "keep": {name: fmt.label for name, fmt in self.op_formats.items()},
             "include": [one.pattern for one in self.include],
@@ -245,13 +248,13 @@ class Policy:
     def label(self) -> str:
         """The policy as ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
-        Calibration is stated for scaled formats only, and adjustments for those that they are
+        Calibration is stated for formats that it changes codes in, and adjustments for those that they are
         for, if not the default. Where plans are stated by a hint, ``BY_HINT`` ends it.
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
         text += BY_HINT if self.by_hint else ""
-        scaled = any(f.has_scales for f in self.formats)
-        if scaled and self.calibration is not Calibration.MINMAX:
+        suits = any(self.calibration.suits(f) for f in self.formats)
+        if suits and self.calibration is not Calibration.MINMAX:
             text += f"@{self.calibration.value}"
         if self.adjust is None or not self.adjusts:
             return text
@@ -261,6 +264,25 @@ class Policy:
     def adjusts(self) -> bool:
         """Whether operands are adjusted for a format: one with scales, or of less range."""
         return any(f.has_scales or f.has_less_range for f in self.formats)
+
+    def calibrated(self, how: Calibration | str) -> Policy:
+        """This policy with that calibration.
+
+        Raises:
+            UsageError: If it is unknown, or applies to none of the formats.
+        """
+        found = _calibration(how)
+        # Formats that tune may add beside an open policy's own.
+        added = (Format.INT8, Format.INT8_WEIGHTS) if self.open_formats else ()
+        if not any(found.suits(f) for f in (*self.formats, *added)):
+            suited = [f.label for f in Format if found.suits(f)]
+            raise UsageError(
+                f"{found.value} changes nothing in {', '.join(f.label for f in self.formats)}:"
+                f" it is for {', '.join(suited)}",
+                where="--calibration",
+                fix=f"leave it out, or add --auto-cast-type {suited[0]}",
+            )
+        return replace(self, calibration=found)
 
     @property
     def format(self) -> Format:
@@ -288,17 +310,10 @@ class Policy:
         scope, _, names = wanted.partition(":")
         parsed = Scope.parse(scope)
         formats = low_formats(names or "bf16")
-        if at and not any(f.has_scales for f in formats):
-            raise UsageError(
-                f"{text!r}: a calibration is given, and none of the formats has scales",
-                where="policy",
-                fix="leave it out, or put int8 among the formats",
-            )
         found = cls(
             scope=parsed,
             formats=formats,
             open_formats=parsed is Scope.AUTO and not names,
-            calibration=_calibration(how) if at else Calibration.MINMAX,
             adjust=Adjust.parse(adjust, between="+") if plus else None,
         )
         if plus and not found.adjusts:
@@ -308,17 +323,18 @@ class Policy:
                 where="policy",
                 fix="leave it out, or put int8 or fp16 among the formats",
             )
-        return found
+        return found.calibrated(how) if at else found
 
     @classmethod
     def of(cls, given: object) -> Policy:
         """The policy that a user of the Python API gave, as a ``Policy`` or as text.
 
         Raises:
-            UsageError: If it is neither.
+            UsageError: If it is neither, or its calibration applies to none of its formats.
         """
         if isinstance(given, Policy):
-            return given
+            stated = given.calibration is not Calibration.MINMAX
+            return given.calibrated(given.calibration) if stated else given
         if not isinstance(given, str):
             raise UsageError(
                 f"{given!r} is no policy", where="policy", fix="give a Policy, or as all:bf16"

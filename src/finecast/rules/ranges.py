@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from finecast.numbers.formats import Grid
+from finecast.numbers.formats import Format, Grid
 from finecast.rules.facts import ValueFacts
 
 # The largest share of a value's numbers beyond each end: the 99.99th percentile, as in tools
@@ -31,6 +31,16 @@ class Calibration(Enum):
     PERCENTILE = "percentile"
     MSE = "mse"
     GPTQ = "gptq"
+
+    def suits(self, fmt: Format) -> bool:
+        """Whether it changes codes in ``fmt``, or is the default of a format with scales."""
+        by_group = bool(fmt.group_sizes)
+        return {
+            Calibration.MINMAX: fmt.has_scales,
+            Calibration.PERCENTILE: fmt.needs_ranges,
+            Calibration.MSE: fmt.needs_ranges or by_group,
+            Calibration.GPTQ: by_group,
+        }[self]
 
 
 def covered(seen: ValueFacts, grid: Grid, calibration: Calibration) -> tuple[float, float]:
