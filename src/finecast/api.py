@@ -370,7 +370,7 @@ def tuned(
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         if request.fleet:
             outcome = fleet_tuning.plans_for(given(), how, output, request, study)
-            warnings = (*removed, *outcome.warnings)
+            warnings = (*removed, *_judged_by_chosen(request, outcome.plan), *outcome.warnings)
             return _savable(replace(outcome, source=given().path, warnings=warnings), given)
         found = (request.study, request.frontier, request.report, request.prices)
         outcome = replace(
@@ -386,8 +386,18 @@ def tuned(
                 report.save(request.report, force=output.force)
         if request.frontier is not None:
             write_frontier(outcome.to_dict(), given().path.name, request.frontier)
-    warnings = (*removed, *outcome.warnings)
+    warnings = (*removed, *_judged_by_chosen(request, outcome.plan), *outcome.warnings)
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
+
+
+def _judged_by_chosen(request: TuneRequest, plan: Plan) -> Iterator[str]:
+    """A warning if the data by which codes were chosen are among those that judge them."""
+    constants = (one for e in plan.encodings.values() for one in e.constants.values())
+    if request.data.calib is None and any(one.shifts for one in constants):
+        yield (
+            "gptq chose codes by the data that judge the result: on other data it may lose"
+            " more than is stated here; give data of their own to choose by (--calib)"
+        )
 
 
 def _beside(request: TuneRequest, output: Destination) -> Iterator[tuple[str, Path]]:

@@ -76,7 +76,9 @@ def _with_moments(
     ids = {**prepared.observable(), **inputs}
     shown = {n: i for n, i in ids.items() if i in facts}
     shown = {n: i for n, i in shown.items() if facts[i].shape[-1:] == (read.get(i),)}
-    sizes = {n: max(8 * read[i] ** 2, 4 * math.prod(facts[i].shape)) for n, i in shown.items()}
+    sizes = {
+        n: max(16 * read[i] ** 2, 4 * math.prod(facts[i].shape)) for n, i in shown.items()
+    }
     apart = [{n: s for n, s in sizes.items() if (n in inputs) is own} for own in (True, False)]
     groups = [group for some in apart for group in packed(some, SHOWN_BYTES)]
     source = _MomentSource(prepared=prepared, batches=batches, groups=groups, inputs=inputs)
@@ -97,18 +99,21 @@ class _MomentSource:
     batches: Callable[[], Iterable[Feeds]]
     groups: Sequence[list[str]]
     inputs: Collection[str]
-    held: dict[str, NDArray[np.float64]] = field(default_factory=dict[str, Any])
+    held: dict[str, tuple[NDArray[np.float64], int]] = field(default_factory=dict[str, Any])
 
-    def read(self, name: str) -> NDArray[np.float64]:
-        """The mean over all batches of x times its transpose, of a value's rows x."""
+    def read(self, name: str) -> tuple[NDArray[np.float64], int]:
+        """Sums of x times its transpose over halves of a value's rows x, and their count."""
         if name not in self.held:
             self.held.clear()
             group = next(group for group in self.groups if name in group)
             self.held = dict(self._observed(group))
         return self.held[name]
 
-    def _observed(self, group: list[str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
-        totals, counts = dict[str, NDArray[np.float64]](), dict.fromkeys(group, 0)
+    def _observed(
+        self, group: list[str]
+    ) -> Iterator[tuple[str, tuple[NDArray[np.float64], int]]]:
+        totals = dict[str, NDArray[np.float64]]()
+        counts, odd = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
         fed = (
             item
             for b in self.batches()
@@ -118,12 +123,17 @@ class _MomentSource:
         )
         given = set(group) <= set(self.inputs)
         for name, array in fed if given else _shown(self.prepared, group, self.batches()):
-            rows = array.reshape(-1, array.shape[-1]).astype(np.float32, copy=False)
-            with np.errstate(over="ignore", invalid="ignore"):
-                found = (rows.T @ rows).astype(np.float64)
-                totals[name] = totals[name] + found if name in totals else found
-            counts[name] += len(rows)
-        return ((name, total / max(counts[name], 1)) for name, total in totals.items())
+            # Rows of one sample are alike: each sample is in one half.
+            cut = (len(array) + odd[name]) // 2
+            odd[name] = 1 - odd[name]
+            width = array.shape[-1]
+            counts[name] += array.size // width
+            total = totals.setdefault(name, np.zeros((2, width, width)))
+            for half, part in zip(total, (array[:cut], array[cut:]), strict=True):
+                rows = part.reshape(-1, width).astype(np.float32, copy=False)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    half += rows.T @ rows
+        return ((name, (total, counts[name])) for name, total in totals.items())
 
 
 def _show_first(

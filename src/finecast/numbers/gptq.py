@@ -26,24 +26,36 @@ _DAMPING: Final = 0.01
 _BLOCK: Final = 64
 # Columns are sums of their own. So many are computed at once, which bounds the memory.
 _COLUMNS: Final = 1024
+# Shares by which moments off the diagonal are shrunk: the fewer rows, the larger the best one.
+_SHRUNK: Final = (0.0, 0.2, 0.6, 0.9)
+# So many columns, spread over all, judge which share is the best.
+_JUDGES: Final = 256
 # Shifts are stored in 8 bits, and are rarely more than 1.
 _LARGEST_SHIFT: Final = 7
 
 
-def compensated(encoding: Scaled, weights: NDArray[np.float32], moments: Floats) -> Scaled:
+def compensated(
+    encoding: Scaled, weights: NDArray[np.float32], halves: Floats, count: int
+) -> Scaled:
     """``encoding`` with the codes of GPTQ in place of the nearest ones. Scales stay.
 
-    Law: on values of these ``moments`` no column of the product has a larger squared error
-    than by the nearest codes. Moments that are not finite, or of zeros alone, change nothing.
+    Of few rows much of what seems correlated is chance, and codes that make use of it lose
+    more on other rows. So moments off the diagonal are shrunk by the share that loses least
+    where one half of the rows chooses codes and the other half judges them.
+
+    Laws: on all rows no column of the product has a larger squared error than by the nearest
+    codes. These stay where others do not clearly lose less on rows that did not choose them,
+    and where the moments of a half are not finite, or zeros alone.
 
     Args:
         encoding: The scales of ``weights``, by groups along the axis that products sum.
         weights: A matrix.
-        moments: The second moments of what the weights meet: the mean of x times its
-            transpose, of shape [summed, summed].
+        halves: The second moments of what the weights meet: the sum of x times its
+            transpose, of shape [2, summed, summed], over two halves of the rows.
+        count: The number of rows.
     """
     assert encoding.axis is not None
-    if not (np.isfinite(moments).all() and moments.any()):
+    if not (np.isfinite(halves).all() and halves.any(axis=(1, 2)).all()):
         return encoding
     axis, zero = encoding.axis, encoding.zero_point
     ends = encoding.grid.lowest - zero, encoding.grid.highest - zero
@@ -51,22 +63,77 @@ def compensated(encoding: Scaled, weights: NDArray[np.float32], moments: Floats)
         np.moveaxis(a, axis, 0)
         for a in (weights, encoding.along(weights.shape), encoding.encode(weights))
     )
-    order, passed = _shares(moments)
+
+    def steps(own: slice) -> tuple[Floats, Floats, Floats]:
+        exact, scale, code = (a[:, own].astype(np.float64) for a in (rows, scales, codes))
+        return exact, scale, code - zero
+
+    judges = steps(slice(None, None, -(-rows.shape[1] // _JUDGES)))
+    share = _bearable(*judges, ends, halves, count)
+    if share == 1:
+        return encoding
+    moments = halves.sum(axis=0)
+    shares = _shares(_shrunk(moments, share))
     shifts = np.empty(rows.shape, np.int8)
     for start in range(0, rows.shape[1], _COLUMNS):
         own = slice(start, start + _COLUMNS)
-        exact, scale = rows[:, own].astype(np.float64), scales[:, own].astype(np.float64)
-        nearest = codes[:, own].astype(np.float64) - zero
-        found = np.empty_like(nearest)
-        found[order] = _passed_on(exact[order], scale[order], nearest[order], ends, passed)
-        before, after = (_error(exact - scale * steps, moments) for steps in (nearest, found))
+        exact, scale, nearest = steps(own)
+        found = _found(exact, scale, nearest, ends, shares)
+        before, after = (_error(exact - scale * some, moments) for some in (nearest, found))
         shifts[:, own] = np.where(after > before, 0, found - nearest)
     return replace(encoding, shifts=stored_shifts(np.moveaxis(shifts, 0, axis)))
+
+
+def _bearable(
+    exact: Floats,
+    scale: Floats,
+    nearest: Floats,
+    ends: tuple[int, int],
+    halves: Floats,
+    count: int,
+) -> float:
+    """The share to shrink by that loses least where each half judges the other's codes.
+
+    It is 1, for the nearest codes, unless that error is smaller than theirs by more than it
+    varies with the rows, one part in the root of their number.
+    """
+
+    def error(share: float) -> float:
+        total = 0.0
+        for chooses, judges in (halves, halves[::-1]):
+            shares = _shares(_shrunk(chooses, share))
+            found = _found(exact, scale, nearest, ends, shares)
+            total += _error(exact - scale * found, judges).sum()
+        return total
+
+    errors = {share: error(share) for share in _SHRUNK}
+    best = min(errors, key=errors.__getitem__)
+    limit = (1 - count**-0.5) * _error(exact - scale * nearest, halves.sum(axis=0)).sum()
+    return best if errors[best] < limit else 1.0
+
+
+def _shrunk(moments: Floats, share: float) -> Floats:
+    """The moments, less this share of those off the diagonal."""
+    return (1 - share) * moments + share * np.diag(moments.diagonal())
 
 
 def _error(lost: Floats, moments: Floats) -> Floats:
     """The squared error of each column of a product whose weights lost so much."""
     return np.einsum("kn,kn->n", lost, moments @ lost)
+
+
+def _found(
+    exact: Floats,
+    scale: Floats,
+    nearest: Floats,
+    ends: tuple[int, int],
+    shares: tuple[NDArray[np.int64], Floats],
+) -> Floats:
+    """The steps of GPTQ, in the order of the rows."""
+    order, passed = shares
+    found = np.empty_like(nearest)
+    found[order] = _passed_on(exact[order], scale[order], nearest[order], ends, passed)
+    return found
 
 
 def _shares(moments: Floats) -> tuple[NDArray[np.int64], Floats]:

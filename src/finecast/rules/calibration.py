@@ -96,7 +96,7 @@ def _compensated(graph: Graph, node: Node, index: int, found: Scaled, facts: Fac
     if key not in seen.moments.chosen:
         assert constant is not None
         numbers = constant.read().astype(np.float32, copy=False)
-        made = compensated(found, numbers, seen.moments.read())
+        made = compensated(found, numbers, *seen.moments.read())
         seen.moments.chosen[key] = made.shifts
     return replace(found, shifts=seen.moments.chosen[key])
 

@@ -171,14 +171,15 @@ class ChannelFacts:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Moments:
-    """The second moments of a value: the mean of x times its transpose, x its last axis.
+    """The second moments of a value: the sums of x times its transpose, x its last axis.
 
-    They are as large as a square of that axis, so that ``read`` observes them when they are
-    asked for. ``chosen`` keeps the encodings of weights that were found by them, by the
-    weights' name and the size of their groups.
+    They are those of two halves of the samples, so that what one half chooses is judged by the
+    other. They are as large as two squares of that axis, so that ``read`` observes them, and
+    counts the rows, when they are asked for. ``chosen`` keeps the encodings of weights that
+    were found by them, by the weights' name and the size of their groups.
     """
 
-    read: Callable[[], Floats]
+    read: Callable[[], tuple[Floats, int]]
     chosen: dict[tuple[str, int], bytes] = field(default_factory=dict[tuple[str, int], bytes])
 
 
