@@ -195,3 +195,22 @@ def test_constants_without_groups_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         Scaled.of_constant(WEIGHTS, np.ones(shape, np.float32), channels)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_tune_warns_where_the_data_that_chose_codes_judge_them(
+    apart: bool, tmp_path: Path, engine: OpenVinoEngine
+) -> None:
+    calib = tmp_path / "calib.npz"
+    np.savez(calib, **mixed(3))
+    found = api.tune(
+        saved(NET, weights(), tmp_path, "onnx"),
+        data=mixed(1),
+        policy="all:int4_weights@gptq",
+        metric="cosine",
+        tolerance=0.1,
+        objective="size",
+        engine="openvino",
+        calib=calib if apart else None,
+    )
+    assert any("data of their own" in w for w in found.warnings) is not apart
