@@ -156,6 +156,9 @@ def test_codes_by_the_products_on_data_lose_less_on_other_data(
     assert np.linalg.norm(lower - exact) < 0.6 * np.linalg.norm(near - exact)
     api.apply(Plan.from_json(made.plan.to_json()), net, again, engine="openvino")
     np.testing.assert_array_equal(run(again), run(low))
+    told = api.explain(net, "first", plan=made.plan)
+    assert "every op that may have int4_weights@gptq does" in str(told)
+    assert "int4_weights, codes by gptq" in {one["read_as"] for one in told.inputs}
     with pytest.raises(UsageError, match="gptq chooses codes by the values"):
         api.convert(net, None, "all:int4_weights@gptq", engine="openvino")
 
@@ -202,7 +205,8 @@ def test_tune_warns_where_the_data_that_chose_codes_judge_them(
     apart: bool, tmp_path: Path, engine: OpenVinoEngine
 ) -> None:
     calib = tmp_path / "calib.npz"
-    np.savez(calib, **mixed(3))
+    given = mixed(3)
+    np.savez(calib, ids=given["ids"], x=given["x"])
     found = api.tune(
         saved(NET, weights(), tmp_path, "onnx"),
         data=mixed(1),

@@ -19,6 +19,7 @@ from finecast.tuning.search import (
     Candidate,
     chain,
     fastest_passing,
+    none_passes,
     rivals,
     worth_timing,
 )
@@ -246,3 +247,17 @@ def test_what_is_predicted_to_gain_too_little_is_not_timed() -> None:
     assert [p.time_s for p in worth_timing(steps)] == [0.985, 0.6]
     assert [p.time_s for p in worth_timing(steps, 2.0)] == [0.6]
     assert worth_timing([]) == []
+
+
+@pytest.mark.parametrize(
+    ("spent", "resumable", "says"),
+    [
+        ("", True, "10 more were not tried: by time and predicted error they promised less"),
+        ("the limit of 3 s is reached", False, "not tried: the limit of 3 s is reached"),
+        ("the limit of 3 s is reached", True, "is reached; --resume goes on from here"),
+    ],
+)
+def test_why_plans_were_not_tried(spent: str, resumable: bool, says: str) -> None:
+    why = none_passes(1, 11, 0.9, spent=spent, resumable=resumable)
+    assert says in why
+    assert ("promised" in why) is (not spent)

@@ -238,7 +238,7 @@ class EngineSubject(Subject):
                 calls[name] = partial(run_all, session, fed)
             # The same plan by casts, if it races, stands for it.
             elif replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
-                self.tell(f"a plan was dropped: {error.what}")
+                self.tell(one.dropped(error))
         return Race.of(partial(run_all, self.reference, timing), calls, effort)
 
     def check(self, built: Built, exact: Exact) -> None:
@@ -296,7 +296,7 @@ class EngineSubject(Subject):
                     streams = from_memory(one.model, engine.load_streams)
                 calls[name] = partial(streams.serve, load)
             except EngineError as error:
-                self.tell(f"a plan was dropped: {error.what}")
+                self.tell(one.dropped(error))
         return Race.of(partial(anchor.serve, load), calls, effort, share=share)
 
     def stream_session(self, built: Built) -> Session:

@@ -16,7 +16,7 @@ from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
-from finecast.errors import UsageError
+from finecast.errors import EngineError, UsageError
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -72,6 +72,11 @@ class Built:
     def origin(self) -> Origin:
         """What it is made from."""
         return Origin(plan=self.plan, is_original=isinstance(self.model, Path))
+
+    def dropped(self, error: EngineError) -> str:
+        """A note that the engine does not run it, by the formats of its ops."""
+        formats = ", ".join(f"{count} {label}" for label, count in self.plan.counts.items())
+        return f"a plan was dropped ({formats}): {error.what}"
 
     def release(self) -> None:
         """Unload what was loaded to run it."""

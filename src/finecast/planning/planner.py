@@ -184,9 +184,16 @@ class Planner:
         """The plan of ``assign.lowest``; ``formats`` are the policy's by default."""
         lows = formats or self.policy.formats
         chosen = lowest(self.graph, self.permissions, *lows)
-        names = " or ".join(f.label for f in lows)
-        kept = f"it may not have {names}, or only moves numbers between ops in fp32"
-        return self.plan(chosen, f"every op that may have {names} does", kept=kept)
+        how = self.policy.calibration
+        stated = {f: f"@{how.value}" for f in lows if how.changes(f)}
+        names = [f.label + stated.get(f, "") for f in lows]
+        kept = (
+            f"it may not have {' or '.join(names)}, or only moves numbers between ops in fp32"
+        )
+        does = f"every op that may have {names[0]} does"
+        if len(names) > 1:
+            does = f"every op has the first of {', '.join(names)} that it may have"
+        return self.plan(chosen, does, kept=kept)
 
     def highest(self, because: str = "fp32 where permitted") -> Plan:
         """The plan in which every op that may stay fp32 does."""

@@ -135,12 +135,14 @@ def near(
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     """The plans in which every op that may be low is, whatever costs are predicted.
 
-    One uses all of the policy's formats, in their order of preference; the others one format
-    each. The frontier may lack them, because it relies on predicted costs of casts.
+    One uses all of the policy's formats that have costs, in their order of preference; the
+    others one format each. The frontier may lack them, because it relies on predicted costs
+    of casts.
     """
     problem = build_problem(planner.graph, planner.permissions, analysis)
     found: list[Proposal] = []
-    for formats in dict.fromkeys((planner.policy.formats, *((f,) for f in analysis.rounded))):
+    costed = tuple(f for f in planner.policy.formats if f in analysis.rounded)
+    for formats in dict.fromkeys((costed, *((f,) for f in analysis.rounded))):
         plan = explained(planner, analysis, planner.lowest(*formats), problem)
         used = set(plan.formats.values())
         added = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)

@@ -248,13 +248,12 @@ class Policy:
     def label(self) -> str:
         """The policy as ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
-        Calibration is stated for formats that it changes codes in, and adjustments for those that they are
-        for, if not the default. Where plans are stated by a hint, ``BY_HINT`` ends it.
+        Calibration is stated for formats that it changes codes in, and adjustments for those
+        that they are for, if not the default. Where plans are stated by a hint, ``BY_HINT`` ends it.
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
         text += BY_HINT if self.by_hint else ""
-        suits = any(self.calibration.suits(f) for f in self.formats)
-        if suits and self.calibration is not Calibration.MINMAX:
+        if any(self.calibration.changes(f) for f in self.formats):
             text += f"@{self.calibration.value}"
         if self.adjust is None or not self.adjusts:
             return text

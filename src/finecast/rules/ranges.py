@@ -32,6 +32,10 @@ class Calibration(Enum):
     MSE = "mse"
     GPTQ = "gptq"
 
+    def changes(self, fmt: Format) -> bool:
+        """Whether codes in ``fmt`` are others than by default."""
+        return self is not Calibration.MINMAX and self.suits(fmt)
+
     def suits(self, fmt: Format) -> bool:
         """Whether it changes codes in ``fmt``, or is the default of a format with scales."""
         by_group = bool(fmt.group_sizes)

@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from finecast.graph import Graph, Node
 from finecast.naming import number_of
+from finecast.numbers.encodings import Scaled
 from finecast.ops import by_name
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules import RULES
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
+from finecast.rules.ranges import Calibration
 
 _FP32_TIME: Final = "fp32 us"
 _TIMES: Final = (
@@ -247,7 +249,8 @@ def _read_as(node: Node, port: int, decision: Decision | None) -> str:
     """The format that an input is cast or encoded to; empty if it is read as stored."""
     if decision is None or not node.follows_in[port]:
         return ""
-    fmt = decision.format
-    if fmt.has_scales and decision.encodings.at(port) is None:
+    fmt, encoding = decision.format, decision.encodings.at(port)
+    if fmt.has_scales and encoding is None:
         return ""
-    return fmt.label
+    by_data = isinstance(encoding, Scaled) and encoding.shifts
+    return f"{fmt.label}, codes by {Calibration.GPTQ.value}" if by_data else fmt.label

@@ -209,7 +209,15 @@ def rivals(
     return found
 
 
-def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) -> str:
+def none_passes(
+    tried: int,
+    proposed: int,
+    target: float,
+    *,
+    reused: int = 0,
+    spent: str = "",
+    resumable: bool = False,
+) -> str:
     """Text for the user where ``fastest_passing`` found nothing.
 
     Args:
@@ -218,6 +226,8 @@ def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) ->
             their predicted errors, not accurate enough.
         target: The metric to reach.
         reused: How many of the trials an earlier run made.
+        spent: The limit that ended the search; empty if none did.
+        resumable: Whether a study keeps the trials, so that a later run goes on from here.
     """
     if not tried:
         return f"no plan was tried (target {target:.6g})"
@@ -227,7 +237,12 @@ def none_passes(tried: int, proposed: int, target: float, *, reused: int = 0) ->
     why = f"{plans} tried{told} {misses} the criterion (target {target:.6g})"
     rest = proposed - tried
     if rest > 0:
-        why += f"; {rest} more were not tried: by time and predicted error they promised less"
+        why += f"; {rest} more were not tried: "
+        why += spent or "by time and predicted error they promised less"
+        if spent and resumable:
+            why += "; --resume goes on from here, with a larger limit"
+    elif spent:
+        why += f"; {spent}"
     return why
 
 

@@ -254,9 +254,14 @@ class Trials:
     def none_passes(self, proposed: int) -> str:
         """Text: why none of ``proposed`` plans was found to pass."""
         target = self.target
-        why = none_passes(len(self.tried), proposed, target, reused=len(self.reused))
-        spent = self.budget.spent(self.evaluations - 1)
-        return f"{why}; {spent}" if spent else why
+        return none_passes(
+            len(self.tried),
+            proposed,
+            target,
+            reused=len(self.reused),
+            spent=self.budget.spent(self.evaluations - 1),
+            resumable=self.study is not None,
+        )
 
     def _key(self, candidate: Candidate) -> TrialKey:
         return TrialKey(

@@ -220,7 +220,7 @@ class TorchSubject(EngineSubject):
                 try:
                     calls[name] = partial(call, self._prepared(one, (args, kwargs)))
                 except EngineError as error:
-                    self.tell(f"a plan was dropped: {error.what}")
+                    self.tell(one.dropped(error))
             if not built and self._run is None and self.compiles:
                 self.tell(_AS_IT_IS)  # a compilation takes longer than all else up to here
                 return Race.of(partial(call, original), {}, effort)
