@@ -249,7 +249,8 @@ class Policy:
         """The policy as ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
         Calibration is stated for formats that it changes codes in, and adjustments for those
-        that they are for, if not the default. Where plans are stated by a hint, ``BY_HINT`` ends it.
+        that they are for, if not the default. Where plans are stated by a hint, ``BY_HINT``
+        ends it.
         """
         text = f"{self.scope.value}:{','.join(f.label for f in self.formats)}"
         text += BY_HINT if self.by_hint else ""
