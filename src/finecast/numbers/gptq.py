@@ -29,7 +29,7 @@ _COLUMNS: Final = 1024
 # Shares by which moments off the diagonal are shrunk: the fewer rows, the larger the best one.
 _SHRUNK: Final = (0.0, 0.2, 0.6, 0.9)
 # So many columns, spread over all, judge which share is the best.
-_JUDGES: Final = 256
+_JUDGES: Final = 64
 # Shifts are stored in 8 bits, and are rarely more than 1.
 _LARGEST_SHIFT: Final = 7
 
@@ -106,10 +106,14 @@ def _bearable(
             total += _error(exact - scale * found, judges).sum()
         return total
 
-    errors = {share: error(share) for share in _SHRUNK}
-    best = min(errors, key=errors.__getitem__)
+    best, least = 1.0, np.inf
+    for share in _SHRUNK:
+        found = error(share)
+        if found >= least:  # it falls up to the best share, and grows from there
+            break
+        best, least = share, found
     limit = (1 - count**-0.5) * _error(exact - scale * nearest, halves.sum(axis=0)).sum()
-    return best if errors[best] < limit else 1.0
+    return best if least < limit else 1.0
 
 
 def _shrunk(moments: Floats, share: float) -> Floats:
