@@ -221,6 +221,12 @@ def test_prices_of_something_else_are_refused(
     lock = folder / "low.here.lock.json"
     assert "a file of the kind finecast.lock" in refused("--fleet", str(lock))
     text = json.loads(kind.read_text())
+    found = refused("--fleet", str(kind), "--engine", "onnxruntime")
+    assert "of openvino:CPU, and the model runs in onnxruntime:CPU here" in found
+    other = tmp_path / "other.prices.json"
+    other.write_text(json.dumps(text | {"engine": {"name": "onnxruntime:CPU", "version": ""}}))
+    found = refused("--fleet", str(kind), "--fleet", str(other))
+    assert "here with openvino:CPU, other with onnxruntime:CPU" in found
     for change, words in (
         ({"formats": ["bf16"]}, "not a file of prices"),
         ({"rest_us": -1}, "is no time"),

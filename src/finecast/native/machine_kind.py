@@ -46,6 +46,7 @@ class MachineKind:
         prices: What ops take there.
         best: The low formats of its best plan by op; none where fp32 is best.
         call_s: Measured seconds of a call of fp32, and of that plan.
+        path: The file that it was read from.
     """
 
     name: str
@@ -55,6 +56,7 @@ class MachineKind:
     prices: Prices
     best: Mapping[str, Format]
     call_s: tuple[float, float] = (math.nan, math.nan)
+    path: Path = Path()
 
     @staticmethod
     def called(path: Path) -> str:
@@ -169,6 +171,7 @@ class MachineKind:
             prices=prices,
             best={str(name): Format.parse(fmt) for name, fmt in found["best"].items()},
             call_s=(_second(fp32_ms, 1e3), _second(best_ms, 1e3)),
+            path=path,
         )
 
     def check(self, graph: str, ops: Sequence[str], inputs: Shapes) -> None:
@@ -182,7 +185,7 @@ class MachineKind:
         Raises:
             UsageError: If they are others.
         """
-        where, prices = f"{self.name}{SUFFIX}", self.prices
+        where, prices = str(self.path), self.prices
         unknown = {op for unit in prices.units for op in unit} - set(ops)
         if prices.graph != graph or unknown:
             raise UsageError(

@@ -190,6 +190,7 @@ class _Run:
         subject = self.model.subject(request.engine, None)
         subject.keeps_prices, subject.study = request.price_book, study
         subject.prices_all = True
+        self._check_engine(subject.runs_in)
         executor = self._executor(stack, subject, {})
         workload = self.model.workload(executor.data(), subject.reference)
         progress("baseline", 0, 1)
@@ -251,6 +252,28 @@ class _Run:
             warnings=(*subject.told, *workload.warnings),
             fleet=plans,
         )
+
+    def _check_engine(self, here: str) -> None:
+        """Refuse prices of another engine's kernels.
+
+        Raises:
+            UsageError: If the engine here, or that of another kind, is not theirs.
+        """
+        for kind in self.kinds.values():
+            own = kind.runner.name
+            others = (f"{one.name} with {one.runner.name}" for one in self.kinds.values())
+            if any(one.runner.name != own for one in self.kinds.values()):
+                raise UsageError(
+                    f"the kinds were priced with different engines: {', '.join(others)}",
+                    where="--fleet",
+                    fix="run tune --prices on each of them with the same --engine",
+                )
+            if own != here:
+                raise UsageError(
+                    f"the prices are of {own}, and the model runs in {here or 'none'} here",
+                    where=str(kind.path),
+                    fix=f"give --engine {own}, or prices of {here or 'the same engine'}",
+                )
 
     def _executor(
         self, stack: ExitStack, subject: Subject, environment: Mapping[str, str]
@@ -319,7 +342,7 @@ class _Run:
         for name in (n for n, kind in priced.items() if not 0 < kind.best_s < math.inf):
             raise UsageError(
                 "its best plan has no price",
-                where=f"{name}{SUFFIX}",
+                where=str(self.kinds[name].path),
                 fix="run tune --prices there again",
             )
         self.progress("plans", 0, 1)
