@@ -371,7 +371,8 @@ def tuned(
         if request.fleet:
             outcome = fleet_tuning.plans_for(given(), how, output, request, study)
             warnings = (*removed, *outcome.warnings)
-            return _savable(replace(outcome, source=given().path, warnings=warnings), given)
+            outcome = replace(outcome, stale=files.stale(), warnings=warnings)
+            return _savable(replace(outcome, source=given().path), given)
         found = (request.study, request.frontier, request.report, request.prices)
         outcome = replace(
             _searched(given(), how, output, request, study),

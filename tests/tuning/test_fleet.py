@@ -27,7 +27,8 @@ from finecast.planning.fleet import Fleet
 from finecast.progress import silent
 from finecast.tuning.executor import Evaluated, Executor
 from finecast.tuning.fleet import Choosing, KindJudge, groupings
-from finecast.tuning.goal import Budget, Goal
+from finecast.tuning.fleet_tuning import outputs_of
+from finecast.tuning.goal import Budget, Goal, TuneRequest
 from tests.native.networks import FRONTENDS, Weights
 from tests.planning.test_fleet import analysis, own_best, planner, prices
 
@@ -181,6 +182,12 @@ def test_one_plan_serves_kinds_that_are_simulated_here(
     assert content["kinds"][1]["fleet_ms"] == pytest.approx(content["kinds"][1]["own_best_ms"])
     assert content["plans"][0]["output"] == str(folder / "low.onnx")
     assert "no process here runs as arm" in str(found)
+    lock = folder / "low.here.lock.json"
+    assert found.lock == lock
+    samples = [str(folder / f"low.{name}.lock.npz") for name in ("here", "avx2")]
+    told = f"{samples[0]} and {samples[1]} have samples of your data: --no-lock"
+    assert told in str(found)
+    assert f"wrote {folder / 'low.onnx'}, {folder / 'low.plan.json'}, {lock}" in str(found)
 
 
 def test_each_kind_has_its_lock_and_verify_takes_the_one_of_this_machine(
@@ -242,6 +249,15 @@ def test_prices_of_something_else_are_refused(
         own.check("0123", ops, own.inputs)
     with pytest.raises(UsageError, match=r"was 16x16 .* 2x16 here"):
         own.check(own.prices.graph, ops, {"x": (2, 16)})
+
+
+def test_models_of_an_earlier_run_are_outputs_too(tmp_path: Path) -> None:
+    """So that they are replaced by --force alone, and told of where they stay."""
+    for number in (1, 2, 3, 5):
+        (tmp_path / f"w.{number}.onnx").touch()
+    request = TuneRequest(fleet=(Path("a"), Path("b")), within=0.05)
+    found = [path.name for path in outputs_of(request, tmp_path / "w.onnx")]
+    assert found == ["w.1.onnx", "w.2.onnx", "w.3.onnx"]
 
 
 def test_prices_are_read_as_they_were_written(

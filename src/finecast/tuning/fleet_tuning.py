@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import count, takewhile, zip_longest
 from pathlib import Path
 
 from finecast.data.workload import Workload
 from finecast.engines.base import calls_of
 from finecast.errors import UsageError
 from finecast.files import write_text
+from finecast.naming import enumerated
 from finecast.native.artefact import Destination
 from finecast.native.lock import Machine, Runner, samples_of
 from finecast.native.machine_kind import SUFFIX, MachineKind, low_formats
@@ -40,11 +41,18 @@ from finecast.tuning.workers import WorkerExecutor
 
 
 def outputs_of(request: TuneRequest, output: Path | None) -> list[Path]:
-    """The models that may be written: the output, or with several plans ``NAME.1.onnx`` on."""
+    """The models that may be written: the output, or with several plans ``NAME.1.onnx`` on.
+
+    Among them are those of higher numbers that an earlier run left.
+    """
     if output is None or request.within is None:
         return [] if output is None else [output]
-    numbers = range(1, len(request.fleet) + 1)
-    return [output.with_name(f"{output.stem}.{n}{output.suffix}") for n in numbers]
+    paths = (output.with_name(f"{output.stem}.{n}{output.suffix}") for n in count(1))
+    most = len(request.fleet)
+    return [
+        path
+        for _, path in takewhile(lambda it: it[0] < most or it[1].exists(), enumerate(paths))
+    ]
 
 
 def lock_of(output: Path, kind: str) -> Path:
@@ -101,7 +109,7 @@ def check_prices(request: TuneRequest) -> None:
     for option in (name for name, given in refused.items() if given):
         raise UsageError(f"{named} is not for {option}", where=option, fix="leave one out")
     names = Counter(map(MachineKind.called, request.fleet))
-    for name in (name for name, count in names.items() if count > 1):
+    for name in (name for name, times in names.items() if times > 1):
         raise UsageError(
             f"two kinds of machines are called {name}",
             where="--fleet",
@@ -248,6 +256,7 @@ class _Run:
             probes=choosing.fleet.analysis.probes,
             model=self.model.given_back(built[0] if improved else None),
             output=paths[0],
+            lock=next((k.lock for k in plans.kinds if k.plan == 0 and k.lock), None),
             plan_out=None if paths[0] is None else _plan_of(request, paths[0]),
             warnings=(*subject.told, *workload.warnings),
             fleet=plans,
@@ -417,11 +426,26 @@ class _Run:
         judge.executor.lock(path, lock, plan.digest, accuracy)
         return replace(found, lock=lock)
 
+    def _written_files(self, plans: FleetPlans) -> Iterator[str]:
+        """What was written, and which of it has samples of the data."""
+        samples: list[Path] = []
+        for number, path in enumerate(plans.outputs):
+            if path is None:
+                continue
+            locks = [k.lock for k in plans.kinds if k.plan == number and k.lock is not None]
+            own = [one for one in map(samples_of, locks) if one.exists()]
+            files = [path, _plan_of(self.request, path), *locks, *own]
+            yield f"wrote {enumerated(files)}"
+            samples += own
+        if samples:
+            data = f"{'has' if len(samples) == 1 else 'have'} samples of your data"
+            yield f"{enumerated(samples)} {data}: --no-lock leaves them out"
+
     def _notes(self, plans: FleetPlans, choosing: Choosing) -> Sequence[str]:
         """What else is to be known, and what to do next."""
         lines: list[str] = []
         for number, (plan, bound) in enumerate(zip(plans.plans, plans.bounds, strict=True)):
-            counts = ", ".join(f"{count} {fmt}" for fmt, count in plan.counts.items())
+            counts = ", ".join(f"{ops} {fmt}" for fmt, ops in plan.counts.items())
             named = f"plan {number + 1}" if len(plans.plans) > 1 else "the plan"
             worst = max(k.loss for k in plans.kinds if k.plan == number)
             proven = ""
@@ -448,8 +472,7 @@ class _Run:
             for name, judge in choosing.judges.items()
             for text in dict.fromkeys(judge.failed)
         ]
-        written = [path for path in plans.outputs if path is not None]
-        lines += [f"wrote {path} and {_plan_of(self.request, path)}" for path in written]
+        lines += self._written_files(plans)
         for kind in plans.kinds:
             path = plans.outputs[kind.plan]
             if path is None:
