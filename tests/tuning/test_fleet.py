@@ -23,7 +23,7 @@ from finecast.native.lock import Lock, Machine, Runner
 from finecast.native.machine_kind import MachineKind
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
-from finecast.planning.fleet import Fleet
+from finecast.planning.fleet import Fleet, PricedKind
 from finecast.progress import silent
 from finecast.tuning.executor import Evaluated, Executor
 from finecast.tuning.fleet import Choosing, KindJudge, groupings
@@ -73,6 +73,11 @@ def choosing(judges: Mapping[str, KindJudge], trials: int | None = None) -> Choo
     return Choosing(fleet=fleet, judges=judges, budget=budget, progress=silent)
 
 
+def replace_kinds(given: Choosing, kinds: Mapping[str, PricedKind]) -> Choosing:
+    fleet = replace(given.fleet, kinds=kinds)
+    return Choosing(fleet=fleet, judges=given.judges, budget=given.budget, progress=silent)
+
+
 def test_the_least_worst_of_those_that_keep_the_criterion_everywhere_is_chosen() -> None:
     free = choosing({"a": judge(), "b": judge()}).serving(frozenset("ab"))
     assert free.worst == pytest.approx(2 / 3)  # one op in the other's format
@@ -83,6 +88,20 @@ def test_the_least_worst_of_those_that_keep_the_criterion_everywhere_is_chosen()
     nothing = choosing({"a": judge(bf16=1.0), "b": judge(fp16=math.inf)})
     assert not nothing.serving(frozenset("ab")).proposal.plan.lowers
     assert nothing.judges["b"].failed == ["no kernel"]
+    assert nothing.why_fp32(frozenset("ab")).startswith("no lower plan that was tried keeps")
+
+
+def test_it_is_said_why_no_op_is_lower() -> None:
+    slow = {"a": prices([(4.0, 2.0, 40.0)] * 3), "b": prices([(4.0, 40.0, 2.0)] * 3)}
+    judges = {"a": judge(), "b": judge()}
+    found = replace_kinds(choosing(judges), {n: own_best(p) for n, p in slow.items()})
+    both = frozenset("ab")
+    assert not found.serving(both).proposal.plan.lowers
+    assert found.why_fp32(both).startswith("any lower plan known loses at least as much")
+    flat = {n: own_best(prices([(4.0, 8.0, 8.0)] * 3)) for n in "ab"}
+    found = replace_kinds(choosing(judges), flat)
+    found.serving(both)
+    assert found.why_fp32(both) == "fp32 is the own best plan of each kind"
 
 
 def test_a_budget_ends_the_search_with_fp32() -> None:
@@ -90,6 +109,7 @@ def test_a_budget_ends_the_search_with_fp32() -> None:
     found = choosing(judges, trials=1)
     assert not found.serving(frozenset("ab")).proposal.plan.lowers
     assert len(judges["a"].metrics) == 1
+    assert found.why_fp32(frozenset("ab")).endswith("and the limit of one trial is reached")
 
 
 def test_plans_are_as_few_as_the_allowed_loss_lets_them_be() -> None:

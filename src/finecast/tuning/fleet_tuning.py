@@ -441,18 +441,30 @@ class _Run:
             data = f"{'has' if len(samples) == 1 else 'have'} samples of your data"
             yield f"{enumerated(samples)} {data}: --no-lock leaves them out"
 
-    def _notes(self, plans: FleetPlans, choosing: Choosing) -> Sequence[str]:
-        """What else is to be known, and what to do next."""
-        lines: list[str] = []
-        for number, (plan, bound) in enumerate(zip(plans.plans, plans.bounds, strict=True)):
+    def _of_plans(self, plans: FleetPlans, choosing: Choosing) -> Iterator[str]:
+        """What each plan has, why it lowers nothing, and what limits it."""
+        certifies = self.request.goal.criterion.confidence is not None
+        for number, plan in enumerate(plans.plans):
             counts = ", ".join(f"{ops} {fmt}" for fmt, ops in plan.counts.items())
             named = f"plan {number + 1}" if len(plans.plans) > 1 else "the plan"
-            worst = max(k.loss for k in plans.kinds if k.plan == number)
-            proven = ""
-            if bound > -math.inf:
-                least = f"{min(max(bound, 0.0), worst):.1%}"
-                proven = f"; any plan of no larger error loses {least} or more on some kind"
-            lines.append(f"{named}: {counts}{proven}")
+            own = [k for k in plans.kinds if k.plan == number]
+            if not plan.lowers:
+                yield f"{named}: {counts}: {choosing.why_fp32(frozenset(k.name for k in own))}"
+                if len(own) > 1 and any(self.kinds[k.name].best for k in own):
+                    yield "--within 5% looks for several plans, each for some of the kinds"
+                continue
+            yield f"{named}: {counts}{_proven(plans.bounds[number], own)}"
+            if certifies and not any(k.certificate for k in own):
+                yield f"{named} is not certified: no process here runs as one of its kinds"
+        for kind in self.kinds.values():
+            formats = {*kind.best.values()} - {*choosing.fleet.analysis.times}
+            if formats:
+                labels = enumerated(sorted(fmt.label for fmt in formats))
+                yield f"the own best plan of {kind.name} has {labels}, which no plan here has"
+
+    def _notes(self, plans: FleetPlans, choosing: Choosing) -> Sequence[str]:
+        """What else is to be known, and what to do next."""
+        lines = [*self._of_plans(plans, choosing)]
         lines.append("times are sums of the kernels that each machine measured by itself")
         certified = [k for k in plans.kinds if k.certificate is not None]
         if certified:
@@ -488,3 +500,11 @@ class _Run:
                     " --max-trials 1 evaluates it"
                 )
         return lines
+
+
+def _proven(bound: float, kinds: Sequence[KindOutcome]) -> str:
+    """What no plan is better than; empty if that is unknown, or says nothing."""
+    least = f"{min(bound, max(k.loss for k in kinds)):.1%}" if bound > 0 else ""
+    if least in ("", f"{0:.1%}"):
+        return ""
+    return f"; any plan of no larger error loses {least} or more on some kind"
