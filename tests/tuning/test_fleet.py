@@ -242,7 +242,10 @@ def test_prices_of_something_else_are_refused(
         return capsys.readouterr().err
 
     assert "two kinds of machines" in refused("--fleet", str(kind), "--fleet", str(kind))
-    assert "is not for --target" in refused("--fleet", str(kind), "--target", "trn1")
+    for option in (["--target", "trn1"], ["--prices", "p.json"], ["--resume"]):
+        found = refused("--fleet", str(kind), *option)
+        assert f"--fleet and {option[0]} do not go together: leave one out" in found
+        assert "starting anew" not in found
     assert "--within" in refused("--within", "5%")
     assert "no share" in refused("--within", "some", "--fleet", str(kind))
     lock = folder / "low.here.lock.json"

@@ -101,13 +101,14 @@ def check_prices(request: TuneRequest) -> None:
     if request.fleet:
         refused |= {
             "--prices": request.prices is not None,
+            "--resume": request.resume,
             "--start": request.start is not None,
             "--frontier": request.frontier is not None,
             "--report": request.report is not None,
             "--executor": request.execution.executor != LOCAL,
         }
     for option in (name for name, given in refused.items() if given):
-        raise UsageError(f"{named} is not for {option}", where=option, fix="leave one out")
+        raise UsageError(f"{named} and {option} do not go together", fix="leave one out")
     names = Counter(map(MachineKind.called, request.fleet))
     for name in (name for name, times in names.items() if times > 1):
         raise UsageError(

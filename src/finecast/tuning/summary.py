@@ -213,7 +213,9 @@ def _phases(phases: Mapping[str, float]) -> list[str]:
 def _files(result: Result) -> list[str]:
     """Lines on what was written, and on what to do next."""
     if not result.improved:
-        return ["nothing written: use the model given"]
+        kept = [path for path in result.files if path.exists()]  # no study without trials
+        wrote = [f"wrote {enumerated(kept)}"] if kept else []
+        return [*wrote, "no model was written: use the model given"]
     samples = result.lock.with_suffix(".npz") if result.lock is not None else None
     locks = [path for path in (result.lock, samples) if path is not None and path.exists()]
     files = [*filter(None, (result.output, result.plan_out)), *locks, *result.files]
