@@ -261,14 +261,23 @@ def test_prices_of_something_else_are_refused(
         ({"formats": ["bf16"]}, "not a file of prices"),
         ({"rest_us": -1}, "is no time"),
         ({"version": 9}, "version 9"),
+        ({"engine": None}, "'engine' has another form than tune --prices writes"),
+        ({"units": [{"ops": ["a"]}]}, "'units' has another form"),
+        ({"best": {"a": "int99"}}, "in 'best', "),
     ):
         changed = tmp_path / "changed.prices.json"
         changed.write_text(json.dumps(text | change))
-        assert words in refused("--fleet", str(changed), "--batch", "16")
+        found = refused("--fleet", str(changed), "--batch", "16")
+        assert words in found
+        assert "Error" not in found
+    changed.write_text(json.dumps({k: v for k, v in text.items() if k != "casts"}))
+    assert "it has no 'casts'" in refused("--fleet", str(changed))
     own = MachineKind.load(kind)
     ops = [op for unit in own.prices.units for op in unit]
     own.check(own.prices.graph, ops, own.inputs)
-    with pytest.raises(UsageError, match="of another model"):
+    with pytest.raises(
+        UsageError, match=r"the prices in .*here.prices.json are of another model"
+    ):
         own.check("0123", ops, own.inputs)
     with pytest.raises(UsageError, match=r"was 16x16 .* 2x16 here"):
         own.check(own.prices.graph, ops, {"x": (2, 16)})
