@@ -27,7 +27,8 @@ from finecast.planning.fleet import Fleet, PricedKind
 from finecast.progress import silent
 from finecast.tuning.executor import Evaluated, Executor
 from finecast.tuning.fleet import Choosing, KindJudge, groupings
-from finecast.tuning.fleet_tuning import outputs_of
+from finecast.tuning.fleet_plans import KindOutcome
+from finecast.tuning.fleet_tuning import outputs_of, proven
 from finecast.tuning.goal import Budget, Goal, TuneRequest
 from tests.native.networks import FRONTENDS, Weights
 from tests.planning.test_fleet import analysis, own_best, planner, prices
@@ -145,7 +146,7 @@ def net(folder: Path) -> tuple[Path, Path]:
 def left(folder: Path, path: Path, options: Mapping[str, Any]) -> MachineKind:
     """What a machine leaves, with given prices: no timing decides."""
     own = folder / "own.prices.json"
-    finecast.tune(path, prices=own, max_trials=1, **options)
+    assert finecast.tune(path, prices=own, max_trials=1, **options).files == (own,)
     found = MachineKind.load(own)
     assert found.machine == Machine.here()
     assert found.prices.formats[0] is FP32
@@ -185,6 +186,34 @@ def flow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, finecast.Resul
     fleet = [folder / f"{name}.prices.json" for name in ("here", "avx2", "arm")]
     found = finecast.tune(path, folder / "low.onnx", fleet=fleet, **options)
     return folder, found
+
+
+def test_what_no_plan_of_this_run_has_is_said(flow: tuple[Path, finecast.Result]) -> None:
+    folder, _ = flow
+    found = finecast.tune(
+        folder / "net.onnx",
+        data=folder / "data.npz",
+        metric="top1",
+        tolerance=0.1,
+        policy="auto:int8",
+        batch=16,
+        progress=False,
+        engine="openvino",
+        fleet=[folder / "here.prices.json"],
+    )
+    assert not found.improved
+    assert found.why.endswith(
+        "a call takes 4.00 times as long on here as by its own best plan"
+    )
+    assert "3 fp32: any lower plan known loses at least as much on some kind" in str(found)
+    assert "the own best plan of here has bf16, which no plan here has" in str(found)
+
+
+def test_a_bound_is_told_where_it_says_something() -> None:
+    kind = KindOutcome(name="k", plan=0, fp32_s=3.0, best_s=1.0, time_s=1.5)
+    assert proven(0.0001, [kind]) == proven(-math.inf, [kind]) == ""
+    assert "loses 20.0% or more" in proven(0.2, [kind])
+    assert "loses 50.0% or more" in proven(0.7, [kind])
 
 
 def test_one_plan_serves_kinds_that_are_simulated_here(

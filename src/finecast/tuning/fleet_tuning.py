@@ -454,7 +454,7 @@ class _Run:
                 if len(own) > 1 and any(self.kinds[k.name].best for k in own):
                     yield "--within 5% looks for several plans, each for some of the kinds"
                 continue
-            yield f"{named}: {counts}{_proven(plans.bounds[number], own)}"
+            yield f"{named}: {counts}{proven(plans.bounds[number], own)}"
             if certifies and not any(k.certificate for k in own):
                 yield f"{named} is not certified: no process here runs as one of its kinds"
         for kind in self.kinds.values():
@@ -503,7 +503,7 @@ class _Run:
         return lines
 
 
-def _proven(bound: float, kinds: Sequence[KindOutcome]) -> str:
+def proven(bound: float, kinds: Sequence[KindOutcome]) -> str:
     """What no plan is better than; empty if that is unknown, or says nothing."""
     least = f"{min(bound, max(k.loss for k in kinds)):.1%}" if bound > 0 else ""
     if least in ("", f"{0:.1%}"):
