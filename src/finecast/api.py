@@ -371,13 +371,11 @@ def tuned(
         if request.fleet:
             outcome = fleet_tuning.plans_for(given(), how, output, request, study)
             warnings = (*removed, *_judged_by_chosen(request, outcome.plan), *outcome.warnings)
-            return _savable(replace(outcome, source=given().path, warnings=warnings), given)
-        found = (request.study, request.frontier, request.report, request.prices)
-        outcome = replace(
-            _searched(given(), how, output, request, study),
-            source=given().path,
-            files=tuple(path for path in found if path is not None),
-        )
+            outcome = replace(outcome, stale=files.stale(), warnings=warnings)
+            return _savable(replace(outcome, source=given().path), given)
+        outcome = _searched(given(), how, output, request, study)
+        found = filter(None, (request.study, request.frontier, request.report))
+        outcome = replace(outcome, source=given().path, files=(*found, *outcome.files))
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
@@ -467,7 +465,8 @@ def _searched(
         outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
     if options.prices is not None:
         missing = fleet_tuning.prices_of(outcome, subject, workload, options.prices)
-        outcome = replace(outcome, warnings=(*outcome.warnings, *filter(None, (missing,))))
+        told = {"warnings": (*outcome.warnings, missing)} if missing else {}
+        outcome = replace(outcome, files=() if missing else (options.prices,), **told)
     outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)

@@ -63,6 +63,12 @@ def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(texts[:most]) + rest
 
 
+def enumerated(things: Sequence[object]) -> str:
+    """All of them: ``a``, ``a and b``, ``a, b and c``."""
+    *others, last = map(str, things)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def look_up(word: str, table: Mapping[str, T], *, what: str, where: str = "") -> T:
     """The entry of ``table`` for a word in any case.
 

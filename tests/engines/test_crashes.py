@@ -230,7 +230,14 @@ def test_held_models_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, size in (("a", 6), ("b", 4), ("c", 1), ("d", 21), ("e", 11), ("f", 2)):
         served.load({"settings": {}, "key": key, "bytes": size}, b"")
         held.append(list(served.held))
-    assert held == [["a"], ["a", "b"], ["b", "c"], ["b", "c"], ["e"], ["f"]]
+    assert held == [
+        ["a"],
+        ["a", "b"],
+        ["b", "c"],
+        [],
+        ["e"],
+        ["f"],
+    ]
 
 
 @pytest.mark.parametrize("external", [False, True])

@@ -82,7 +82,7 @@ def test_convert_compiles_each_model_once_and_in_another_process(
         return compile_model(core, model, *given)
 
     def listen(self: Worker, request: dict[str, Any], payload: bytes = b"") -> Any:
-        if request.get("call") == "run" or "compile" in request.get("settings", {}):
+        if request.get("call") == "run" or request.get("settings", {}).get("compile"):
             there.append(request["call"])
         return ask(self, request, payload)
 

@@ -87,7 +87,7 @@ def test_a_bin_up_to_half_of_the_smallest_number_becomes_zero(tmp_path: Path) ->
 def test_a_plan_alone_has_a_page(tmp_path: Path) -> None:
     report = made.without_search(made.result()).report()
     found = drawn(page_of(report.content), tmp_path)
-    assert "was not measured here" in found
+    assert "tells how fast and accurate it is" in found
     assert "not known: " in found
 
 

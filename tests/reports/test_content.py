@@ -255,7 +255,7 @@ def test_what_a_plan_alone_does_not_tell_is_said() -> None:
         "the search",
         "the engine's kernels",
     ]
-    assert content["summary"]["verdict"].endswith("was not measured here.")
+    assert content["summary"]["verdict"].endswith("which tells how fast and accurate it is.")
     assert len(content["units"]) == 5  # the plan's own reasons have figures
 
 

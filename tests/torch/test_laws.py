@@ -12,7 +12,6 @@ from torch import nn
 import finecast.torch as ft
 from finecast.graph.text import from_text
 from finecast.planning.points import find_points
-from finecast.training import inductor
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -153,6 +152,8 @@ def test_of_one_parameter_given_twice_one_gradient_is_added_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Autograd adds what a backward pass returns: the kept gradient must be in it once."""
+    from finecast.training import inductor  # its libraries warn as they are imported
+
     monkeypatch.setattr(inductor, "_will_engine_execute_node", lambda _node: True)
     parameter = nn.Parameter(torch.zeros(3))
     parameter.grad = torch.full((3,), 100.0)

@@ -23,11 +23,13 @@ from finecast.native.lock import Lock, Machine, Runner
 from finecast.native.machine_kind import MachineKind
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
-from finecast.planning.fleet import Fleet
+from finecast.planning.fleet import Fleet, PricedKind
 from finecast.progress import silent
 from finecast.tuning.executor import Evaluated, Executor
 from finecast.tuning.fleet import Choosing, KindJudge, groupings
-from finecast.tuning.goal import Budget, Goal
+from finecast.tuning.fleet_plans import KindOutcome
+from finecast.tuning.fleet_tuning import outputs_of, proven
+from finecast.tuning.goal import Budget, Goal, TuneRequest
 from tests.native.networks import FRONTENDS, Weights
 from tests.planning.test_fleet import analysis, own_best, planner, prices
 
@@ -72,6 +74,11 @@ def choosing(judges: Mapping[str, KindJudge], trials: int | None = None) -> Choo
     return Choosing(fleet=fleet, judges=judges, budget=budget, progress=silent)
 
 
+def replace_kinds(given: Choosing, kinds: Mapping[str, PricedKind]) -> Choosing:
+    fleet = replace(given.fleet, kinds=kinds)
+    return Choosing(fleet=fleet, judges=given.judges, budget=given.budget, progress=silent)
+
+
 def test_the_least_worst_of_those_that_keep_the_criterion_everywhere_is_chosen() -> None:
     free = choosing({"a": judge(), "b": judge()}).serving(frozenset("ab"))
     assert free.worst == pytest.approx(2 / 3)  # one op in the other's format
@@ -82,6 +89,20 @@ def test_the_least_worst_of_those_that_keep_the_criterion_everywhere_is_chosen()
     nothing = choosing({"a": judge(bf16=1.0), "b": judge(fp16=math.inf)})
     assert not nothing.serving(frozenset("ab")).proposal.plan.lowers
     assert nothing.judges["b"].failed == ["no kernel"]
+    assert nothing.why_fp32(frozenset("ab")).startswith("no lower plan that was tried keeps")
+
+
+def test_it_is_said_why_no_op_is_lower() -> None:
+    slow = {"a": prices([(4.0, 2.0, 40.0)] * 3), "b": prices([(4.0, 40.0, 2.0)] * 3)}
+    judges = {"a": judge(), "b": judge()}
+    found = replace_kinds(choosing(judges), {n: own_best(p) for n, p in slow.items()})
+    both = frozenset("ab")
+    assert not found.serving(both).proposal.plan.lowers
+    assert found.why_fp32(both).startswith("any lower plan known loses at least as much")
+    flat = {n: own_best(prices([(4.0, 8.0, 8.0)] * 3)) for n in "ab"}
+    found = replace_kinds(choosing(judges), flat)
+    found.serving(both)
+    assert found.why_fp32(both) == "fp32 is the own best plan of each kind"
 
 
 def test_a_budget_ends_the_search_with_fp32() -> None:
@@ -89,6 +110,7 @@ def test_a_budget_ends_the_search_with_fp32() -> None:
     found = choosing(judges, trials=1)
     assert not found.serving(frozenset("ab")).proposal.plan.lowers
     assert len(judges["a"].metrics) == 1
+    assert found.why_fp32(frozenset("ab")).endswith("and the limit of one trial is reached")
 
 
 def test_plans_are_as_few_as_the_allowed_loss_lets_them_be() -> None:
@@ -124,7 +146,7 @@ def net(folder: Path) -> tuple[Path, Path]:
 def left(folder: Path, path: Path, options: Mapping[str, Any]) -> MachineKind:
     """What a machine leaves, with given prices: no timing decides."""
     own = folder / "own.prices.json"
-    finecast.tune(path, prices=own, max_trials=1, **options)
+    assert finecast.tune(path, prices=own, max_trials=1, **options).files == (own,)
     found = MachineKind.load(own)
     assert found.machine == Machine.here()
     assert found.prices.formats[0] is FP32
@@ -166,6 +188,34 @@ def flow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, finecast.Resul
     return folder, found
 
 
+def test_what_no_plan_of_this_run_has_is_said(flow: tuple[Path, finecast.Result]) -> None:
+    folder, _ = flow
+    found = finecast.tune(
+        folder / "net.onnx",
+        data=folder / "data.npz",
+        metric="top1",
+        tolerance=0.1,
+        policy="auto:int8",
+        batch=16,
+        progress=False,
+        engine="openvino",
+        fleet=[folder / "here.prices.json"],
+    )
+    assert not found.improved
+    assert found.why.endswith(
+        "a call takes 4.00 times as long on here as by its own best plan"
+    )
+    assert "3 fp32: any lower plan known loses at least as much on some kind" in str(found)
+    assert "the own best plan of here has bf16, which no plan here has" in str(found)
+
+
+def test_a_bound_is_told_where_it_says_something() -> None:
+    kind = KindOutcome(name="k", plan=0, fp32_s=3.0, best_s=1.0, time_s=1.5)
+    assert proven(0.0001, [kind]) == proven(-math.inf, [kind]) == ""
+    assert "loses 20.0% or more" in proven(0.2, [kind])
+    assert "loses 50.0% or more" in proven(0.7, [kind])
+
+
 def test_one_plan_serves_kinds_that_are_simulated_here(
     flow: tuple[Path, finecast.Result],
 ) -> None:
@@ -181,6 +231,12 @@ def test_one_plan_serves_kinds_that_are_simulated_here(
     assert content["kinds"][1]["fleet_ms"] == pytest.approx(content["kinds"][1]["own_best_ms"])
     assert content["plans"][0]["output"] == str(folder / "low.onnx")
     assert "no process here runs as arm" in str(found)
+    lock = folder / "low.here.lock.json"
+    assert found.lock == lock
+    samples = [str(folder / f"low.{name}.lock.npz") for name in ("here", "avx2")]
+    told = f"{samples[0]} and {samples[1]} have samples of your data: --no-lock"
+    assert told in str(found)
+    assert f"wrote {folder / 'low.onnx'}, {folder / 'low.plan.json'}, {lock}" in str(found)
 
 
 def test_each_kind_has_its_lock_and_verify_takes_the_one_of_this_machine(
@@ -215,27 +271,54 @@ def test_prices_of_something_else_are_refused(
         return capsys.readouterr().err
 
     assert "two kinds of machines" in refused("--fleet", str(kind), "--fleet", str(kind))
-    assert "is not for --target" in refused("--fleet", str(kind), "--target", "trn1")
+    for option in (["--target", "trn1"], ["--prices", "p.json"], ["--resume"]):
+        found = refused("--fleet", str(kind), *option)
+        assert f"--fleet and {option[0]} do not go together: leave one out" in found
+        assert "starting anew" not in found
     assert "--within" in refused("--within", "5%")
     assert "no share" in refused("--within", "some", "--fleet", str(kind))
     lock = folder / "low.here.lock.json"
     assert "a file of the kind finecast.lock" in refused("--fleet", str(lock))
     text = json.loads(kind.read_text())
+    found = refused("--fleet", str(kind), "--engine", "onnxruntime")
+    assert "of openvino:CPU, and the model runs in onnxruntime:CPU here" in found
+    other = tmp_path / "other.prices.json"
+    other.write_text(json.dumps(text | {"engine": {"name": "onnxruntime:CPU", "version": ""}}))
+    found = refused("--fleet", str(kind), "--fleet", str(other))
+    assert "here with openvino:CPU, other with onnxruntime:CPU" in found
     for change, words in (
         ({"formats": ["bf16"]}, "not a file of prices"),
         ({"rest_us": -1}, "is no time"),
         ({"version": 9}, "version 9"),
+        ({"engine": None}, "'engine' has another form than tune --prices writes"),
+        ({"units": [{"ops": ["a"]}]}, "'units' has another form"),
+        ({"best": {"a": "int99"}}, "in 'best', "),
     ):
         changed = tmp_path / "changed.prices.json"
         changed.write_text(json.dumps(text | change))
-        assert words in refused("--fleet", str(changed), "--batch", "16")
+        found = refused("--fleet", str(changed), "--batch", "16")
+        assert words in found
+        assert "Error" not in found
+    changed.write_text(json.dumps({k: v for k, v in text.items() if k != "casts"}))
+    assert "it has no 'casts'" in refused("--fleet", str(changed))
     own = MachineKind.load(kind)
     ops = [op for unit in own.prices.units for op in unit]
     own.check(own.prices.graph, ops, own.inputs)
-    with pytest.raises(UsageError, match="of another model"):
+    with pytest.raises(
+        UsageError, match=r"the prices in .*here.prices.json are of another model"
+    ):
         own.check("0123", ops, own.inputs)
     with pytest.raises(UsageError, match=r"was 16x16 .* 2x16 here"):
         own.check(own.prices.graph, ops, {"x": (2, 16)})
+
+
+def test_models_of_an_earlier_run_are_outputs_too(tmp_path: Path) -> None:
+    """So that they are replaced by --force alone, and told of where they stay."""
+    for number in (1, 2, 3, 5):
+        (tmp_path / f"w.{number}.onnx").touch()
+    request = TuneRequest(fleet=(Path("a"), Path("b")), within=0.05)
+    found = [path.name for path in outputs_of(request, tmp_path / "w.onnx")]
+    assert found == ["w.1.onnx", "w.2.onnx", "w.3.onnx"]
 
 
 def test_prices_are_read_as_they_were_written(

@@ -99,6 +99,8 @@ def run(
 
       finecast tune m.pt2 -o low.pt2 --data val.npz --metric top1
     """
+    from finecast.tuning.fleet_tuning import check_prices
+
     choice = narrowed(device.choice(casting, target), narrowing, ranges)
     output = written.path
     assert output is not None
@@ -125,10 +127,11 @@ def run(
         device=choice.emulation,
         user_rules=user_rules(rules),
         study=study,
-        resume=request.resume and _has_trials(study),
         plan_out=plan,
         execution=execution,
     )
+    check_prices(request)
+    request = replace(request, resume=request.resume and _has_trials(study))
     outcome = _searched(files, model, written, how, request, quiet=as_json)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     write_report(outcome, outcome.comparison, as_json=as_json)

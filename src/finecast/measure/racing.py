@@ -2,7 +2,7 @@
 
 Everything runs in rounds, as ``measure.timing`` says. A speed is the typical ratio to the
 anchor, a callable that is in every round: the mean of the middle half of the rounds' ratios.
-It is as deaf to a few disturbed rounds as their median, and needs a quarter to two fifths
+It is as deaf to a few disturbed rounds as their median, and needs 20 to 30%
 fewer rounds for the same precision.
 
 After the first round callables leave that took several times as long as what is too slow;

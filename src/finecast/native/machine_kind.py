@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from finecast.errors import UsageError
 from finecast.files import read_json, write_text
@@ -28,9 +28,12 @@ _VERSION: Final = 1
 _MOST_BYTES: Final = 256 << 20
 """Prices of a million ops."""
 _FIX: Final = "give a NAME.prices.json that finecast tune --prices wrote, unchanged"
+_OTHERWISE: Final = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What Python raises where values of another type are read."""
 _LIMITED: Final = "openvino"
 """The engine whose kernels all follow oneDNN's limit of instructions."""
 
+T = TypeVar("T")
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -46,6 +49,7 @@ class MachineKind:
         prices: What ops take there.
         best: The low formats of its best plan by op; none where fp32 is best.
         call_s: Measured seconds of a call of fp32, and of that plan.
+        path: The file that it was read from.
     """
 
     name: str
@@ -55,6 +59,7 @@ class MachineKind:
     prices: Prices
     best: Mapping[str, Format]
     call_s: tuple[float, float] = (math.nan, math.nan)
+    path: Path = Path()
 
     @staticmethod
     def called(path: Path) -> str:
@@ -123,52 +128,66 @@ class MachineKind:
             most_bytes=_MOST_BYTES,
             fix=_FIX,
         )
-        try:
-            return cls._of(path, found)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"not a file of prices: {type(error).__name__}: {error}"
-            raise UsageError(what, where=str(path), fix=_FIX) from error
 
-    @classmethod
-    def _of(cls, path: Path, found: Mapping[str, Any]) -> MachineKind:
-        machine, engine, casts = found["machine"], found["engine"], found["casts"]
-        formats = _formats(found["formats"])
-        between = _formats(casts["formats"])
-        units = [tuple(map(str, one["ops"])) for one in found["units"]]
-        times = [_seconds(one["us"], len(formats)) for one in found["units"]]
-        if len({op for unit in units for op in unit}) != sum(map(len, units)):
-            raise ValueError("an op is in two units")
-        fp32_ms, best_ms = found["call_ms"]
+        def part(name: str, made: Callable[[Any], T]) -> T:
+            what = "not a file of prices"
+            if name not in found:
+                raise UsageError(f"{what}: it has no {name!r}", where=str(path), fix=_FIX)
+            try:
+                return made(found[name])
+            except UsageError as error:
+                what += f": in {name!r}, {error.what}"
+                raise UsageError(what, where=str(path), fix=_FIX) from error
+            except _OTHERWISE as error:
+                what += f": {name!r} has another form than tune --prices writes"
+                raise UsageError(what, where=str(path), fix=_FIX) from error
+
+        formats = part("formats", _formats)
+        units = part("units", lambda given: _units(given, len(formats)))
+        between, casts = part("casts", _casts)
+        permitted = part(
+            "permitted",
+            lambda given: {
+                str(name): frozenset(map(Format.parse, lows)) for name, lows in given.items()
+            },
+        )
         prices = Prices(
-            graph=str(found["graph"]),
+            graph=part("graph", str),
             formats=formats,
-            units=tuple(units),
-            times_s=tuple(times),
-            permitted={
-                str(name): frozenset(map(Format.parse, lows))
-                for name, lows in found["permitted"].items()
-            },
+            units=tuple(ops for ops, _ in units),
+            times_s=tuple(times for _, times in units),
+            permitted=permitted,
             cast_formats=between,
-            casts_s={
-                int(value): _seconds(table, len(between) ** 2)
-                for value, table in casts["us"].items()
-            },
-            rest_s=_second(found["rest_us"]),
+            casts_s=casts,
+            rest_s=part("rest_us", _second),
         )
         return cls(
             name=cls.called(path),
-            runner=Runner(name=str(engine["name"]), version=str(engine["version"])),
-            machine=Machine(
-                cpu=str(machine["cpu"]),
-                cores=int(machine["cores"]),
-                instruction_sets=tuple(map(str, machine["instruction_sets"])),
+            runner=part(
+                "engine",
+                lambda given: Runner(name=str(given["name"]), version=str(given["version"])),
             ),
-            inputs={
-                str(name): tuple(map(int, shape)) for name, shape in found["inputs"].items()
-            },
+            machine=part(
+                "machine",
+                lambda given: Machine(
+                    cpu=str(given["cpu"]),
+                    cores=int(given["cores"]),
+                    instruction_sets=tuple(map(str, given["instruction_sets"])),
+                ),
+            ),
+            inputs=part(
+                "inputs",
+                lambda given: {
+                    str(name): tuple(map(int, shape)) for name, shape in given.items()
+                },
+            ),
             prices=prices,
-            best={str(name): Format.parse(fmt) for name, fmt in found["best"].items()},
-            call_s=(_second(fp32_ms, 1e3), _second(best_ms, 1e3)),
+            best=part(
+                "best",
+                lambda given: {str(name): Format.parse(fmt) for name, fmt in given.items()},
+            ),
+            call_s=part("call_ms", _pair),
+            path=path,
         )
 
     def check(self, graph: str, ops: Sequence[str], inputs: Shapes) -> None:
@@ -182,12 +201,12 @@ class MachineKind:
         Raises:
             UsageError: If they are others.
         """
-        where, prices = f"{self.name}{SUFFIX}", self.prices
+        where, prices = str(self.path), self.prices
         unknown = {op for unit in prices.units for op in unit} - set(ops)
         if prices.graph != graph or unknown:
             raise UsageError(
-                f"the prices are of another model: {prices.graph} in place of {graph}",
-                where=where,
+                f"the prices in {self.path} are of another model: of the graph"
+                f" {prices.graph}, and this is {graph}",
                 fix="run tune --prices there on the same file, with the same options",
             )
         for name, shape in inputs.items():
@@ -209,8 +228,31 @@ def low_formats(plan: Plan) -> dict[str, Format]:
 def _formats(labels: Sequence[Any]) -> tuple[Format, ...]:
     found = tuple(Format.parse(str(label)) for label in labels)
     if found[:1] != (Format.FP32,) or len({*found}) != len(found):
-        raise ValueError("formats do not begin with fp32, or one is named twice")
+        raise UsageError("formats do not begin with fp32, or one is named twice")
     return found
+
+
+def _units(
+    given: Sequence[Any], formats: int
+) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
+    """The ops of each unit, and its times."""
+    found = [(tuple(map(str, one["ops"])), _seconds(one["us"], formats)) for one in given]
+    ops = [op for names, _ in found for op in names]
+    if len({*ops}) != len(ops):
+        raise UsageError("an op is in two units")
+    return found
+
+
+def _casts(given: Any) -> tuple[tuple[Format, ...], dict[int, tuple[float, ...]]]:
+    """The formats that casts are between, and the times of each value's."""
+    between = _formats(given["formats"])
+    times = {int(v): _seconds(table, len(between) ** 2) for v, table in given["us"].items()}
+    return between, times
+
+
+def _pair(given: Any) -> tuple[float, float]:
+    fp32_ms, best_ms = given
+    return _second(fp32_ms, 1e3), _second(best_ms, 1e3)
 
 
 def _us(times_s: Sequence[float]) -> list[float]:
@@ -222,11 +264,11 @@ def _second(given: Any, unit: float = 1e6) -> float:
     """Seconds; what is no number took forever."""
     found = math.inf if given is None else float(given) / unit
     if not found >= 0:
-        raise ValueError(f"{given} is no time")
+        raise UsageError(f"{given} is no time")
     return found
 
 
 def _seconds(given: Sequence[Any], count: int) -> tuple[float, ...]:
     if len(given) != count:
-        raise ValueError(f"{len(given)} times in place of {count}")
+        raise UsageError(f"{len(given)} times in place of {count}")
     return tuple(map(_second, given))

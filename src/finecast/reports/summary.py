@@ -46,7 +46,8 @@ def _verdict(content: Mapping[str, Any]) -> str:
     total = sum(counts.values())
     ops = f"{sum(low.values())} of {number_of(total, 'op')} {_in(low)}"
     if found is None or "baseline" not in found:
-        return f"This plan has {ops}. How fast and how accurate it is was not measured here."
+        told = "No study beside it has its run, which tells how fast and accurate it is."
+        return f"This plan has {ops}. {told}"
     if found["verdict"] != "improved":
         return f"The model stays as it is: {found['why']}."
     before, after = found["baseline"], found["tuned"]

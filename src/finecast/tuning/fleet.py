@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from finecast.data.certificates import Certificate
@@ -121,6 +122,21 @@ class Choosing:
             held = self._certified(passed, names)
             self._found[names] = min(held, key=lambda one: one.worst)
         return self._found[names]
+
+    def why_fp32(self, names: frozenset[str]) -> str:
+        """Why no plan was chosen for these kinds that lowers an op."""
+        if not any(self.fleet.kinds[name].best for name in names):
+            return "fp32 is the own best plan of each kind"
+        ranked = [one.proposal.plan for one in self.fleet.servings(names)]
+        faster = [*takewhile(lambda plan: plan.lowers, ranked)]
+        if not faster:
+            return "any lower plan known loses at least as much on some kind"
+        tried, judges = [p for p in faster if p.digest in self._judged], self._judging(names)
+        if any(all(judge.passes(plan) for judge in judges) for plan in tried):
+            return "no lower plan is proven to keep the criterion on each kind"
+        limit = self.budget.spent(len(self._judged)) if len(tried) < len(faster) else ""
+        kept = "no lower plan that was tried keeps the criterion on each kind"
+        return f"{kept}, and {limit}" if limit else kept
 
     @property
     def evaluations(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from finecast.data.certificates import Certificate
+from finecast.naming import number_of
 from finecast.planning.plan import Plan
 from finecast.reports.base import Report, TextTable
 
@@ -77,8 +78,12 @@ class FleetPlans(Report):
         worst = max(self.kinds, key=lambda kind: kind.loss)
         count = len(self.plans)
         head = "one plan" if count == 1 else f"{count} plans"
-        head += f" for {len(self.kinds)} kinds of machines: the largest loss of speed is"
-        head += f" {worst.loss:.1%}, on {worst.name}"
+        head += f" for {number_of(len(self.kinds), 'kind')} of machines: "
+        if worst.loss < 1:
+            head += f"the largest loss of speed is {worst.loss:.1%}, on {worst.name}"
+        else:
+            times = f"{worst.loss + 1:.2f} times as long on {worst.name}"
+            head += f"a call takes {times} as by its own best plan"
         return [head, *map(self._line, self.kinds), *self.notes]
 
     def _line(self, kind: KindOutcome) -> str:

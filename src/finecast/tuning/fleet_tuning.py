@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import count, takewhile, zip_longest
 from pathlib import Path
 
 from finecast.data.workload import Workload
 from finecast.engines.base import calls_of
 from finecast.errors import UsageError
 from finecast.files import write_text
+from finecast.naming import enumerated
 from finecast.native.artefact import Destination
 from finecast.native.lock import Machine, Runner, samples_of
 from finecast.native.machine_kind import SUFFIX, MachineKind, low_formats
@@ -40,11 +41,18 @@ from finecast.tuning.workers import WorkerExecutor
 
 
 def outputs_of(request: TuneRequest, output: Path | None) -> list[Path]:
-    """The models that may be written: the output, or with several plans ``NAME.1.onnx`` on."""
+    """The models that may be written: the output, or with several plans ``NAME.1.onnx`` on.
+
+    Among them are those of higher numbers that an earlier run left.
+    """
     if output is None or request.within is None:
         return [] if output is None else [output]
-    numbers = range(1, len(request.fleet) + 1)
-    return [output.with_name(f"{output.stem}.{n}{output.suffix}") for n in numbers]
+    paths = (output.with_name(f"{output.stem}.{n}{output.suffix}") for n in count(1))
+    most = len(request.fleet)
+    return [
+        path
+        for _, path in takewhile(lambda it: it[0] < most or it[1].exists(), enumerate(paths))
+    ]
 
 
 def lock_of(output: Path, kind: str) -> Path:
@@ -93,15 +101,16 @@ def check_prices(request: TuneRequest) -> None:
     if request.fleet:
         refused |= {
             "--prices": request.prices is not None,
+            "--resume": request.resume,
             "--start": request.start is not None,
             "--frontier": request.frontier is not None,
             "--report": request.report is not None,
             "--executor": request.execution.executor != LOCAL,
         }
     for option in (name for name, given in refused.items() if given):
-        raise UsageError(f"{named} is not for {option}", where=option, fix="leave one out")
+        raise UsageError(f"{named} and {option} do not go together", fix="leave one out")
     names = Counter(map(MachineKind.called, request.fleet))
-    for name in (name for name, count in names.items() if count > 1):
+    for name in (name for name, times in names.items() if times > 1):
         raise UsageError(
             f"two kinds of machines are called {name}",
             where="--fleet",
@@ -190,6 +199,7 @@ class _Run:
         subject = self.model.subject(request.engine, None)
         subject.keeps_prices, subject.study = request.price_book, study
         subject.prices_all = True
+        self._check_engine(subject.runs_in)
         executor = self._executor(stack, subject, {})
         workload = self.model.workload(executor.data(), subject.reference)
         progress("baseline", 0, 1)
@@ -247,10 +257,33 @@ class _Run:
             probes=choosing.fleet.analysis.probes,
             model=self.model.given_back(built[0] if improved else None),
             output=paths[0],
+            lock=next((k.lock for k in plans.kinds if k.plan == 0 and k.lock), None),
             plan_out=None if paths[0] is None else _plan_of(request, paths[0]),
             warnings=(*subject.told, *workload.warnings),
             fleet=plans,
         )
+
+    def _check_engine(self, here: str) -> None:
+        """Refuse prices of another engine's kernels.
+
+        Raises:
+            UsageError: If the engine here, or that of another kind, is not theirs.
+        """
+        for kind in self.kinds.values():
+            own = kind.runner.name
+            others = (f"{one.name} with {one.runner.name}" for one in self.kinds.values())
+            if any(one.runner.name != own for one in self.kinds.values()):
+                raise UsageError(
+                    f"the kinds were priced with different engines: {', '.join(others)}",
+                    where="--fleet",
+                    fix="run tune --prices on each of them with the same --engine",
+                )
+            if own != here:
+                raise UsageError(
+                    f"the prices are of {own}, and the model runs in {here or 'none'} here",
+                    where=str(kind.path),
+                    fix=f"give --engine {own}, or prices of {here or 'the same engine'}",
+                )
 
     def _executor(
         self, stack: ExitStack, subject: Subject, environment: Mapping[str, str]
@@ -319,7 +352,7 @@ class _Run:
         for name in (n for n, kind in priced.items() if not 0 < kind.best_s < math.inf):
             raise UsageError(
                 "its best plan has no price",
-                where=f"{name}{SUFFIX}",
+                where=str(self.kinds[name].path),
                 fix="run tune --prices there again",
             )
         self.progress("plans", 0, 1)
@@ -394,18 +427,45 @@ class _Run:
         judge.executor.lock(path, lock, plan.digest, accuracy)
         return replace(found, lock=lock)
 
+    def _written_files(self, plans: FleetPlans) -> Iterator[str]:
+        """What was written, and which of it has samples of the data."""
+        samples: list[Path] = []
+        for number, path in enumerate(plans.outputs):
+            if path is None:
+                continue
+            locks = [k.lock for k in plans.kinds if k.plan == number and k.lock is not None]
+            own = [one for one in map(samples_of, locks) if one.exists()]
+            files = [path, _plan_of(self.request, path), *locks, *own]
+            yield f"wrote {enumerated(files)}"
+            samples += own
+        if samples:
+            data = f"{'has' if len(samples) == 1 else 'have'} samples of your data"
+            yield f"{enumerated(samples)} {data}: --no-lock leaves them out"
+
+    def _of_plans(self, plans: FleetPlans, choosing: Choosing) -> Iterator[str]:
+        """What each plan has, why it lowers nothing, and what limits it."""
+        certifies = self.request.goal.criterion.confidence is not None
+        for number, plan in enumerate(plans.plans):
+            counts = ", ".join(f"{ops} {fmt}" for fmt, ops in plan.counts.items())
+            named = f"plan {number + 1}" if len(plans.plans) > 1 else "the plan"
+            own = [k for k in plans.kinds if k.plan == number]
+            if not plan.lowers:
+                yield f"{named}: {counts}: {choosing.why_fp32(frozenset(k.name for k in own))}"
+                if len(own) > 1 and any(self.kinds[k.name].best for k in own):
+                    yield "--within 5% looks for several plans, each for some of the kinds"
+                continue
+            yield f"{named}: {counts}{proven(plans.bounds[number], own)}"
+            if certifies and not any(k.certificate for k in own):
+                yield f"{named} is not certified: no process here runs as one of its kinds"
+        for kind in self.kinds.values():
+            formats = {*kind.best.values()} - {*choosing.fleet.analysis.times}
+            if formats:
+                labels = enumerated(sorted(fmt.label for fmt in formats))
+                yield f"the own best plan of {kind.name} has {labels}, which no plan here has"
+
     def _notes(self, plans: FleetPlans, choosing: Choosing) -> Sequence[str]:
         """What else is to be known, and what to do next."""
-        lines: list[str] = []
-        for number, (plan, bound) in enumerate(zip(plans.plans, plans.bounds, strict=True)):
-            counts = ", ".join(f"{count} {fmt}" for fmt, count in plan.counts.items())
-            named = f"plan {number + 1}" if len(plans.plans) > 1 else "the plan"
-            worst = max(k.loss for k in plans.kinds if k.plan == number)
-            proven = ""
-            if bound > -math.inf:
-                least = f"{min(max(bound, 0.0), worst):.1%}"
-                proven = f"; any plan of no larger error loses {least} or more on some kind"
-            lines.append(f"{named}: {counts}{proven}")
+        lines = [*self._of_plans(plans, choosing)]
         lines.append("times are sums of the kernels that each machine measured by itself")
         certified = [k for k in plans.kinds if k.certificate is not None]
         if certified:
@@ -425,8 +485,7 @@ class _Run:
             for name, judge in choosing.judges.items()
             for text in dict.fromkeys(judge.failed)
         ]
-        written = [path for path in plans.outputs if path is not None]
-        lines += [f"wrote {path} and {_plan_of(self.request, path)}" for path in written]
+        lines += self._written_files(plans)
         for kind in plans.kinds:
             path = plans.outputs[kind.plan]
             if path is None:
@@ -442,3 +501,11 @@ class _Run:
                     " --max-trials 1 evaluates it"
                 )
         return lines
+
+
+def proven(bound: float, kinds: Sequence[KindOutcome]) -> str:
+    """What no plan is better than; empty if that is unknown, or says nothing."""
+    least = f"{min(bound, max(k.loss for k in kinds)):.1%}" if bound > 0 else ""
+    if least in ("", f"{0:.1%}"):
+        return ""
+    return f"; any plan of no larger error loses {least} or more on some kind"

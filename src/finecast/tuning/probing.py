@@ -26,6 +26,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Proposal, build_problem
 from finecast.planning.proposing import labelled, near
 from finecast.solver.assignment import Bools, Floats, Ints
+from finecast.solver.expansion import highest
 from finecast.solver.flips import flips
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
 
@@ -75,8 +76,8 @@ class Probing:
     ) -> Proposal | None:
         """The fastest plan found whose measured error is allowed; None if there is none.
 
-        Law: its measured squared error is at most ``allowed`` and its predicted cost below
-        ``limit``. At most ``_MOST`` plans are probed. Deterministic.
+        Law: its measured squared error is at most ``allowed``, and its predicted cost below
+        ``limit`` and below that of fp32. At most ``_MOST`` plans are probed. Deterministic.
 
         Args:
             allowed: The squared error.
@@ -89,7 +90,7 @@ class Probing:
             self._widen(self._pool[key])
         for start in near(self.planner, self.analysis, allowed, _STARTS):
             self._added(self._label(start.plan))
-        found, least = None, limit
+        found, least = None, min(limit, highest(self._problem).time_s)
         for _ in range(_MOST):
             wanted = self._next(allowed, least)
             if wanted is None:

@@ -416,8 +416,10 @@ class Result(Report):
             "adjustments": [gain.to_dict() for gain in self.gains],
             "warnings": list(self.warnings),
         }
+        if self.verdict is not Verdict.CONVERTED:
+            found |= {"why": self.why, "stale": [str(path) for path in self.stale]}
         if self.fleet is not None:
-            return found | {"why": self.why, "fleet": self.fleet.to_dict()}
+            return found | {"fleet": self.fleet.to_dict()}
         if self.verdict is not Verdict.CONVERTED:
             return found | self._search()
         before, after = self.size_bytes
@@ -431,7 +433,6 @@ class Result(Report):
         """What ``tune`` found, as JSON."""
         findings, faster = self.findings, self.next_faster
         return {
-            "why": self.why,
             "metric": self.metric,
             "objective": self.objective.value,
             "conditions": dict(self.conditions),
@@ -479,7 +480,6 @@ class Result(Report):
                 }
                 for a in self.anchors
             ],
-            "stale": [str(path) for path in self.stale],
             "trials": [
                 {
                     "plan": t.key.plan,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.devices.targets import load_target
 from finecast.measure.environment import cpu_label, environment
-from finecast.naming import number_of
+from finecast.naming import enumerated, number_of
 from finecast.numbers.formats import Format
 from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import next_faster
@@ -213,13 +213,13 @@ def _phases(phases: Mapping[str, float]) -> list[str]:
 def _files(result: Result) -> list[str]:
     """Lines on what was written, and on what to do next."""
     if not result.improved:
-        return ["nothing written: use the model given"]
+        kept = [path for path in result.files if path.exists()]  # no study without trials
+        wrote = [f"wrote {enumerated(kept)}"] if kept else []
+        return [*wrote, "no model was written: use the model given"]
     samples = result.lock.with_suffix(".npz") if result.lock is not None else None
     locks = [path for path in (result.lock, samples) if path is not None and path.exists()]
     files = [*filter(None, (result.output, result.plan_out)), *locks, *result.files]
-    *others, last = map(str, files) if files else [""]
-    wrote = f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
-    lines = [wrote] if files else []
+    lines = [f"wrote {enumerated(files)}"] if files else []
     if result.output is None:
         lines.append("the model is .model of the result; .save(PATH) writes it")
     if result.plan_out is not None:

@@ -64,6 +64,8 @@ _NEARLY: Final = 0.8
 _AIMS: Final = (0.98, 0.98)
 # Searches by probes, each of which ends in a trial that tells better what is allowed.
 _SEARCHES: Final = 3
+# The ratio by which a plan has to be faster than another one on a modelled device.
+_MODELLED_GAIN: Final = 1.005
 # Most further steps of the frontier that become candidates where the first ones do not settle
 # the search. Bisection evaluates three or four of them.
 _MORE_STEPS: Final = 7
@@ -493,7 +495,7 @@ class _Tuning:
         """The fastest of ``candidates`` that passes and beats ``found``; else ``found``."""
         limit = (fp32, self._min_speedup)
         if found is not None:
-            limit = (found.cost, SAME_TIME)
+            limit = (found.cost, self._least_gain)
         return self._search(chain(candidates, *limit), found) or found
 
     def _adjusted(
@@ -595,11 +597,20 @@ class _Tuning:
             found = self._faster(ranked, found, fp32)
         return found
 
+    @property
+    def _least_gain(self) -> float:
+        """The ratio by which a plan has to be faster than the one found.
+
+        Modelled times have no noise.
+        """
+        return _MODELLED_GAIN if self.subject.target else SAME_TIME
+
     def _limit(self, found: Candidate | None) -> float:
         """The predicted cost below which a plan is faster than ``found``."""
         if found is None or self.analysis is None:
             return math.inf
-        return predicted_cost(self.examined.planner, self.analysis, found.plan) / SAME_TIME
+        cost = predicted_cost(self.examined.planner, self.analysis, found.plan)
+        return cost / self._least_gain
 
     def _refine(
         self, chained: Sequence[Candidate], found: Candidate | None
