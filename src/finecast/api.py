@@ -440,8 +440,7 @@ def _searched(
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.built is not None:
         size, verified = model.write(outcome.built, output, subject, workload)
-        measured = replace(outcome.tuned, size_bytes=size)
-        outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
+        outcome = replace(outcome.of_size(size), verified=verified, output=output.path)
         if options.lock and not subject.target and subject.verifiers:
             throughput = outcome.objective is Objective.THROUGHPUT
             runner = Runner.of(subject.verifiers[0].judges, throughput=throughput)

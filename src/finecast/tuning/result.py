@@ -216,6 +216,13 @@ class Result(Report):
         every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
         return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
 
+    def of_size(self, size_bytes: int) -> Result:
+        """The result once its model takes so many bytes on disk, of which its gain then is."""
+        if self.objective is not Objective.SIZE:
+            return replace(self, tuned=replace(self.tuned, size_bytes=size_bytes))
+        tuned = replace(self.tuned, size_bytes=size_bytes, cost=float(size_bytes))
+        return replace(self, tuned=tuned, gain=self.baseline.size_bytes / size_bytes)
+
     @property
     def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
