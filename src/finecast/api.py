@@ -966,7 +966,7 @@ def report(
         name = "model" if given is None else given.path.name
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
     elif given is not None:
-        _check_same_model(given, found)
+        _check_same_model(given, found, source)
     found = found.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
         blame=blame.to_dict() if isinstance(blame, Blame) else _part_at(blame),
@@ -997,15 +997,26 @@ def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Differe
     return diff(before, source)
 
 
-def _check_same_model(given: OpenedModel, found: PlanReport) -> None:
-    """Raise UsageError unless a report is of this model."""
+def _check_same_model(
+    given: OpenedModel, found: PlanReport, source: Plan | str | Path
+) -> None:
+    """Raise UsageError unless a report is of this model, be it from memory or another file."""
     stated = found.content["model"]
-    if given.digest != stated["digest"]:
-        raise UsageError(
-            f"the report is of another model: {stated['name']}",
-            where=str(given.path),
-            fix="leave the model out, or give that one",
+    if given.digest == stated["digest"]:
+        return
+    differs = ""
+    if isinstance(source, Plan) or is_plan(Path(source)):
+        placement = given.placement(
+            source if isinstance(source, Plan) else Plan.load(Path(source))
         )
+        if placement.same:
+            return
+        differs = f"; the plan is {placement.note}"
+    raise UsageError(
+        f"the report is of another model: {stated['name']}{differs}",
+        where=str(given.path),
+        fix="leave the model out: the report has all that it shows",
+    )
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:
