@@ -142,6 +142,7 @@ class Result(Report):
         built: What the plan gave; None where it is unchanged or was not tuned.
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
+        engine: What it was measured in, as ``NAME:DEVICE``; empty if not tuned.
         source: The path of the model given; a name where it is an object.
         plan_out: The file that the plan was written to.
         files: What else was written: the study, pictures and reports.
@@ -194,6 +195,7 @@ class Result(Report):
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
+    engine: str = ""
     source: Path = Path("model")
     plan_out: Path | None = None
     files: tuple[Path, ...] = ()
@@ -362,7 +364,7 @@ class Result(Report):
             return ()
         return how_to_run(
             self.output,
-            engine_of(self.output) if away else self.plan.engine,
+            engine_of(self.output) if away else self.engine or self.plan.engine,
             self.counts,
             inputs=self.inputs,
             throughput=self.objective is Objective.THROUGHPUT,
