@@ -45,7 +45,7 @@ _BY_RULES: Final = "may not be lower by the rules"
 _BECAUSE: Final[Mapping[str, str]] = {
     "time": "gain no time",
     "casts": "gain less than their casts cost",
-    "error": "would cost too much accuracy",
+    "error": "gain too little for the error that they add",
     "bytes": "save no bytes",
     "kernel": "run in the kernel of a low op",
     "plan": "may have none of the plan's lower types, or only move numbers",
