@@ -13,8 +13,8 @@ differ by more than matters, unless both are too slow. Whatever turns out slower
 one of no more error leaves then, too: nobody chooses it, so that its speed need not be known
 better.
 
-The interval of a speed is 2.7 standard errors to each side (of a trimmed mean, by the
-winsorised deviation: Tukey and McLaughlin, 1963). That is more than the 2 that are usual,
+The interval of a speed is 2.7 standard errors to each side (of a trimmed geometric mean, by
+the winsorised deviation: Tukey and McLaughlin, 1963). That is more than the 2 that are usual,
 because it is evaluated repeatedly, and a narrower one would sooner or later settle an order
 by chance.
 
