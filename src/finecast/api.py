@@ -448,8 +448,7 @@ def _searched(
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.built is not None:
         size, verified = model.write(outcome.built, output, subject, workload)
-        measured = replace(outcome.tuned, size_bytes=size)
-        outcome = replace(outcome, tuned=measured, verified=verified, output=output.path)
+        outcome = replace(outcome.of_size(size), verified=verified, output=output.path)
         if options.lock and not subject.target and subject.verifiers:
             throughput = outcome.objective is Objective.THROUGHPUT
             runner = Runner.of(subject.verifiers[0].judges, throughput=throughput)
@@ -976,7 +975,7 @@ def report(
         name = "model" if given is None else given.path.name
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
     elif given is not None:
-        _check_same_model(given, found)
+        _check_same_model(given, found, source)
     found = found.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
         blame=blame.to_dict() if isinstance(blame, Blame) else _part_at(blame),
@@ -1007,15 +1006,26 @@ def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Differe
     return diff(before, source)
 
 
-def _check_same_model(given: OpenedModel, found: PlanReport) -> None:
-    """Raise UsageError unless a report is of this model."""
+def _check_same_model(
+    given: OpenedModel, found: PlanReport, source: Plan | str | Path
+) -> None:
+    """Raise UsageError unless a report is of this model, be it from memory or another file."""
     stated = found.content["model"]
-    if given.digest != stated["digest"]:
-        raise UsageError(
-            f"the report is of another model: {stated['name']}",
-            where=str(given.path),
-            fix="leave the model out, or give that one",
+    if given.digest == stated["digest"]:
+        return
+    differs = ""
+    if isinstance(source, Plan) or is_plan(Path(source)):
+        placement = given.placement(
+            source if isinstance(source, Plan) else Plan.load(Path(source))
         )
+        if placement.same:
+            return
+        differs = f"; the plan is {placement.note}"
+    raise UsageError(
+        f"the report is of another model: {stated['name']}{differs}",
+        where=str(given.path),
+        fix="leave the model out: the report has all that it shows",
+    )
 
 
 def graph_for(model: Model, plan: Plan) -> Graph:

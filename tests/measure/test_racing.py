@@ -319,3 +319,16 @@ def test_what_takes_several_times_the_limit_runs_once(
     race = Race(calls={"fp32": anchor, "slow": slow})
     race.run(replace(effort(7), limit=1.0))
     assert clock.calls.count("slow") == calls
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.floats(0.0, 2.0))
+def test_a_speed_is_the_quotient_of_the_times_told(rounds: int, noise: float) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        clock = Clock()
+        patched.setattr("finecast.measure.timing.time", clock)
+        race = Race(calls=calls_of(clock, noise, fp32=2.0, low=1.0))
+        race.run(effort(rounds=rounds))
+    told, back = race.latency_s("fp32") / race.latency_s("low"), race.slowdown("low")
+    assert race.speed("low").median == pytest.approx(told)
+    assert race.speed("low").low == pytest.approx(1 / back.high)

@@ -71,6 +71,18 @@ def test_on_its_own_model_nothing_changes() -> None:
     assert (found.share, found.gone, found.new) == (1.0, (), ())
 
 
+def test_a_note_says_whether_weights_are_the_same() -> None:
+    same, trained = placed(LOW, graph_of(NET)), placed(LOW, graph_of(NET, seed=1))
+    assert same.same
+    assert "4 of its 4 ops are here, with weights of the same sizes" in same.note
+    assert not trained.same
+    assert trained.note == (
+        "of another version of the model: 4 of its 4 ops are here; with other weights or"
+        " attributes: 2 (first, last)"
+    )
+    assert not placed(replace(LOW, structure=()), graph_of(NET)).same  # it is not known
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_model_exported_anew_or_trained_further(seed: int) -> None:
     graph = graph_of(AGAIN, seed)

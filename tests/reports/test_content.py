@@ -24,6 +24,7 @@ from finecast.reports.plan_report import (
     schema,
 )
 from finecast.reports.summary import summary_of
+from finecast.tuning.goal import Objective
 from tests.reports import made
 
 
@@ -228,6 +229,28 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
         "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"
         " misses the accuracy asked for (top1 >= 0.89) with top1 0.1."
     )
+
+
+@pytest.mark.parametrize(
+    ("objective", "counted"),
+    [
+        (Objective.SIZE, "the model is 0.0005 MB instead of 0.001 (x2.00), and top1"),
+        (
+            Objective.THROUGHPUT,
+            "2e+03 calls a second are served instead of 1e+03 (x2.00)",
+        ),
+        (Objective.MEMORY, "5e-10 MB are in memory instead of 1e-09, as estimated (x2.00)"),
+        (Objective.FIRST_TOKEN, "measured), and top1"),
+    ],
+)
+def test_what_an_objective_counts_stands_beside_the_time(
+    objective: Objective, counted: str
+) -> None:
+    found = replace(made.result(), objective=objective).of_size(500)
+    said = found.report().to_dict()["summary"]
+    assert "500 µs instead of 1 ms (2.00 times as fast," in said["verdict"]
+    assert counted in said["verdict"]
+    assert " as the chosen one" in said["next_faster"]
 
 
 def test_the_fastest_plan_has_no_faster_one() -> None:

@@ -38,6 +38,7 @@ def test_notices_are_left_out_and_all_else_is_not() -> None:
         "print('end', file=sys.stderr)\n"
     )
     assert set(said(code).splitlines()) == {"an error", "end"}
+    assert set(said(code, **{LEVEL: "3"}).splitlines()) == {"an error", "end"}
 
 
 def test_a_user_may_want_to_see_them() -> None:

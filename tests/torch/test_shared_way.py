@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ import finecast
 import finecast.torch as ft
 from finecast.cli import main
 from finecast.data.sources import DataOptions
+from finecast.engines import get_engine
 from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.numbers.formats import Format
 from finecast.rules.policy import DEFAULT_POLICY, Policy
+from tests.reports import made
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -80,6 +83,15 @@ def test_data_sizes_and_engines_are_named_as_for_other_models(
     assert main([*words, "--seconds", "0", "--batch", "2"]) == 0
     with pytest.raises(UsageError, match="'openvino' does not run models of PyTorch"):
         finecast.convert(path, low, "all:bf16", engine="openvino", force=True)
+
+
+def test_what_is_tuned_eagerly_is_run_so() -> None:
+    eager, compiled = (get_engine(name).spec for name in ("torch-eager", "torch"))
+    assert (eager, compiled) == ("torch-eager:CPU", "torch:CPU")
+    found = replace(made.result(), output=Path("low.pt2"))
+    assert "model = program.module()" in replace(found, engine=eager).run_notes
+    compiling = "model = torch.compile(program.module(), dynamic=False)"
+    assert compiling in replace(found, engine=compiled).run_notes
 
 
 def test_users_rules_keep_a_slow_format() -> None:

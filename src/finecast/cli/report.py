@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from finecast.cli.common import Json
-from finecast.cli.output import Verbatim, write_json, write_line
+from finecast.cli.output import Verbatim, write_json, write_note
 from finecast.errors import UsageError
 
 
@@ -87,6 +87,6 @@ def run(
         write_json(found.to_dict())
         return
     for line in found.lines:
-        write_line(line)
+        write_note(line)
     for path in (*([output] if output else []), *written):
-        write_line(Verbatim(f"wrote {path}"))
+        write_note(Verbatim(f"wrote {path}"))

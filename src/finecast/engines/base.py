@@ -304,9 +304,14 @@ class Engine(ABC):
         return self.name
 
     @property
+    def spec(self) -> str:
+        """The engine's name for ``get_engine``."""
+        return f"{self.name}:{self.device}"
+
+    @property
     def judges(self) -> str:
         """The name, for ``get_engine``, of what gives the numbers that plans are judged by."""
-        return f"{self.name}:{self.device}"
+        return self.spec
 
     def capabilities(self) -> Mapping[Format, Capability]:
         """By format, measured with small kernels: CPU flags alone do not tell."""

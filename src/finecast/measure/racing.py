@@ -13,8 +13,8 @@ differ by more than matters, unless both are too slow. Whatever turns out slower
 one of no more error leaves then, too: nobody chooses it, so that its speed need not be known
 better.
 
-The interval of a speed is 2.7 standard errors to each side (of a trimmed mean, by the
-winsorised deviation: Tukey and McLaughlin, 1963). That is more than the 2 that are usual,
+The interval of a speed is 2.7 standard errors to each side (of a trimmed geometric mean, by
+the winsorised deviation: Tukey and McLaughlin, 1963). That is more than the 2 that are usual,
 because it is evaluated repeatedly, and a narrower one would sooner or later settle an order
 by chance.
 
@@ -326,14 +326,19 @@ class Race:
 
 
 def _typical(ratios: NDArray[np.float64]) -> Interval:
-    """The trimmed mean of sorted ``ratios``, and its interval."""
+    """The trimmed geometric mean of sorted ``ratios``, and its interval.
+
+    Of the inverse ratios it is the inverse: a speed is the quotient of the two times told.
+    """
     count = len(ratios)
-    cut = int(_TRIMMED * count)
-    middle, reach = float(ratios[cut : count - cut].mean()), 0.0
+    cut, about = int(_TRIMMED * count), float(ratios[count // 2])
+    logs = np.log(ratios / about)
+    middle, reach = float(logs[cut : count - cut].mean()), 0.0
     if count > 1:
-        winsorised = ratios.clip(ratios[cut], ratios[count - 1 - cut])
+        winsorised = logs.clip(logs[cut], logs[count - 1 - cut])
         reach = _INTERVAL * float(winsorised.std(ddof=1)) * count**0.5 / (count - 2 * cut)
-    return Interval(low=middle - reach, median=middle, high=middle + reach)
+    low, median, high = (about * np.exp([middle - reach, middle, middle + reach])).tolist()
+    return Interval(low=low, median=median, high=high)
 
 
 def _never_called() -> None:

@@ -96,7 +96,7 @@ class EngineSubject(Subject):
     @property
     def runs_in(self) -> str:
         """The engine, as ``get_engine`` knows it."""
-        return f"{self.engine.name}:{self.engine.device}"
+        return self.engine.spec
 
     @property
     def verifiers(self) -> Sequence[Engine]:

@@ -266,8 +266,8 @@ class OpenedModel(ABC):
             return plan, ()
         found = self.placement(plan)
         found.check(where=self.name, partial=partial)
-        note = f"the plan is of another version of the model: {found.text}; {_NOT_EVALUATED}"
-        return found.plan, (note,)
+        note = f"the plan is {found.note}"
+        return found.plan, (note if found.same else f"{note}; {_NOT_EVALUATED}",)
 
     @abstractmethod
     def graph_for(self, plan: Plan) -> Graph:

@@ -217,7 +217,7 @@ def _profiled(
 
     engine, loaded = first_that_works(engines, load_all, check=check)
     report("running", len(models), 3 * len(models))
-    spec = f"{engine.name}:{engine.device}"
+    spec = engine.spec
     race = _raced(loaded, rounds)
     peaks = files if rounds.memory else None
     figures = list(_figures(loaded, race, spec, report, peaks=peaks, ops=rounds.ops))

@@ -49,6 +49,9 @@ class Placement:
         new: The version's ops that the plan does not know, and that stay fp32.
         refused: The version's ops that cannot have the plan's format and stay fp32, with why.
         gone: Ops of the plan that the version has not.
+        changed: Ops of the plan that are here with other weights or attributes. Weights count
+            as the same if their sizes and largest magnitudes are. None if the plan does not
+            say what they were.
     """
 
     plan: Plan
@@ -58,6 +61,23 @@ class Placement:
     new: tuple[str, ...]
     refused: Mapping[str, str]
     gone: tuple[str, ...]
+    changed: tuple[str, ...] | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether all that the plan tells of its model is so here: one model, given twice."""
+        lost = self.gone or self.new or self.refused
+        return self.changed == () and not lost
+
+    @property
+    def note(self) -> str:
+        """What to tell the user of a plan that was not made for this file or object."""
+        if self.same:
+            return (
+                f"of this model, read from elsewhere: {self.text}, with weights of the same"
+                " sizes and largest magnitudes"
+            )
+        return f"of another version of the model: {self.text}"
 
     @property
     def share(self) -> float:
@@ -73,6 +93,11 @@ class Placement:
         total = number_of(len(self.found) + len(self.gone), "op")
         parts = [f"{len(self.found)} of its {total} are here"]
         parts += [f"{renamed} by other names"] if renamed else []
+        parts += (
+            [f"with other weights or attributes: {_some(self.changed)}"]
+            if self.changed
+            else []
+        )
         parts += [f"gone: {_some(self.gone)}"] if self.gone else []
         parts += [f"new, in fp32: {_some(self.new)}"] if self.new else []
         parts += [f"in fp32, {why}: {_some(names)}" for why, names in self._refused().items()]
@@ -175,6 +200,17 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
         new=new,
         refused=refused,
         gone=tuple(d.node for d in plan.counted if d.node not in kept),
+        changed=_changed(before, moved.structure, found) if plan.structure else None,
+    )
+
+
+def _changed(before: Structure, after: Structure, found: Matching) -> tuple[str, ...]:
+    """Ops of ``before`` whose weights or attributes are others in ``after``."""
+    pairs = ((before[old], after[new]) for old, new in found.pairs.items())
+    return tuple(
+        old.name
+        for old, new in pairs
+        if (old.weights, old.attributes) != (new.weights, new.attributes)
     )
 
 

@@ -21,7 +21,15 @@ _FASTER: Final = 1.005
 _FP32: Final = "fp32"
 _INT8: Final = "int8"
 _INT8_STEPS: Final = 2**8 - 1
-_AS_GOOD: Final = {"latency": "fast", "throughput": "fast", "size": "small", "memory": "small"}
+_AS_GOOD: Final = {"size": "small", "memory": "small"}
+"""What a better plan by an objective is, other than fast."""
+
+_COUNTED: Final = {
+    "throughput": ("calls_per_s", 1.0, "{now} calls a second are served instead of {was}"),
+    "size": ("size_bytes", 1e6, "the model is {now} MB instead of {was}"),
+    "memory": ("memory_bytes", 1e6, "{now} MB are in memory instead of {was}, as estimated"),
+}
+"""By objective what is counted: its name among the measurements, its unit, and the words."""
 
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,13 +62,25 @@ def _verdict(content: Mapping[str, Any]) -> str:
     told = f"modelled for {found['target']}" if found.get("target") else "measured"
     return (
         f"With {ops} a call takes {_ms(after['latency_ms'])} instead of"
-        f" {_ms(before['latency_ms'])} ({found['speedup']:.2f} times as fast, {told}), and"
-        f" {found['metric']} {_kept(before['metric'], after['metric'])}."
+        f" {_ms(before['latency_ms'])} ({found['speedup']:.2f} times as fast, {told}),"
+        f" {_counted(found)}and {found['metric']} {_kept(before['metric'], after['metric'])}."
     )
+
+
+def _counted(found: Mapping[str, Any]) -> str:
+    """What the plan gains by an objective other than latency; empty if that was minimised."""
+    before, after = found["baseline"], found["tuned"]
+    key, unit, what = _COUNTED.get(found["objective"], ("", 1.0, ""))
+    if before.get(key) is None or after.get(key) is None:
+        return ""
+    was, now = (f"{one[key] / unit:.3g}" for one in (before, after))
+    return f"{what.format(now=now, was=was)} (x{found['gain']:.2f}), "
 
 
 def _kept(before: float | None, after: float | None) -> str:
     was, now = _figure(before), _figure(after)
+    if before is None:
+        return f"is {now}"  # such as a ratio to the error of fp32, which has none
     return f"stays {now}" if was == now else f"is {now} instead of {was}"
 
 
@@ -230,7 +250,7 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
         return ""  # by the races it is as fast, whatever was predicted
     if not first and not one.get("gain") and predicted and predicted < _FASTER:
         return ""
-    good, chosen = f"as {_AS_GOOD[found['objective']]}", "as the chosen one"
+    good, chosen = f"as {_AS_GOOD.get(found['objective'], 'fast')}", "as the chosen one"
     how = "predicted to be faster"
     if first and last:
         how = f"{first:.2f} times {good} {chosen} in the first race"

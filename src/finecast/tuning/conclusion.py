@@ -288,6 +288,7 @@ class Conclusion:
             reused_sensitivities=subject.reused,
             predicted_error=predicted_error,
             target=subject.target,
+            engine=subject.runs_in,
             reference=subject.model.reference_name(self.planner.graph),
             warnings=(
                 *subject.told,

@@ -142,6 +142,7 @@ class Result(Report):
         built: What the plan gave; None where it is unchanged or was not tuned.
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
+        engine: What it was measured in, as ``NAME:DEVICE``; empty if not tuned.
         source: The path of the model given; a name where it is an object.
         plan_out: The file that the plan was written to.
         files: What else was written: the study, pictures and reports.
@@ -194,6 +195,7 @@ class Result(Report):
     built: Built | None = None
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
+    engine: str = ""
     source: Path = Path("model")
     plan_out: Path | None = None
     files: tuple[Path, ...] = ()
@@ -215,6 +217,13 @@ class Result(Report):
         """The result once further ``phases``, of other names, took these seconds, too."""
         every = sorted(({**self.phases, **phases}).items(), key=lambda found: -found[1])
         return replace(self, phases=dict(every), seconds=self.seconds + sum(phases.values()))
+
+    def of_size(self, size_bytes: int) -> Result:
+        """The result once its model takes so many bytes on disk, of which its gain then is."""
+        if self.objective is not Objective.SIZE:
+            return replace(self, tuned=replace(self.tuned, size_bytes=size_bytes))
+        tuned = replace(self.tuned, size_bytes=size_bytes, cost=float(size_bytes))
+        return replace(self, tuned=tuned, gain=self.baseline.size_bytes / size_bytes)
 
     @property
     def lines(self) -> list[str]:
@@ -355,7 +364,7 @@ class Result(Report):
             return ()
         return how_to_run(
             self.output,
-            engine_of(self.output) if away else self.plan.engine,
+            engine_of(self.output) if away else self.engine or self.plan.engine,
             self.counts,
             inputs=self.inputs,
             throughput=self.objective is Objective.THROUGHPUT,

@@ -45,7 +45,7 @@ _BY_RULES: Final = "may not be lower by the rules"
 _BECAUSE: Final[Mapping[str, str]] = {
     "time": "gain no time",
     "casts": "gain less than their casts cost",
-    "error": "would cost too much accuracy",
+    "error": "gain too little for the error that they add",
     "bytes": "save no bytes",
     "kernel": "run in the kernel of a low op",
     "plan": "may have none of the plan's lower types, or only move numbers",
@@ -134,7 +134,7 @@ def notes(result: Result) -> list[str]:
     if "tf32" in result.plan.counts:
         lines.append(TF32_TIMES)
     lines += _phases(result.phases)
-    lines += map(Verbatim, _files(result))
+    lines += _files(result)
     if result.output is not None and result.run_notes:
         lines += map(Verbatim, ("run it in Python:", *result.run_notes))
     return lines
@@ -228,10 +228,10 @@ def _files(result: Result) -> list[str]:
         command = f"finecast explain {shlex.quote(str(path))}"
         command += f" --plan {shlex.quote(str(result.plan_out))}"
         why = command if path.exists() else ".ops of the result"
-        lines.append(f"why each op has its type: {why}")
+        lines.append(Verbatim(f"why each op has its type: {why}"))
     if result.lock is not None:
         written = shlex.quote(str(result.output))
-        lines.append(f"on the machine that will run it: finecast verify {written}")
+        lines.append(Verbatim(f"on the machine that will run it: finecast verify {written}"))
         if samples in locks:
             lines.append(f"{samples} has samples of your data: --no-lock leaves them out")
     return lines

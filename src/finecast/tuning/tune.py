@@ -199,8 +199,7 @@ def _placed(start: Plan, subject: Subject, planner: Planner) -> Mapping[str, For
     found = place(start, planner.graph, planner.opset)
     found.check(where=f"--start, {subject.model.name}", partial=False)
     if start.model != planner.graph.digest:
-        text = f"the plan to start from is of another version of the model: {found.text}"
-        subject.tell(text)
+        subject.tell(f"the plan to start from is {found.note}")
     return found.plan.formats
 
 

@@ -88,7 +88,7 @@ class EngineModelGiven(GivenModel):
         found = self.opened.subject(self.engine, None)
         assert isinstance(found, EngineSubject)
         self._subject, engine = found, found.engine
-        self._options = RunOptions(engine=f"{engine.name}:{engine.device}", verify=False)
+        self._options = RunOptions(engine=engine.spec, verify=False)
         called = self.results.types
         graph = self.graph(Policy(scope=Scope.NONE))
         native = {n.name: n.native.rpartition("::")[2] for n in graph.nodes}

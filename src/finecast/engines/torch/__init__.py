@@ -48,6 +48,11 @@ class TorchEngine(Engine):
     lacking: frozenset[str] = frozenset()
 
     @property
+    def spec(self) -> str:
+        """Eager or not, it plans as one engine of one name."""
+        return self.judges if self.eager else f"{self.name}:{self.device}"
+
+    @property
     def judges(self) -> str:
         """Modules as they are: to compile one takes longer than to run it on all data."""
         return f"torch-eager:{self.device}"

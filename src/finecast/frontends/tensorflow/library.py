@@ -28,12 +28,11 @@ def _quiet() -> Generator[None]:
     """Show TensorFlow's errors only, unless the user set a log level.
 
     As it loads it writes notices of itself whatever the level is. So what is written to stderr
-    in that time is collected, and written without them.
+    in that time is collected, and written without them, unless the level asks for all.
     """
-    if _LEVEL in os.environ:
+    if os.environ.setdefault(_LEVEL, "2") == "0":
         yield
         return
-    os.environ[_LEVEL] = "2"
     try:
         terminal = os.dup(2)
     except OSError:  # stderr is closed
