@@ -381,7 +381,7 @@ def test_a_calibration_narrows_ranges_and_the_model_has_them(
     data = X.copy()
     data[0, 0, 0, 0] = 1000.0
     scales: dict[Calibration, float] = {}
-    for calibration in Calibration:
+    for calibration in set(Calibration) - {Calibration.GPTQ}:  # that is for groups
         policy = replace(Policy.parse("all:int8"), calibration=calibration)
         done = api.convert(
             net, None, policy, data={"x": data}, engine="openvino", verify=False
