@@ -63,6 +63,8 @@ class Probing:
     error: Callable[[Plan], float]
     _problem: LabelProblem = field(init=False)
     _pool: dict[bytes, Labelling] = field(init=False, default_factory=dict[bytes, Labelling])
+    # The logarithms of the predicted squared errors of the pool.
+    _predicted: dict[bytes, float] = field(init=False, default_factory=dict[bytes, float])
     _errors: dict[bytes, float] = field(init=False, default_factory=dict[bytes, float])
     _widened: set[bytes] = field(init=False, default_factory=set[bytes])
 
@@ -110,7 +112,8 @@ class Probing:
         """The key of a labelling, which is in the pool from now on."""
         key = label.tobytes()
         if key not in self._pool:
-            self._pool[key] = evaluate(self._problem, label)
+            self._pool[key] = found = evaluate(self._problem, label)
+            self._predicted[key] = _log(self.analysis.saturation.together(found.error))
         return key
 
     def _next(self, allowed: float, least: float) -> bytes | None:
@@ -120,49 +123,42 @@ class Probing:
         until none of them promises more.
         """
         while True:
-            open_ = {
-                key: one
+            keys = [
+                key
                 for key, one in self._pool.items()
                 if one.time_s < least and one.label.any() and key not in self._errors
-            }
-            if not open_:
+            ]
+            if not keys:
                 return None
-            keys, gains = list(open_), self._gains([*open_.values()], allowed, least)
+            gains = self._gains(keys, allowed, least)
             best = keys[int(gains.argmax())]
             if best in self._widened:
                 return best if gains.max() >= _WORTH else None
             self._widen(self._pool[best])
 
-    def _gains(self, plans: list[Labelling], allowed: float, least: float) -> Floats:
+    def _gains(self, keys: list[bytes], allowed: float, least: float) -> Floats:
         """The share of time that each plan saves, times the probability that it may."""
         from scipy.special import ndtr
 
-        labels = np.array([one.label for one in plans])
-        predicted = self._log_errors(plans)
-        off, certain = self._off(labels)
+        off, certain = self._off(np.array([self._pool[key].label for key in keys]))
+        expected = np.array([self._predicted[key] for key in keys]) + off
         deviation = _DEVIATION * np.sqrt(np.maximum(1 - certain, _NOISE))
-        passes = ndtr((math.log(allowed) - predicted - off) / deviation)
-        saved = 1 - np.array([one.time_s for one in plans]) / least
+        passes = ndtr((math.log(allowed) - expected) / deviation)
+        saved = 1 - np.array([self._pool[key].time_s for key in keys]) / least
         return passes * saved
 
     def _off(self, labels: Ints) -> tuple[Floats, Floats]:
         """The expected logarithm of measured over predicted error, and how certain it is."""
-        known = [(self._pool[key], error) for key, error in self._errors.items()]
-        if not known:
+        if not self._errors:
             return np.zeros(len(labels)), np.zeros(len(labels))
-        seen = np.array([one.label for one, _ in known])
-        measured = np.log([max(error, np.finfo(float).tiny) for _, error in known])
+        seen = np.array([self._pool[key].label for key in self._errors])
+        logs = [_log(error) - self._predicted[key] for key, error in self._errors.items()]
+        ratios = np.array(logs, dtype=np.float64)
         bound = math.log(_MOST_OFF)
-        ratios = np.clip(measured - self._log_errors([one for one, _ in known]), -bound, bound)
         among = _alike(seen, seen) + _NOISE * np.eye(len(seen))
         to = _alike(seen, labels)
         weights = np.linalg.solve(among, to)
-        return ratios @ weights, (to * weights).sum(axis=0)
-
-    def _log_errors(self, plans: list[Labelling]) -> Floats:
-        together = self.analysis.saturation.together
-        tiny = np.finfo(float).tiny
-        return np.log([max(together(one.error), tiny) for one in plans])
+        return np.clip(ratios, -bound, bound) @ weights, (to * weights).sum(axis=0)
 
     def _widen(self, at: Labelling) -> None:
         """Add all labellings that differ from ``at`` in one unit or in two."""
@@ -179,6 +175,11 @@ class Probing:
             for other in paired[:i]:
                 if one[0] != other[0]:
                     self._added(_with(at.label, tuple(one), tuple(other)))
+
+
+def _log(error: float) -> float:
+    """The logarithm of an error; of none at all that of the smallest number."""
+    return math.log(max(error, float(np.finfo(float).tiny)))
 
 
 def _changed(label: Ints, total_s: Floats) -> Bools:

@@ -197,11 +197,6 @@ class Trials:
             return self.certifier.passes(metric)
         return self._criterion.passes(metric, self.baseline)
 
-    def holds(self, candidate: Candidate) -> bool:
-        """Whether the candidate was tried and passed."""
-        trial = self.tried.get(candidate.plan.digest)
-        return trial is not None and trial.passed
-
     def certify(self) -> str:
         """Certify the plans that passed; no other one passes from now on.
 
@@ -238,7 +233,7 @@ class Trials:
         """Whether a candidate passes, by its evaluation or by its earlier trial."""
         digest = candidate.plan.digest
         if self.certificates:
-            return self.holds(candidate)
+            return self.has_passed(candidate)
         trial = self.tried.get(digest)
         if trial is None and self.study is not None and self._resume:
             trial = self.study.find(self._key(candidate))

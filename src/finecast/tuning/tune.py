@@ -384,7 +384,7 @@ class _Tuning:
         assert self.fp32 is not None
         unproven = self.trials.certify()
         if unproven:
-            held = [c for c in self.candidates if self.trials.holds(c)]
+            held = [c for c in self.candidates if self.trials.has_passed(c)]
             if not held:
                 return self._unchanged(f"no plan is certified: {unproven}")
             found = min(held, key=lambda c: c.cost)
@@ -578,7 +578,8 @@ class _Tuning:
         assert self.analysis is not None
 
         def error(plan: Plan) -> float:
-            return self.adjustments.error(plan) ** 2
+            measured = self.errors.get(plan.digest)  # an evaluation has told it, too
+            return (self.adjustments.error(plan) if measured is None else measured) ** 2
 
         probing = Probing(planner=self.examined.planner, analysis=self.analysis, error=error)
         for done in range(_SEARCHES):
