@@ -183,7 +183,7 @@ def _stored_formats(
         if node.id in reads:
             for value in graph.following_inputs(node):
                 if value.constant is not None:  # weights are converted ahead of time
-                    stored[value.id] = reads[node.id].storage
+                    stored[value.id] = reads[node.id]
     return stored
 
 
