@@ -210,7 +210,12 @@ class Format(Enum):
     @property
     def encodes_values(self) -> bool:
         """Whether values are rounded before an op in it reads them; constants always are."""
-        return not self.has_scales or self.runs_on_codes or self.encodes_results
+        return not self.has_scales or self.reads is not Format.FP32
+
+    @property
+    def reads(self) -> Format:
+        """The format in which an op reads values; for constants alone that of decoded codes."""
+        return self.result if self.has_scales and not self.runs_on_codes else self
 
     @property
     def dynamic_group(self) -> int | None:

@@ -211,7 +211,7 @@ def _rows(
         readers can, it stored codes there, and a reader in fp32 costs a conversion; if not
         all can, it stored fp32, and readers of codes cost a cast.
         """
-        source, to = (f.storage if f.encodes_values else Format.FP32 for f in (source, to))
+        source, to = source.reads, to.reads
         if not source.runs_on_codes:
             return cast_time(value, source.result, to)
         stored_codes = all(unit >= 0 and not forbidden[source][unit] for unit in readers)
