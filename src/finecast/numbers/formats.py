@@ -214,7 +214,7 @@ class Format(Enum):
 
     @property
     def reads(self) -> Format:
-        """The format in which an op reads values; for constants alone that of decoded codes."""
+        """The format in which an op reads values; for constants alone what codes decode to."""
         return self.result if self.has_scales and not self.runs_on_codes else self
 
     @property

@@ -163,7 +163,8 @@ def build_problem(
     Law: the cost of a labelling is the sum of unit times, of one cast per value and format
     that needs one, of each constant's cost in each format that it is read in, and of lam
     times the squared error of each rounding that the labelling does. Casts are counted as
-    ``edits`` makes them.
+    ``edits`` makes them; but where some readers of a value have bf16 and others weights that
+    are decoded to bf16, a cast and a rounding count for each of both.
 
     Args:
         graph: The graph.
