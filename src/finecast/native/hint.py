@@ -174,6 +174,8 @@ def by_hint(engine: Engine, prepared: PreparedModel, plan: Plan) -> Plan | None:
     if plan.by_hint or plan.io or plan.adjustments or len(plan.low_formats) != 1:
         return None
     (low,) = plan.low_formats
+    if plan.kv_cache is not Format.FP32 and not plan.kv_cache.has_scales:
+        return None  # under a hint the cache has its type, or codes
     if low not in hint_formats(engine, prepared) or engine.capability(low).in_fp32:
         return None
     return replace(plan, by_hint=True)

@@ -47,6 +47,7 @@ from finecast.tuning.executor import Executor, LocalExecutor, LostTrialError
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
+from finecast.tuning.kv_cache import KvCache, kv_caches, with_kv_caches
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.probing import Probing
 from finecast.tuning.result import Result
@@ -241,6 +242,7 @@ class _Tuning:
         frontier: The first steps of the frontier, those too slow to be raced among them.
         errors: Measured relative errors of the plans that were evaluated, by digest.
         waiting: Proposals that race only if those that raced first gain too little.
+        caches: What each format of a KV cache that the engine keeps saves and loses.
     """
 
     subject: Subject
@@ -264,6 +266,7 @@ class _Tuning:
     frontier: list[Proposal] = field(default_factory=list[Proposal])
     errors: dict[str, float] = field(default_factory=dict[str, float])
     waiting: Sequence[Proposal] = ()
+    caches: Sequence[KvCache] = ()
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
@@ -722,7 +725,10 @@ class _Tuning:
         self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
+        fp32 = max(proposals, key=lambda p: p.time_s)
+        self.caches = kv_caches(self.measuring, planner, fp32.time_s)
         found = (*self._started(analysis), *hinted, *near, *lowest(planner, analysis))
+        found += (*with_kv_caches([fp32], self.caches),)
         return [p for p in found if p.plan.lowers]
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
@@ -742,7 +748,7 @@ class _Tuning:
         As the machine's load changes between races, measured costs are relative to the fp32
         model of the same race, times its cost in the first race.
         """
-        stated = with_hints(self.subject, proposals)
+        stated = with_hints(self.subject, with_kv_caches(proposals, self.caches))
         unique = {p.plan.digest: p for p in reversed(stated)}
         for done, (digest, proposal) in enumerate(unique.items()):
             self.progress("convert", done, len(unique))

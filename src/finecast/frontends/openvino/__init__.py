@@ -16,6 +16,7 @@ from finecast.frontends.openvino.changes import (
     mark,
     marked,
     state_hint,
+    state_kv_cache,
     state_rounding,
     unmark_ops,
 )
@@ -36,7 +37,7 @@ from finecast.frontends.openvino.native import (
 )
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
-from finecast.frontends.openvino.types import HINTED, STATED, TYPES
+from finecast.frontends.openvino.types import HINTED, KV_CACHES, STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
@@ -155,7 +156,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
             cannot be taken back.
     """
     check_made_for(plan, file.digest, file.name, by_hint=True)
-    if plan.by_hint and plan.lowers:
+    if plan.by_hint and plan.low_formats:
         return _by_hint(file, plan)
     copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
@@ -165,12 +166,13 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         graph, binding = read(copy, digest=file.digest)
     stated: tuple[Restated, ...] = ()
     done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY.name))
-    if done:
+    if done or plan.kv_cache is not Format.FP32:
         rounded = rounded_first(graph, done, plan)
         apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
         state_hint(copy, "")  # the model's own types decide, whatever was noted before
         state_rounding(copy, plan.low_formats)
+        _keep_kv_cache(copy, plan, file.name)
         stated = restated(graph, rounded)
         if not plan.keep_ops:
             stated += restate(copy)
@@ -192,7 +194,25 @@ def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
     keep(copy, changes)
     mark(copy, plan.digest, plan.policy)
     state_hint(copy, TYPES[low])
+    if plan.kv_cache is not Format.FP32:  # else it has the hint's type
+        _keep_kv_cache(copy, plan, file.name)
     return OvApplied(model=copy, graph=graph, edits=edits_of(graph, plan))
+
+
+def _keep_kv_cache(model: openvino.Model, plan: Plan, where: str) -> None:
+    """State the format of the plan's KV cache in a model that keeps a state.
+
+    Raises:
+        ModelError: If it is a low one, and the model keeps none, or OpenVINO none in it.
+    """
+    if model.get_sinks() and plan.kv_cache in KV_CACHES:
+        state_kv_cache(model, plan.kv_cache)
+    elif plan.kv_cache is not Format.FP32:
+        raise ModelError(
+            f"the plan keeps a KV cache in {plan.kv_cache.label}, and this model keeps none",
+            where=where,
+            fix="make a plan for this model",
+        )
 
 
 def _hinted_format(file: OvFile, plan: Plan) -> Format:
