@@ -199,6 +199,20 @@ class Plan:
         return frozenset(d.format for d in self.decisions) - {Format.FP32}
 
     @property
+    def low_floats(self) -> tuple[Format, ...]:
+        """The low formats that ops have, without codes."""
+        return tuple(f for f in Format if f in self.low_formats and not f.has_scales)
+
+    @property
+    def of_codes(self) -> Plan:
+        """The plan in which the ops on codes alone are low."""
+        decisions = tuple(
+            d if d.format.has_scales else replace(d, format=Format.FP32)
+            for d in self.decisions
+        )
+        return replace(self, decisions=decisions)
+
+    @property
     def digest(self) -> str:
         """Hash of what the plan does: of all but policy, engine, reasons and structure."""
         if not self._digest:  # made once: there may be millions of scales

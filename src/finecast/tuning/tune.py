@@ -46,7 +46,13 @@ from finecast.tuning.conclusion import Conclusion, last_race
 from finecast.tuning.executor import Executor, LocalExecutor, LostTrialError
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal
-from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
+from finecast.tuning.hint import (
+    coded_over_hints,
+    hinted_proposals,
+    stated_by_hint,
+    with_hinted_errors,
+    with_hints,
+)
 from finecast.tuning.kv_cache import KvCache, kv_caches, with_kv_caches
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.probing import Probing
@@ -339,6 +345,10 @@ class _Tuning:
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
+        over = self._over_hint(found)
+        if over:
+            candidates += over
+            found = self._faster(over, found, fp32)
         singles, found = self._one_by_one(candidates, found)
         if found is None:
             why = self.trials.none_passes(len(candidates) + singles)
@@ -527,6 +537,24 @@ class _Tuning:
             *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
+
+    def _over_hint(self, found: Candidate | None) -> list[Candidate]:
+        """The codes of the plan found, where the engine's hint lowers what is in fp32 there.
+
+        Casts around codes may cost more than they gain; under the hint the engine fuses its
+        own.
+        """
+        if found is None or self.analysis is None or not self.trials.may_go_on():
+            return []
+        planner, analysis = self.examined.planner, self.analysis
+        plans = coded_over_hints(self.subject, found.plan, self.hints.values())
+        known = {c.plan.digest for c in self.candidates}
+        proposals = [
+            stated_by_hint(planner, analysis, f"{found.name}, over the hint", plan)
+            for plan in plans
+            if plan.digest not in known
+        ]
+        return self._rank(proposals)[0] if proposals else []
 
     def _near(self) -> list[Candidate]:
         """Candidates of the error that the criterion is expected to allow, after a miss.

@@ -156,7 +156,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
             cannot be taken back.
     """
     check_made_for(plan, file.digest, file.name, by_hint=True)
-    if plan.by_hint and plan.low_formats:
+    if plan.by_hint and plan.low_floats:
         return _by_hint(file, plan)
     copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
@@ -180,20 +180,26 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
 
 
 def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
-    """The model with marks on the plan's fp32 ops, made for the hint for its low format."""
+    """The model with marks on the plan's fp32 ops, made for the hint for its low format.
+
+    Codes are stated as in any model: the hint leaves them as they are.
+    """
     low = _hinted_format(file, plan)
     opened = _opened(file, plan.policy)
-    copy = file.with_every_mark(opened)
-    graph, _ = read(copy, digest=file.digest)
+    copy = file.with_every_mark(_adjusted(opened, plan.adjustments))
+    graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
     kept = {name for name, fmt in plan.formats.items() if fmt is Format.FP32}
     before = marked(opened)
     unmark_ops(copy, kept | before)
+    coded = edits_of(graph, plan.of_codes)
+    apply_edits(graph, binding, coded)
     changes = changes_of(copy) or Changes()
     changes.marked = (*sorted(kept - before),)
     keep(copy, changes)
     mark(copy, plan.digest, plan.policy)
     state_hint(copy, TYPES[low])
+    state_rounding(copy, plan.low_formats)
     if plan.kv_cache is not Format.FP32:  # else it has the hint's type
         _keep_kv_cache(copy, plan, file.name)
     return OvApplied(model=copy, graph=graph, edits=edits_of(graph, plan))
@@ -222,12 +228,13 @@ def _hinted_format(file: OvFile, plan: Plan) -> Format:
         ModelError: If it is no plan that finecast makes: a hint has one format, and lowers
             neither inputs and outputs nor operands.
     """
-    formats = sorted(f.label for f in plan.low_formats)
-    low = next((f for f in HINTED if [f.label] == formats), None)
-    if low is None or plan.io or plan.adjustments:
+    floats = plan.low_floats
+    low = next((f for f in HINTED if floats == (f,)), None)
+    if low is None or plan.io:
+        labels = " and ".join(f.label for f in floats)
         raise ModelError(
-            f"no precision hint can state the plan: it has {' and '.join(formats)}; a hint has"
-            " one format, and changes neither inputs and outputs nor operands",
+            f"no precision hint can state the plan: it has {labels}; a hint has"
+            " one format beside codes, and does not change inputs and outputs",
             where=file.name,
             fix="make the plan anew with --by-hint and --auto-cast-type"
             f" {' or '.join(f.label for f in HINTED)}",
