@@ -753,10 +753,11 @@ class _Tuning:
         self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
-        fp32 = max(proposals, key=lambda p: p.time_s)
-        self.caches = kv_caches(self.measuring, planner, fp32.time_s)
+        slowest = max((p.time_s for p in proposals), default=0.0)
+        self.caches = kv_caches(self.measuring, planner, slowest)
         found = (*self._started(analysis), *hinted, *near, *lowest(planner, analysis))
-        found += (*with_kv_caches([fp32], self.caches),)
+        exact = [p for p in proposals if not p.plan.lowers]
+        found += (*with_kv_caches(exact, self.caches),)
         return [p for p in found if p.plan.lowers]
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
