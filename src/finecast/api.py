@@ -452,7 +452,7 @@ def _searched(
         if options.lock and not subject.target and subject.verifiers:
             throughput = outcome.objective is Objective.THROUGHPUT
             runner = Runner.of(subject.verifiers[0].judges, throughput=throughput)
-            calls = chosen(workload.timing(), workload.evaluated())
+            calls = chosen(workload.compared(), workload.evaluated())
             # A compiled module's speed is not that of the module as it is, which is locked.
             speedup = outcome.speedup if runner.name == subject.runs_in else None
             outcome = _locked(outcome, runner, subject.reference, calls, speedup)

@@ -160,7 +160,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     ) -> tuple[int, Verified]:
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(built, EngineBuilt)
-        feeds = FeedMaker(batches=workload.timing())
+        feeds = FeedMaker(batches=workload.compared())
         return self.store(built, output, subject.verifiers, feeds)
 
     def census(self, options: RunOptions, low: Format) -> Census:

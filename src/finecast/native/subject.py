@@ -285,8 +285,8 @@ class Subject(ABC):
         return ()
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """The inputs on which the output error of a plan is measured: those that are timed."""
-        return workload.timing()
+        """The inputs on which the output error of a plan is measured."""
+        return workload.compared()
 
     def made_from(self, origin: Origin) -> Built:
         """The model of an origin, as another process of the same subject made it there.
