@@ -92,6 +92,10 @@ _EVALUATIONS: Final = 3
 _MODELS: Final = 3
 _RACES_S: Final = 10.0
 _LONG_S: Final = 30.0
+# Where a format has more ops than this, and all of them together lose no more than this share
+# of what may be lost, the error of each is not measured.
+_MANY: Final = 160
+_HARMLESS: Final = 0.1
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
@@ -746,6 +750,7 @@ class _Tuning:
     def _proposals(self) -> list[Proposal]:
         planner = self.examined.planner
         of_time = self.measuring.objective.of_time
+        self.examined = self.examined.without_details(self._harmless())
         analysis = self.measuring.priced(planner, self.examined.analysis(of_time=of_time))
         self.analysis = analysis
         self.progress("plans", 0, 1)
@@ -759,6 +764,34 @@ class _Tuning:
         exact = [p for p in proposals if not p.plan.lowers]
         found += (*with_kv_caches(exact, self.caches),)
         return [p for p in found if p.plan.lowers]
+
+    def _harmless(self) -> tuple[Format, ...]:
+        """Formats in which all ops together lose a small part of what may be lost.
+
+        An evaluation of such a plan costs less than to round each of many ops alone, and which
+        of them loses most decides nothing.
+        """
+        found: list[Format] = []
+        planner, trials = self.examined.planner, self.trials
+        for fmt in planner.policy.formats if self.examined.measures_lowest else ():
+            plan = planner.lowest(fmt)
+            many = sum(f is fmt for f in plan.formats.values()) > _MANY
+            if fmt.has_scales or not many or not trials.may_go_on():
+                continue
+            self.progress("evaluation", 0, 1)
+            try:
+                self.built[plan.digest] = self.subject.model.build(plan)
+                metric = self._evaluate(plan)
+            except (EngineError, LostTrialError):
+                continue
+            trials.evaluations += 1
+            if trials.share_lost(metric) <= _HARMLESS:
+                found.append(fmt)
+                self.subject.tell(
+                    f"all ops in {fmt.label} lose {trials.share_lost(metric):.0%} of what may"
+                    " be lost: their errors are not measured one by one"
+                )
+        return tuple(found)
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
         """The plan to start from, whose error is then expected to pass."""

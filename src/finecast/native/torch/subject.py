@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
@@ -270,6 +270,7 @@ class TorchSubject(EngineSubject):
 class TorchExamined(EngineExamined):
     """A module whose every op the rules have judged."""
 
+    measures_lowest: ClassVar[bool] = False
     subject: TorchSubject
     prepared: TorchPrepared
 
