@@ -95,7 +95,7 @@ _LONG_S: Final = 30.0
 # Where a format has more ops than this, and all of them together lose no more than this share
 # of what may be lost, the error of each is not measured.
 _MANY: Final = 160
-_HARMLESS: Final = 0.1
+_HARMLESS: Final = 0.25
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
@@ -349,7 +349,7 @@ class _Tuning:
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
-        over = self._over_hint(found)
+        over = self._over_hint(candidates, found)
         if over:
             candidates += over
             found = self._faster(over, found, fp32)
@@ -542,19 +542,29 @@ class _Tuning:
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
 
-    def _over_hint(self, found: Candidate | None) -> list[Candidate]:
-        """The codes of the plan found, where the engine's hint lowers what is in fp32 there.
+    def _over_hint(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """The codes of the plan found, and in all other ops what the engine's hint lowers.
 
+        If it has no codes, those of the fastest plan with codes that no miss speaks against.
         Casts around codes may cost more than they gain; under the hint the engine fuses its
         own.
         """
-        if found is None or self.analysis is None or not self.trials.may_go_on():
+        missed = [c.error for c in self.trials.missed(candidates, None)]
+        coded = [
+            c
+            for c in ([found] if found and found.plan.encodings else candidates)
+            if c.plan.encodings and c.error < min(missed, default=math.inf)
+        ]
+        if not coded or self.analysis is None or not self.trials.may_go_on():
             return []
         planner, analysis = self.examined.planner, self.analysis
-        plans = coded_over_hints(self.subject, found.plan, self.hints.values())
+        best = min(coded, key=lambda c: c.cost)
+        plans = coded_over_hints(self.subject, best.plan, self.hints.values())
         known = {c.plan.digest for c in self.candidates}
         proposals = [
-            stated_by_hint(planner, analysis, f"{found.name}, over the hint", plan)
+            stated_by_hint(planner, analysis, f"{best.name}, over the hint", plan)
             for plan in plans
             if plan.digest not in known
         ]
