@@ -42,7 +42,10 @@ _SHAPES: Final = {"7b": ((4096, 4096), (4096, 11008), (11008, 4096))}
 _BATCHES: Final = (1, 64)
 _TURNS: Final = {1: 25, 64: 9}
 _FORMATS: Final = {
-    "openvino": ("bf16", "int8_weights", "int4_weights", "int8_dynamic", "int4_dynamic"),
+    "openvino": (
+        *("bf16", "int8_weights", "int4_weights", "int8_dynamic", "int4_dynamic"),
+        *("int8_weights_bf16", "int4_weights_bf16"),
+    ),
     "onnxruntime": ("int4_weights", "int8_dynamic", "int4_dynamic"),
 }
 _CACHE_BYTES: Final = 128 << 20
@@ -106,9 +109,11 @@ def _candidates(
     if engine == "openvino":
         yield "bf16 by the engine's hint", path, _hinted
     for label in formats:
-        out = path.with_name(f"{engine}-{label}.onnx")
-        done = api.convert(path, out, f"all:{label}", engine=engine, verify=False, force=True)
-        if Format.parse(label) not in done.plan.low_formats:
+        fmt, out = Format.parse(label), path.with_name(f"{engine}-{label}.onnx")
+        # The ops around a product that gives bf16 are in bf16, too.
+        low = ",".join(dict.fromkeys((label, fmt.storage.label)))
+        done = api.convert(path, out, f"all:{low}", engine=engine, verify=False, force=True)
+        if fmt not in done.plan.low_formats:
             report(path.stem, f"{label} in {engine}", 0, "", why="; ".join(done.warnings))
             continue
         yield label, out, _LOADS[engine]

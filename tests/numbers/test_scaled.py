@@ -106,6 +106,20 @@ def test_by_channel_is_each_channel_by_itself(encoding: Scaled, x: Array, axis: 
         assert np.array_equal(got[number], alone.round(x[number]))
 
 
+@given(arrays((6, 3)))
+def test_scales_and_numbers_of_codes_that_are_decoded_to_bf16_are_in_bf16(x: Array) -> None:
+    low, fmt = Format.BF16, Format.INT8_WEIGHTS_BF16
+    encoding = Scaled.of_constant(fmt, x, (1,))
+    scale = np.asarray(encoding.scale, np.float32)
+    assert np.array_equal(low.round(scale), scale)
+    rounded = encoding.round(x)
+    assert np.array_equal(low.round(rounded), rounded)
+    assert np.array_equal(encoding.round(rounded), rounded)
+    assert (np.abs(rounded - x) <= scale / 2 + low.epsilon * np.abs(x)).all()
+    with pytest.raises(ValueError, match="is no scale of int8_weights_bf16"):
+        Scaled(format=fmt, grid=fmt.grid(constant=True), scale=(0.1,))
+
+
 @given(st.sampled_from(GRIDS), arrays())
 def test_a_fitted_range_covers_what_it_was_fitted_to(grid: Grid, x: Array) -> None:
     encoding = Scaled.fitted(ANY, grid, x.min(), x.max())

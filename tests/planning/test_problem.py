@@ -121,7 +121,12 @@ def labellings(units: Units, count: int) -> Iterator[NDArray[np.int64]]:
 DECLARED = st.sampled_from([None, BF16, FP16])
 
 
-@given(graphs(), DECLARED, DECLARED, st.sampled_from([(BF16,), (BF16, FP16)]))
+@given(
+    graphs(),
+    DECLARED,
+    DECLARED,
+    st.sampled_from([(BF16,), (BF16, FP16), (Format.INT8_WEIGHTS_BF16,)]),
+)
 def test_casts_are_those_of_the_edits(
     graph: Graph, read: Format | None, given: Format | None, lows: tuple[Format, ...]
 ) -> None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from finecast.graph import Graph
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.planning.units import make_units, pattern_kernels
+from finecast.planning.planner import chosen
+from finecast.planning.problem import Choice
+from finecast.planning.units import deciding, make_units, pattern_kernels
 from finecast.rules import Permission
 
 BOTH = frozenset({Format.FP32, Format.BF16})
@@ -59,6 +61,20 @@ def test_ops_of_one_kernel_decide_together() -> None:
     units = make_units(GRAPH, permissions(GRAPH), (Format.BF16,), kernels)
     expected = ({"mm0", "turn"}, {"erf", "mul", "mm1"}, {"size"})
     assert names(units.members) == {frozenset(e) for e in expected}
+
+
+def test_a_kernel_with_weights_decoded_to_bf16_is_one_unit_of_their_format() -> None:
+    coded = Format.INT8_WEIGHTS_BF16
+    allowed = permissions(GRAPH)
+    allowed[IDS["mm1"]] = Permission(formats=BOTH | {coded}, reasons=())
+    kernel = [IDS["erf"], IDS["mul"], IDS["mm1"]]
+    units = make_units(GRAPH, allowed, (Format.BF16, coded), [kernel])
+    unit = units.of[IDS["mm1"]]
+    assert sorted(units.members[unit]) == sorted(kernel)
+    labels = [coded if u == unit else Format.FP32 for u in range(len(units.members))]
+    made = chosen(allowed, units, Choice(formats=tuple(labels), time_s=1.0, error=0.0))
+    assert [made[n] for n in kernel] == [Format.BF16, Format.BF16, coded]
+    assert deciding([made[n] for n in kernel]) == {coded}
 
 
 def test_an_op_that_must_be_low_does_not_force_its_kernel() -> None:

@@ -127,9 +127,9 @@ class Emulation:
             return None
         if self.format.has_scales:
             coded = node.id in self.encodings and (
-                real is self.format or not self.format.encodes_values
+                real is self.format or not self.format.runs_on_codes
             )
-            return EmulatedPorts(read=self.format, write=Format.FP32) if coded else None
+            return EmulatedPorts(read=self.format, write=self.format.result) if coded else None
         # An engine that computes in a wider format still reads operands rounded by the cast.
         narrow = min(self.format, real, key=lambda f: (f.mantissa_bits, f.max))
         stored = self.format.storage is not Format.FP32 or narrow is not Format.FP32
@@ -175,7 +175,7 @@ def check(emulation: Emulation) -> None:
             known = ", ".join(f.label for f in engine.rates_tflops if f is not Format.FP32)
             lacks = (
                 "no such arithmetic"
-                if fmt.encodes_values
+                if fmt.runs_on_codes or not fmt.has_scales
                 else "no kernels known that widen weights as they read them"
             )
             raise UsageError(

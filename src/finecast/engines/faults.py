@@ -302,7 +302,7 @@ def faults(
         low: {
             node: why
             for fault in here
-            if low in fault.formats
+            if not fault.formats.isdisjoint({low, low.storage})
             for node, why in fault.find(graph, low).items()
         }
         for low in lows

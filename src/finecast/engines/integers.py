@@ -34,6 +34,8 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT4_WEIGHTS: _WEIGHTS,
     Format.INT8_DYNAMIC: _WEIGHTS,
     Format.INT4_DYNAMIC: _WEIGHTS,
+    Format.INT8_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
+    Format.INT4_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 
@@ -68,8 +70,8 @@ def not_as_planned(
 ) -> dict[str, str]:
     """Ops of ``planned`` that did not run on 8-bit integers, with the formats they ran in.
 
-    In a format for constants alone a kernel computes in floats, but has to read 8-bit
-    constants. An op that no kernel names is not judged: it was fused or removed.
+    In a format for constants alone a kernel computes in floats, but has to read constants of
+    at most 8 bits. An op that no kernel names is not judged: it was fused or removed.
     """
     failed: dict[str, str] = {}
     for name, fmt in planned.items():
@@ -85,4 +87,4 @@ def reads_codes(kernel: KernelTime) -> bool:
 
 
 def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
-    return kernel.format in _INTEGERS if fmt.encodes_values else reads_codes(kernel)
+    return kernel.format in _INTEGERS if fmt.runs_on_codes else reads_codes(kernel)

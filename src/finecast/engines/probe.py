@@ -124,10 +124,8 @@ def _known(engine: Engine, formats: Sequence[Format]) -> dict[Format, Capability
     if missing:
         needed = dict.fromkeys(p for fmt in missing for p in probes_of(fmt))
         baseline = {p: _attempt(engine, p, Format.FP32) for p in needed}
-        known |= {
-            fmt: _judge(engine, fmt, {p: baseline[p] for p in probes_of(fmt)})
-            for fmt in missing
-        }
+        for fmt in missing:  # one after the other: some are judged by another one
+            known[fmt] = _judge(engine, fmt, {p: baseline[p] for p in probes_of(fmt)})
     return {fmt: known[fmt] for fmt in formats}
 
 
@@ -142,8 +140,7 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
         return Capability(
             runs=not failed, speed=None if failed else 1.0, reason="; ".join(failed)
         )
-    if fmt.has_scales and not fuses(engine.name, fmt):
-        reason = f"plans in {fmt.label} are made for {engines_for(fmt)} alone"
+    if fmt.has_scales and (reason := _unfit(engine, fmt)):
         return Capability(runs=False, reason=reason)
     speeds: list[float] = []
     reasons: list[str] = []
@@ -163,6 +160,18 @@ def _judge(engine: Engine, fmt: Format, baseline: Mapping[Probe, _Attempt]) -> C
         speed = min(1.0, *speeds)
         return Capability(runs=True, speed=speed, reason="computed in fp32", in_fp32=True)
     return Capability(runs=True, speed=max(speeds))
+
+
+def _unfit(engine: Engine, fmt: Format) -> str:
+    """Why no plans in a format of codes are made for the engine here; empty if some are."""
+    if not fuses(engine.name, fmt):
+        return f"plans in {fmt.label} are made for {engines_for(fmt)} alone"
+    if not fmt.encodes_results:
+        return ""
+    products = _known(engine, (fmt.result,))[fmt.result]
+    if products.runs and not products.in_fp32:
+        return ""
+    return f"its products are those of {fmt.result.label}: {products.reason}"
 
 
 def _rounding_fault(engine: Engine, fmt: Format) -> str:

@@ -82,7 +82,7 @@ _WEIGHT_PROBES = (
 
 def probes_of(fmt: Format) -> tuple[Probe, ...]:
     """The probes for ``fmt``; they are run in fp32 as well, for comparison."""
-    return PROBES if fmt.encodes_values else _WEIGHT_PROBES
+    return PROBES if fmt.runs_on_codes or not fmt.has_scales else _WEIGHT_PROBES
 
 
 def admitted(op: str, fmt: Format) -> bool:
@@ -132,7 +132,7 @@ def of_weights(probe: Probe, fmt: Format) -> Scaled:
 
 def build_scaled(probe: Probe, fmt: Format) -> bytes:
     """The probe with products on codes, whose scales fit its data."""
-    from onnx import helper, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
     from finecast.frontends.onnx.editor import ROUNDING
     from finecast.planning.edits import APART
@@ -144,8 +144,9 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         scale = np.asarray(encoding.scale[0], np.float32)
         if encoding.group is not None:
             scale = encoding.spread(weights.shape).squeeze((encoding.axis or 0) + 1)
-        constants.append(numpy_helper.from_array(scale, f"{name}_scale"))
-        if not (encoding.zero_point or fmt.encodes_values):
+        stored = fmt.result.encode(scale)
+        constants.append(numpy_helper.from_array(stored, f"{name}_scale"))
+        if not (encoding.zero_point or fmt.runs_on_codes):
             return [f"{name}_scale"]
         zero = np.full(scale.shape, encoding.zero_point, encoding.dtype)
         constants.append(numpy_helper.from_array(zero, f"{name}_zero"))
@@ -164,8 +165,11 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     nodes[-1].metadata_props.add(key=ROUNDING, value=f"{fmt.label} w_read")
     pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
     value = "x"
+    if fmt.encodes_results:
+        node("Cast", [value], "low", to=helper.np_dtype_to_tensor_dtype(fmt.result.dtype))
+        value = "low"
     for i, stage in enumerate(probe.stages[:-1]):
-        if fmt.encodes_values:
+        if fmt.runs_on_codes:
             of_value = Scaled.of_value(fmt, stage.min(), stage.max())
             given = parameters(f"v{i}", of_value)
             node("QuantizeLinear", [value, *given], f"q{i}")
@@ -175,8 +179,8 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         value = f"r{i}"
         node("Relu", [f"p{i}"], value)
     last = probe.stages[-1]
-    if not fmt.encodes_values:
-        node("Identity", [value], "y")
+    if not fmt.runs_on_codes:
+        node("Cast", [value], "y", to=TensorProto.FLOAT)
     else:  # some engines have only kernels that give codes
         of_value = Scaled.of_value(fmt, last.min(), last.max())
         given = parameters("last", of_value)

@@ -139,7 +139,10 @@ class NativeModel(ABC):
         raise NotImplementedError
 
     def stored_and_read(self, value: int, to: Encoding) -> Any:
-        """The constant with the id ``value``, stored in one of ``states`` and read as fp32."""
+        """The constant with the id ``value``, stored in one of ``states`` and read from there.
+
+        It is read as fp32, or as what codes are decoded to.
+        """
         raise NotImplementedError
 
     # What adjustments of operands need; the model is read again after them.

@@ -369,7 +369,7 @@ def _gainless(asked: Sequence[Adjust], found: Sequence[Gain]) -> Iterator[str]:
 def _grown(done: Converted, used: Collection[Format]) -> tuple[str, ...]:
     """A warning if a format of constants alone leaves a file no smaller."""
     before, after = done.size_bytes
-    named = [fmt.label for fmt in used if not fmt.encodes_values]
+    named = [fmt.label for fmt in used if fmt.has_scales and not fmt.runs_on_codes]
     if not named or after < before:
         return ()
     sizes = f"{before} bytes before, {after} after"

@@ -183,7 +183,7 @@ def _stored_formats(
         if node.id in reads:
             for value in graph.following_inputs(node):
                 if value.constant is not None:  # weights are converted ahead of time
-                    stored[value.id] = reads[node.id].storage
+                    stored[value.id] = reads[node.id]
     return stored
 
 
@@ -222,14 +222,9 @@ def _cast_time_s(
             continue
         own = stored.get(value.id, Format.FP32)
         wanted = {
-            _read_in(reads.get(n, Format.FP32))
+            reads.get(n, Format.FP32).reads.storage
             for n in value.uses
             if any(v.id == value.id for v in graph.following_inputs(graph.nodes[n]))
         }
         total += sum(cost.cast_time_s(value, own, w) for w in wanted if w is not own)
     return total
-
-
-def _read_in(fmt: Format) -> Format:
-    """What an op in ``fmt`` reads values in: as they are, if its constants alone are low."""
-    return fmt.storage if fmt.encodes_values else Format.FP32

@@ -264,7 +264,7 @@ def measured_cost(
                 shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
     # The rate of casts between floats, if there are any; formats for constants need no casts.
     lows = sorted((f for f in profiles.low if f.encodes_values), key=lambda f: f.runs_on_codes)
-    rate = casts(lows[0]) if lows else CastRate()
+    rate = casts(lows[0].reads) if lows else CastRate()
     return MeasuredCost(
         times_s=times,
         shapes={i: f.shape for i, f in facts.items()},

@@ -166,7 +166,7 @@ def points_of(
     graph = planner.graph
     return {
         fmt: scaled_points(graph, units, planner.permissions, fmt)
-        if fmt.has_scales
+        if fmt.has_scales and not fmt.encodes_results
         else rounding_points(graph, units, kernels, results=fmt.encodes_results)
         for fmt, kernels in fused.items()
     }

@@ -35,9 +35,10 @@ class Scaled:
     as ``stored_shifts`` gives them; empty if nothing is.
 
     Laws, without shifts: ``round`` is idempotent; what is within the range moves by half a
-    step at most, and what is beyond it, infinities too, becomes its end. NaN has no code and
-    becomes 0: a value in which one was observed must not be encoded. Each channel is encoded
-    independently.
+    step at most, and what is beyond it, infinities too, becomes its end. Scales and decoded
+    numbers are rounded to the format that codes are decoded to, which is fp32 or bf16. NaN has
+    no code and becomes 0: a value in which one was observed must not be encoded. Each channel
+    is encoded independently.
 
     Scales by group are many: one for 32 numbers or more, 50 million in a decoder of 7 billion
     weights. They are held and saved as the bytes of fp32, an eighth of Python's numbers.
@@ -62,7 +63,7 @@ class Scaled:
         least, most = Format.FP32.smallest_normal, Format.FP32.max / widest
         scales = np.asarray(self.scale, np.float64)
         with np.errstate(over="ignore"):
-            exact = scales.astype(np.float32) == scales
+            exact = self.format.result.round(scales.astype(np.float32)) == scales
         wrong = scales[~((least <= scales) & (scales <= most) & exact)]
         if wrong.size:
             raise ValueError(f"{float(wrong[0])!r} is no scale of {self.label}")
@@ -96,6 +97,7 @@ class Scaled:
         if not np.isfinite(ends).all():
             raise ValueError("a range that is not finite has no scale")
         scales, zero = grid.fit(*ends)
+        scales = fmt.result.round(scales)
         scale = tuple(scales.tolist())
         return cls(format=fmt, grid=grid, scale=scale, zero_point=zero, axis=axis, group=group)
 
@@ -154,6 +156,7 @@ class Scaled:
         best, least = scales, np.full(scales.shape, np.inf, np.float32)
         for share in _SHARES:
             tried = np.maximum(scales * share, np.float32(Format.FP32.smallest_normal))
+            tried = self.format.result.round(tried)
             codes = np.clip(np.rint(rows / tried), self.grid.lowest, self.grid.highest)
             error = np.square(codes * tried - rows).sum(axis=axis, keepdims=True)
             better = error < least
@@ -178,7 +181,7 @@ class Scaled:
 
     def bytes_for(self, count: int) -> int:
         """Bytes that ``count`` codes take with their scales."""
-        return self.format.bytes_for(count) + Format.FP32.bytes_for(len(self.scale))
+        return self.format.bytes_for(count) + self.format.result.bytes_for(len(self.scale))
 
     def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         """The codes of ``x``."""
@@ -187,7 +190,8 @@ class Scaled:
     def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
         """The numbers that ``codes`` stand for."""
         steps = codes.astype(np.float32) - np.float32(self.zero_point)
-        return np.asarray(steps * self.along(codes.shape), np.float32)
+        numbers = np.asarray(steps * self.along(codes.shape), np.float32)
+        return self.format.result.round(numbers)
 
     def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """``x`` encoded and decoded."""
@@ -434,8 +438,9 @@ Reading: TypeAlias = Encoding | Dynamic
 class Encodings:
     """How an op whose format has parameters encodes its inputs, by index, and its result.
 
-    The op computes in fp32 on decoded inputs, so that its ``result`` is in fp32; where the
-    engine's kernel has to give codes, ``result`` is their encoding, for all readers.
+    The op computes on decoded inputs, so that its ``result`` is in the format that they are
+    decoded to (``Format.result``); where the engine's kernel has to give codes, ``result`` is
+    their encoding, for all readers.
     """
 
     operands: Mapping[int, Scaled | Dynamic] = field(
@@ -477,7 +482,7 @@ class Encodings:
 
         constants: dict[str, dict[str, Any]] = content["constants"]
         operands: dict[str, dict[str, Any]] = content["operands"]
-        if operands and not (fmt.encodes_values or fmt.dynamic_group):
+        if operands and not (fmt.runs_on_codes or fmt.dynamic_group):
             raise ValueError(f"{fmt.label} encodes constants alone, not operands")
 
         def operand(content: dict[str, Any]) -> Scaled | Dynamic:
@@ -486,8 +491,8 @@ class Encodings:
             return Scaled.from_dict(fmt, fmt.grid(constant=False), content)
 
         stated: object = content["result"]
-        result: Encoding = Format.FP32
-        if isinstance(stated, dict) and fmt.encodes_values:
+        result: Encoding = fmt.result
+        if isinstance(stated, dict) and fmt.runs_on_codes:
             result = Scaled.from_dict(
                 fmt, fmt.grid(constant=False), cast("dict[str, Any]", stated)
             )
@@ -502,7 +507,7 @@ class Encodings:
             result=result,
         )
         # A format for constants alone has none where a conversion stored the constants before.
-        if fmt.encodes_values and not (found.operands or found.constants):
+        if fmt.runs_on_codes and not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found
 

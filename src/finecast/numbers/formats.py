@@ -75,8 +75,8 @@ class Grid:
 class _Codes:
     """What a format with scales stores as integer codes, and by which codes.
 
-    Without a grid for ``values`` the format is for constants alone: ops read values as they
-    are, and compute in fp32 on decoded constants. With ``groups``, sizes in order of
+    Without a grid for ``values`` the format is for constants alone: ops compute on decoded
+    constants, in ``decoded``, the name of a float format. With ``groups``, sizes in order of
     preference, the numbers of a channel have a scale for each group of so many. Of a
     ``dynamic`` format the kernels themselves round the values that meet such constants, to 8
     bits: they find a scale for each so many numbers in a row.
@@ -84,6 +84,7 @@ class _Codes:
 
     values: Grid | None
     constants: Grid
+    decoded: str = "FP32"
     groups: tuple[int, ...] = ()
     dynamic: int | None = None
 
@@ -150,6 +151,19 @@ class Format(Enum):
             values=None, constants=_INT4, groups=(128, 64, 32), dynamic=_DYNAMIC_GROUP
         ),
     )
+    # Values in bf16 meet weights that are decoded to bf16: the types of OpenVINO's kernels.
+    INT8_WEIGHTS_BF16 = _Layout(
+        exponent_bits=8,
+        mantissa_bits=7,
+        bits=8,
+        codes=_Codes(values=None, constants=_INT8, decoded="BF16"),
+    )
+    INT4_WEIGHTS_BF16 = _Layout(
+        exponent_bits=8,
+        mantissa_bits=3,
+        bits=4,
+        codes=_Codes(values=None, constants=_INT4, decoded="BF16", groups=(128, 64, 32)),
+    )
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
     __hash__ = object.__hash__
@@ -196,8 +210,12 @@ class Format(Enum):
     @property
     def encodes_values(self) -> bool:
         """Whether values are rounded before an op in it reads them; constants always are."""
-        codes = self.value.codes
-        return codes is None or codes.values is not None
+        return not self.has_scales or self.reads is not Format.FP32
+
+    @property
+    def reads(self) -> Format:
+        """The format in which an op reads values; for constants alone what codes decode to."""
+        return self.result if self.has_scales and not self.runs_on_codes else self
 
     @property
     def dynamic_group(self) -> int | None:
@@ -210,23 +228,30 @@ class Format(Enum):
 
     @property
     def encodes_results(self) -> bool:
-        """Whether an op stores its result in it; those of 8-bit and tf32 ops are wider."""
-        return self.bits > 8 and self is not Format.TF32
+        """Whether an op's result is as narrow as its operands; in tf32 and fp8 it is not."""
+        return self is Format.FP32 or self.result is not Format.FP32
 
     @property
     def result(self) -> Format:
-        """The format in which an op that computes in this one stores its result."""
-        return self if self.encodes_results else Format.FP32
+        """The format in which an op that computes in this one stores its result.
+
+        Codes of constants are decoded to it.
+        """
+        codes = self.value.codes
+        if codes is not None:
+            return Format[codes.decoded]
+        return self if self.bits > 8 and self is not Format.TF32 else Format.FP32
 
     @property
     def needs_ranges(self) -> bool:
         """Whether its scales are chosen by values that were observed on data."""
-        return self.has_scales and self.encodes_values
+        return self.runs_on_codes
 
     @property
     def runs_on_codes(self) -> bool:
         """Whether kernels in it compute on integer codes, and not on decoded numbers."""
-        return self.has_scales and self.encodes_values
+        codes = self.value.codes
+        return codes is not None and codes.values is not None
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -285,7 +310,7 @@ class Format(Enum):
     @property
     def storage(self) -> Format:
         """The format in which results computed in this one are stored (tf32: fp32)."""
-        return Format.FP32 if self is Format.TF32 else self
+        return self.result if self.encodes_results or self is Format.TF32 else self
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -347,6 +372,8 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.INT4_WEIGHTS: np.dtype(ml_dtypes.int4),
     Format.INT8_DYNAMIC: np.dtype(np.int8),
     Format.INT4_DYNAMIC: np.dtype(ml_dtypes.int4),
+    Format.INT8_WEIGHTS_BF16: np.dtype(np.int8),
+    Format.INT4_WEIGHTS_BF16: np.dtype(ml_dtypes.int4),
 }
 FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 """Floating-point formats: each rounds a number by itself, without parameters."""
@@ -376,4 +403,6 @@ _BY_ALIAS = {
     "w8a8-dynamic": Format.INT8_DYNAMIC,
     "int4-dynamic": Format.INT4_DYNAMIC,
     "w4a8-dynamic": Format.INT4_DYNAMIC,
+    "int8-weights-bf16": Format.INT8_WEIGHTS_BF16,
+    "int4-weights-bf16": Format.INT4_WEIGHTS_BF16,
 }

@@ -147,7 +147,7 @@ def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
     """
     reads = graph.following_inputs(node)
     found = {
-        value.id: fmt.storage
+        value.id: fmt.storage if value.constant is None else fmt
         for value in reads
         if fmt.encodes_values or value.constant is not None
     }

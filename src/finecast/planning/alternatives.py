@@ -13,6 +13,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, build_problem
+from finecast.planning.units import deciding
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.solver.assignment import Ints
 from finecast.solver.flips import Flips, flips
@@ -188,8 +189,8 @@ def labels_of(planner: Planner, analysis: Analysis, problem: LabelProblem, plan:
     permitted = np.isfinite(problem.time)
     found: list[int] = []
     for unit, members in enumerate(analysis.units.members):
-        formats = (named.get(nodes[n].name, Format.FP32) for n in members)
-        labels = [numbers.get(fmt, 0) for fmt in formats]
+        formats = [named.get(nodes[n].name, Format.FP32) for n in members]
+        labels = [numbers[fmt] for fmt in deciding([f for f in formats if f in numbers])]
         allowed = [n for n in labels if permitted[unit, n]]
         found.append(max(allowed) if allowed else int(permitted[unit].argmax()))
     return np.array(found, dtype=np.int64)

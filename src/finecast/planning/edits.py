@@ -111,8 +111,8 @@ def edits(
             not, values are rounded directly in front of the ops that read them rounded.
     """
     io = io or {}
-    for_operands = {n: f for n, f in formats.items() if not f.encodes_results}
-    formats = {n: f for n, f in formats.items() if n not in for_operands}
+    rounds = {n: f for n, f in formats.items() if f.has_scales or not f.encodes_results}
+    formats = {n: f for n, f in formats.items() if f.encodes_results}
     changed: list[Edit] = [
         SetFormat(node=n.id, to=formats[n.id].storage)
         for n in graph.float_nodes
@@ -122,15 +122,15 @@ def edits(
         SetPort(value=v, to=f) for v, f in io.items() if graph.values[v].format is not f
     ]
     stored = storage(graph, formats, io)
+    inside = _in_kernels(graph, rounds, encodings or {})
+    rounded = _rounded(graph, rounds, stored, encodings or {}, apart=APART if inside else 0)
+    coded = {use for uses in rounded.values() for use in uses}
     casts = _casts(graph, stored, formats, io)
     for (value_id, fmt), uses in sorted(casts.items(), key=lambda c: c[0][0]):
-        constant = graph.values[value_id].constant is not None
-        kind = ConvertConstant if constant else InsertCast
-        changed.append(kind(value=value_id, to=fmt, uses=tuple(uses)))
-    inside = _in_kernels(graph, for_operands, encodings or {})
-    rounded = _rounded(
-        graph, for_operands, stored, encodings or {}, apart=APART if inside else 0
-    )
+        if graph.values[value_id].constant is None:
+            changed.append(InsertCast(value=value_id, to=fmt, uses=tuple(uses)))
+        elif plain := tuple(use for use in uses if use not in coded):
+            changed.append(ConvertConstant(value=value_id, to=fmt, uses=plain))
     if moves_codes:
         _hoist(graph, rounded, stored)
     return (*changed, *_round_trips(graph, rounded), *inside)

@@ -244,7 +244,7 @@ def _sources(
 def _decision(graph: Graph, node: Node, old: Decision) -> tuple[Decision, str]:
     """The old decision on ``node``; or fp32, and why."""
     fmt = old.format
-    if fmt is not Format.FP32 and fmt.encodes_results and fmt not in node.admits:
+    if fmt is not Format.FP32 and fmt.encodes_results and fmt.storage not in node.admits:
         why = f"its definition here does not allow {fmt.label}"
         return _fp32(node, why), why
     try:

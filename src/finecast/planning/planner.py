@@ -49,12 +49,16 @@ def chosen(
 ) -> dict[int, Format]:
     """The units' ops in the formats of ``choice``, all other ops fp32 where permitted.
 
-    An op of a unit that does not permit the unit's format is fp32, too: a unit may have a
-    format for operands that only some of its ops can take.
+    An op of a unit that does not permit the unit's format has what that stores, else fp32: a
+    unit may have a format for operands, or codes for constants, that only some of its ops can
+    take.
     """
     of = choice.by_node(units)
-    fp32 = Format.FP32
-    return {i: pick(p, of.get(i, fp32), fp32) for i, p in permissions.items()}
+    found: dict[int, Format] = {}
+    for i, permission in permissions.items():
+        fmt = of.get(i, Format.FP32)
+        found[i] = pick(permission, fmt, fmt.storage, Format.FP32)
+    return found
 
 
 def _apart_from_low(
@@ -181,8 +185,14 @@ class Planner:
         )
 
     def lowest(self, *formats: Format) -> Plan:
-        """The plan of ``assign.lowest``; ``formats`` are the policy's by default."""
-        lows = formats or self.policy.formats
+        """The plan of ``lowest``; ``formats`` are the policy's by default.
+
+        Beside ops in a format whose results have a type that the policy has, too, other ops
+        have that: bf16 beside weights in codes that are decoded to bf16.
+        """
+        asked, known = formats or self.policy.formats, self.policy.formats
+        beside = (f.storage for f in asked if f.storage in known)
+        lows = (*dict.fromkeys((*asked, *beside)),)
         chosen = lowest(self.graph, self.permissions, *lows)
         how = self.policy.calibration
         stated = {f: f"@{how.value}" for f in lows if how.changes(f)}

@@ -328,16 +328,15 @@ def _switch(
 ) -> Switch:
     ports: dict[Port, Reading] = {}
     outputs: dict[int, Reading] = {}
+    plain = fmt.result if fmt.has_scales else fmt
     for node, index in places:
-        if not fmt.has_scales:
-            if node is None:
-                outputs[index] = fmt
-            else:
-                ports[node, index] = fmt
-        elif (
-            node is not None
-            and (encoding := shared or _encoding(permissions, node, index, fmt)) is not None
-        ):
+        found = None if node is None else _encoding(permissions, node, index, fmt)
+        encoding = shared or found or plain
+        if encoding is Format.FP32:  # it stays as it is
+            continue
+        if node is None:
+            outputs[index] = encoding
+        else:
             ports[node, index] = encoding
     return Switch(ports=ports, outputs=outputs)
 

@@ -253,7 +253,8 @@ def _stored_bytes(
 ) -> Callable[[Value, Format], float]:
     """Gives the bytes of the copy of a constant that ops in a format read.
 
-    An op in a scaled format reads constants that have no encoding, such as a bias, in fp32.
+    An op in a scaled format reads constants that have no encoding, such as a bias, as they are
+    or in the type that its codes are decoded to.
     """
 
     def encoding_of(value: Value, fmt: Format) -> Scaled | None:
@@ -272,6 +273,6 @@ def _stored_bytes(
         if not fmt.has_scales:
             return float(fmt.bytes_for(size))
         encoding = encoding_of(value, fmt)
-        return float((encoding or Format.FP32).bytes_for(size))
+        return float((encoding or fmt.result).bytes_for(size))
 
     return stored_bytes

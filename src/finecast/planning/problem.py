@@ -20,7 +20,7 @@ from finecast.planning.cost import CostModel
 from finecast.planning.plan import Plan
 from finecast.planning.points import RoundingPoints
 from finecast.planning.sensitivity import Saturation, Sensitivity
-from finecast.planning.units import Units
+from finecast.planning.units import Units, deciding
 from finecast.rules import Permission
 from finecast.solver.assignment import PINNED_HIGH, Bools, Floats, Ints
 from finecast.solver.frontier import Step
@@ -163,7 +163,8 @@ def build_problem(
     Law: the cost of a labelling is the sum of unit times, of one cast per value and format
     that needs one, of each constant's cost in each format that it is read in, and of lam
     times the squared error of each rounding that the labelling does. Casts are counted as
-    ``edits`` makes them.
+    ``edits`` makes them; but where some readers of a value have bf16 and others weights that
+    are decoded to bf16, a cast and a rounding count for each of both.
 
     Args:
         graph: The graph.
@@ -211,7 +212,7 @@ def _rows(
         readers can, it stored codes there, and a reader in fp32 costs a conversion; if not
         all can, it stored fp32, and readers of codes cost a cast.
         """
-        source, to = (f if f.encodes_values else Format.FP32 for f in (source, to))
+        source, to = source.reads, to.reads
         if not source.runs_on_codes:
             return cast_time(value, source.result, to)
         stored_codes = all(unit >= 0 and not forbidden[source][unit] for unit in readers)
@@ -293,10 +294,19 @@ def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
 def _forbidden(
     units: Units, permissions: Mapping[int, Permission], fmt: Format
 ) -> NDArray[np.bool_]:
-    # A unit may have a format for operands if any of its ops may: the others stay fp32.
-    some = all if fmt.encodes_results else any
-    found = [not some(fmt in permissions[n].formats for n in m) for m in units.members]
-    return np.array(found, dtype=bool).reshape(len(units.members))
+    """Which units may not have ``fmt``.
+
+    One op has to permit it. If results are stored low, all others have to permit what is
+    stored; beside a format for operands they stay fp32.
+    """
+    stores = {fmt, fmt.storage}
+
+    def may(members: Sequence[int]) -> bool:
+        permitted = [permissions[n].formats for n in members]
+        fits = not fmt.encodes_results or not any(map(stores.isdisjoint, permitted))
+        return fits and any(fmt in formats for formats in permitted)
+
+    return np.array([not may(m) for m in units.members], dtype=bool)
 
 
 def _ports(
@@ -370,7 +380,11 @@ def _parts(
 ) -> tuple[float, float]:
     """The summed squared errors of constants and of values that are rounded to ``fmt``."""
     rounded = analysis.rounded[fmt]
-    low = {u for node, u in analysis.units.of.items() if formats.get(node) is fmt}
+    low = {
+        unit
+        for unit, members in enumerate(analysis.units.members)
+        if fmt in deciding([formats.get(n, Format.FP32) for n in members])
+    }
     values = (
         float(error)
         for units, error in zip(rounded.lists, rounded.errors, strict=True)

@@ -367,7 +367,7 @@ class _Product:
             groups = largest.reshape(-1, size, largest.shape[1]).max(axis=1)
             largest = groups.repeat(size, axis=0)
         step = 0.0
-        if fmt.encodes_values:
+        if fmt.runs_on_codes:
             codes = fmt.grid(constant=False)
             span = (seen.highest / factors).max() - (seen.lowest / factors).min()
             step = span / (codes.highest - codes.lowest)

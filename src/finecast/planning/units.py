@@ -81,7 +81,17 @@ def _stored(formats: frozenset[Format]) -> frozenset[Format]:
     Formats for operands only do not change how results are stored: an op that may not have
     one can stay fp32 beside an op that has it.
     """
-    return frozenset(f for f in formats if f.encodes_results)
+    return frozenset(f.storage for f in formats if f.encodes_results)
+
+
+def deciding(formats: Collection[Format]) -> frozenset[Format]:
+    """The formats that a unit's label may be, whose ops have ``formats``.
+
+    An op whose weights are codes that are decoded to bf16 is in a unit with ops in bf16. The
+    unit's label is then that op's format.
+    """
+    beside = {f.storage for f in formats if f.storage is not f}
+    return frozenset(formats) - beside
 
 
 def pattern_kernels(graph: Graph) -> list[frozenset[int]]:

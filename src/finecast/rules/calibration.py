@@ -74,7 +74,7 @@ def calibrated(
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
     given = coded_result(graph, node) if results else None
     if given is None:
-        return Encodings(operands=operands, constants=constants)
+        return Encodings(operands=operands, constants=constants, result=fmt.result)
     try:
         result = _encoded(graph, given, facts, fmt, calibration)
     except ValueError as error:

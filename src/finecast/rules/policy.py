@@ -292,7 +292,7 @@ class Policy:
     @property
     def stored(self) -> Format:
         """The format of low inputs and outputs: the first that values can be stored in."""
-        found = (f for f in self.formats if f.encodes_results)
+        found = (f.storage for f in self.formats if f.encodes_results)
         return next(found, self.format.storage)
 
     @classmethod

@@ -36,7 +36,7 @@ def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
     Raises:
         ValueError: If no engine runs the op on such operands; says why.
     """
-    if fmt.encodes_values:
+    if fmt.runs_on_codes:
         find = _OPERANDS.get(node.op)
         if find is None:
             raise ValueError(f"no engine here runs {node.op} on integers")

@@ -18,19 +18,21 @@ def _judge_definition(node: Node, context: Context) -> Ruling | None:
         return None
     if own is not Format.FP32:
         return Ruling(permits=only(own), text=f"already {own.label} in the model; kept")
-    permits = (node.admits | only(own)) & frozenset({own, context.low})
-    if not context.low.encodes_results:
+    low, around = context.low, context.low in context.casts_around
+    stated = low.storage in node.admits or not low.encodes_results
+    if low.has_scales or not low.encodes_results:
         # An op that only moves numbers gains nothing from rounded operands, unless they are
         # constants, which are stored smaller.
-        rounds = not context.low.encodes_values or not by_name(node.op).exact
-        around = context.low in context.casts_around and rounds
-        permits = frozenset({own, context.low}) if around else only(own)
-    if context.low in permits:
+        for_constants = low.has_scales and not low.runs_on_codes
+        stated &= around and (for_constants or not by_name(node.op).exact)
+    else:
+        around = True  # nothing is rounded
+    if stated:
         return None
-    text = f"{node.native} has no {context.low.label} in its definition"
-    if not context.low.encodes_results and context.low not in context.casts_around:
+    text = f"{node.native} has no {low.label} in its definition"
+    if not around:
         text += ", and the model's opset has no op that rounds to it"
-    return Ruling(permits=permits, text=text)
+    return Ruling(permits=only(own), text=text)
 
 
 DEFINITION = Rule(name="definition", judge=_judge_definition, hard=True)
@@ -41,7 +43,7 @@ _NO_EINSUM: Final = "onnx::Einsum has no bf16 in its definition"
 
 def _judge_einsum(node: Node, context: Context) -> Ruling | None:
     """ONNX defines no Einsum in bf16, so it has to be one that can be written as a MatMul."""
-    if node.native != "onnx::Einsum" or context.low is not Format.BF16:
+    if node.native != "onnx::Einsum" or context.low.storage is not Format.BF16:
         return None
     if context.policy.keep_ops:
         return Ruling(permits=KEEP, text=f"{_NO_EINSUM}, and ops are to be kept as they are")

@@ -228,7 +228,8 @@ class Explanation(Report):
             what = "constant" if value.constant else maker.name if maker else "model input"
             if stored is not None and not stored.encodes_results:
                 stored = None  # the op's results are stored in its own type
-            label = value.dtype if stored is None or value.format is None else stored.label
+            low = None if value.format is None else stored
+            label = value.dtype if low is None else low.storage.label
             read_as = _read_as(self.node, port, self.decision) or label
             rows.append(
                 {"value": value.name, "from": what, "format": label, "read_as": read_as}
@@ -251,6 +252,6 @@ def _read_as(node: Node, port: int, decision: Decision | None) -> str:
         return ""
     fmt, encoding = decision.format, decision.encodings.at(port)
     if fmt.has_scales and encoding is None:
-        return ""
+        return fmt.result.label if fmt.encodes_results else ""
     by_data = isinstance(encoding, Scaled) and encoding.shifts
     return f"{fmt.label}, codes by {Calibration.GPTQ.value}" if by_data else fmt.label

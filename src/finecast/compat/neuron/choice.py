@@ -237,7 +237,7 @@ def _format_notes(emulation: Emulation) -> dict[Format, str]:
     fmt = emulation.format
     if fmt is Format.TF32:
         return {fmt: TF32_NOTE}
-    if not fmt.encodes_values:  # its products are fp32's by definition
+    if fmt.has_scales and not fmt.runs_on_codes:  # codes are decoded by definition
         return {}
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)
     if real is None or real is fmt or fmt.bits > 8:

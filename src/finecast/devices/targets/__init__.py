@@ -130,7 +130,7 @@ class Target:
             return False
         # tf32 is stored as fp32: sizes alone would not tell fp32's products from its own
         as_fp32 = real is Format.FP32 and fmt is not real
-        narrow = real.bits <= fmt.bits and not as_fp32
+        narrow = real.bits <= fmt.storage.bits and not as_fp32
         return narrow or not fmt.encodes_values
 
     @property

@@ -287,7 +287,7 @@ class GraphRoundings:
         if node.id in self.ports and node.op not in READS_SHAPE_ONLY:
             wanted = self.ports[node.id].read
             if wanted.has_scales and encoding is None:
-                wanted = Format.FP32  # an operand that stays as it is
+                wanted = wanted.result  # an operand without codes
             if wanted is not Format.FP32 and wanted is not own:
                 flush = self.emulation.flushes(node, wanted) and not parameter
                 instead = any(i.own for i in found)

@@ -144,7 +144,7 @@ class Prepared(PreparedModel):
             return stated
         native = self.binding.nodes[node.id] or self.binding.owners[node.id]
         found = signature(native.op_type, native.domain, own)
-        return max(found.since.get(fmt, raised) if found else raised, stated)
+        return max(found.since.get(fmt.storage, raised) if found else raised, stated)
 
     def can_cast(self, fmt: Format) -> bool:
         """Whether the opset that the model was raised to has nodes that round to ``fmt``."""

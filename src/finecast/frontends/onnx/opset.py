@@ -82,7 +82,7 @@ def _lowered_since(op_type: str, domain: str, fmt: Format, current: int) -> int:
     found = signature(op_type, domain, current)
     if found is not None and not fmt.encodes_results:
         return stated_since(fmt, current)
-    since = found.since.get(fmt) if found else None
+    since = found.since.get(fmt.storage) if found else None
     return 0 if since is None else max(since, stated_since(fmt, current))
 
 

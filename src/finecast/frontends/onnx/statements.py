@@ -26,6 +26,8 @@ from finecast.numbers.roundmodes import Rounder, Rounding, draws
 # The first opsets whose QuantizeLinear takes scales by channel, and by group.
 _CHANNELS_SINCE: Final = 13
 _GROUPS_SINCE: Final = 21
+# That of DequantizeLinear with scales, and results, of 16 bits.
+_LOW_SINCE: Final = 19
 
 
 class Maker:
@@ -155,7 +157,10 @@ def quantize(maker: Maker, value: ir.Value, to: Encoding) -> ir.Value:
 
 
 def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> ir.Value:
-    """The fp32 numbers of codes; its node shares the constants of ``quantize``'s."""
+    """The numbers of codes, in fp32 or the format that codes are decoded to.
+
+    The node shares the constants of ``quantize``'s.
+    """
     assert isinstance(to, Scaled)
     before = value.producer()
     shared = before is not None and before.op_type == "QuantizeLinear"
@@ -165,8 +170,8 @@ def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> ir.Value:
         "DequantizeLinear",
         [value, *parameters],
         _attributes(to),
-        label=Format.FP32.label,
-        dtype=ir.DataType.FLOAT,
+        label=to.format.result.label,
+        dtype=DATA_TYPES[to.format.result],
     )
 
 
@@ -182,8 +187,8 @@ def _parameters(maker: Maker, value: ir.Value, to: Scaled) -> list[ir.Value]:
     else:
         scale = np.array(to.scale if to.axis is not None else to.scale[0], np.float32)
     constant = maker.editor.constant
-    scales = constant(f"{value.name}_scale", scale)
-    if not (to.zero_point or to.format.encodes_values):
+    scales = constant(f"{value.name}_scale", to.format.result.encode(scale))
+    if not (to.zero_point or to.format.runs_on_codes):
         return [scales]  # OpenVINO's kernels round no value that meets a zero point, even of 0
     zero = np.full_like(scale, to.zero_point, to.dtype)
     return [scales, constant(f"{value.name}_zero", zero)]
@@ -201,7 +206,7 @@ def reader(fmt: Format) -> Callable[[Sequence[ir.Node]], Scaled]:
         return Scaled(
             format=fmt,
             grid=fmt.grid(constant=True).moved(moved),
-            scale=tuple(scale.numpy().reshape(-1).tolist()),
+            scale=tuple(scale.numpy().astype(np.float32).reshape(-1).tolist()),
             zero_point=moved,
             axis=stated.get_int("axis"),
             group=stated.get_int("block_size"),
@@ -212,7 +217,8 @@ def reader(fmt: Format) -> Callable[[Sequence[ir.Node]], Scaled]:
 
 def by_codes(fmt: Format) -> Statement:
     """The statement of a format with scales."""
-    since = _GROUPS_SINCE if fmt.group_sizes else _CHANNELS_SINCE
+    channels = _LOW_SINCE if fmt.encodes_results else _CHANNELS_SINCE
+    since = _GROUPS_SINCE if fmt.group_sizes else channels
     return Statement(into=quantize, back=dequantize, since=since, read=reader(fmt))
 
 

@@ -18,7 +18,12 @@ import onnx_ir as ir
 
 from finecast.devices.faults import is_mended
 from finecast.frontends.onnx.coded_products import restore_products
-from finecast.frontends.onnx.constants import ComputedTensor, constant_tensor, set_constant
+from finecast.frontends.onnx.constants import (
+    DATA_TYPES,
+    ComputedTensor,
+    constant_tensor,
+    set_constant,
+)
 from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, drop_unread
 from finecast.frontends.onnx.miscomputed import tie_again
 from finecast.frontends.onnx.model import POLICY_KEY
@@ -244,8 +249,8 @@ def _original(nodes: Sequence[ir.Node], source: ir.Value) -> ir.Value | None:
         encoding.spread(tuple(tensor.shape.numpy()))
     except ValueError:
         return None
-    name = nodes[-1].outputs[0].name or ""
-    return ir.val(name, const_value=ComputedTensor(tensor, encoding.decode, name))
+    name, dtype = nodes[-1].outputs[0].name or "", DATA_TYPES[encoding.format.result]
+    return ir.val(name, const_value=ComputedTensor(tensor, encoding.decode, name, dtype))
 
 
 # Constants and attributes that were adjusted.

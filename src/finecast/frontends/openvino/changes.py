@@ -145,7 +145,7 @@ def state_rounding(model: openvino.Model, formats: Iterable[Format]) -> None:
     By default OpenVINO rounds all values that meet weights in codes. Without such weights the
     model says nothing.
     """
-    coded = [fmt for fmt in formats if fmt.has_scales and not fmt.encodes_values]
+    coded = [fmt for fmt in formats if fmt.has_scales and not fmt.runs_on_codes]
     if coded:
         groups = max(fmt.dynamic_group or 0 for fmt in coded)
         model.set_rt_info(groups, [_OPTIONS, _ROUNDING])

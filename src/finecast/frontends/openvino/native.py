@@ -275,7 +275,7 @@ class OvNative(NativeModel):
         return self._added(fake_quantized(tensor, to), name, Added(rounds=to.label))
 
     def stored_and_read(self, value: int, to: Encoding) -> openvino.Output:
-        """A constant in a low type, or as codes, and the ops that read it as fp32."""
+        """A constant in a low type, read as fp32, or as codes, and the ops that decode it."""
         if not isinstance(to, Scaled):
             return self._widened(self.stored(value, to))
         constant = self.binding.constants[value]
@@ -508,12 +508,13 @@ def stored_codes(array: NDArray[np.generic], encoding: Scaled) -> dict[str, open
 
     codes = _constant(encoding.encode(array).reshape(encoding.split(array.shape)))
     scales = encoding.spread(array.shape)
-    scale = opset13.constant(scales)
-    wide = steps = opset13.convert(codes, "f32")
+    low = encoding.format.result
+    scale = new_constant(low.encode(scales), low)
+    wide = steps = _converted(codes.output(0), low)
     stored: dict[str, openvino.Node] = {"": codes, "_scale": scale, "_wide": wide}
     if encoding.zero_point:
         zero = _constant(np.full(scales.shape, encoding.zero_point, encoding.dtype))
-        zeros = opset13.convert(zero, "f32")
+        zeros = _converted(zero.output(0), low)
         steps = opset13.subtract(wide, zeros)
         stored |= {"_zero": zero, "_zero_wide": zeros, "_steps": steps}
     decoded = opset13.multiply(steps, scale)
@@ -552,7 +553,10 @@ def decoded_numbers(op: Any) -> NDArray[np.float32] | None:
         numbers = None if parts[0] is None or parts[1] is None else parts[0] - parts[1]
     else:
         numbers = _widened(steps)
-    return None if numbers is None else numbers * numbers_of(scale).astype(np.float32)
+    if numbers is None:
+        return None
+    scales = numbers_of(scale)
+    return (numbers * scales.astype(np.float32)).astype(scales.dtype).astype(np.float32)
 
 
 def _widened(op: Any) -> NDArray[np.float32] | None:
