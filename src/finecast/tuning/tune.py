@@ -239,7 +239,6 @@ class _Tuning:
             compilation, only plans that keep the criterion are then compiled.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         frontier: The first steps of the frontier, those too slow to be raced among them.
-        errors: Measured relative errors of the plans that were evaluated, by digest.
         waiting: Proposals that race only if those that raced first gain too little.
     """
 
@@ -262,7 +261,6 @@ class _Tuning:
     predicting: bool = False
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
-    errors: dict[str, float] = field(default_factory=dict[str, float])
     waiting: Sequence[Proposal] = ()
 
     def run(self) -> Result:
@@ -464,7 +462,7 @@ class _Tuning:
                 self.candidates,
                 None if self.predicting else self.fp32,
                 self.trials.tried,
-                self.errors,
+                self.measuring.errors,
             ),
         )
 
@@ -578,8 +576,7 @@ class _Tuning:
         assert self.analysis is not None
 
         def error(plan: Plan) -> float:
-            measured = self.errors.get(plan.digest)  # an evaluation has told it, too
-            return (self.adjustments.error(plan) if measured is None else measured) ** 2
+            return self.measuring.plan_error(plan) ** 2
 
         probing = Probing(planner=self.examined.planner, analysis=self.analysis, error=error)
         for done in range(_SEARCHES):
@@ -832,5 +829,5 @@ class _Tuning:
         except EngineError as error:
             raise LostTrialError(f"is not made: {error.what}") from error
         found = self.executor.evaluate(built)
-        self.errors[plan.digest] = found.error
+        self.measuring.errors[plan.digest] = found.error
         return found.metric
