@@ -118,12 +118,18 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         return EmulatedSubject(model=self, **parts)
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Converted:
-        """Converted and verified by the engine given, or by the device's emulator."""
+        """Converted and verified by the engine given, or by the device's emulator.
+
+        Data beside the calibration data verify what these chose.
+        """
         crashes: list[str] = []
         engines = self._verifiers(options, crashes)
         device = options.device or engines[0].emulates
-        batches = batches_of(self, options)
-        done = self.converter(output, engines, batches, options).convert(
+        judging = batches = batches_of(self, options)
+        if options.data is not None and options.data.calibrates_apart:
+            own = replace(options, data=replace(options.data, calib=None))
+            judging = batches_of(self, own)
+        done = self.converter(output, engines, judging, options).convert(
             policy,
             target=device,
             data=self.observed(policy, options, batches),
