@@ -300,6 +300,8 @@ def counted(
     if options.data is not None:
         facts = observe(prepared, lambda: batches)
         shapes = {i: f.shape for i, f in facts.items()}
+        seen = {v.name: shapes[v.id] for v in prepared.graph.inputs if v.id in shapes}
+        told = "; ".join(f"{name} {list(shape)}" for name, shape in seen.items())
     else:
         shapes, told = _drawn_shapes(prepared, options)
     found = Census.of(
