@@ -150,16 +150,11 @@ def assignments(
 ) -> dict[str, T]:
     """Values by name: a dict as it is, or one made of ``NAME=VALUE`` texts.
 
-    Args:
-        given: The dict or the texts.
-        read: Makes a value of its text; raises ValueError if it is none.
-        where: The option.
-        form: What a text has to be, as ``NAME=SIZE``.
-        fix: What to write.
-        at_first: Whether the first ``=`` of a text ends the name; else the last does.
+    The last ``=`` of a text ends the name, or the first ``at_first``. ``read`` makes a value
+    of the rest, and raises ValueError if it is none.
 
     Raises:
-        UsageError: If a text is not of that form.
+        UsageError: If a text is not of the ``form``, as ``NAME=SIZE``; tells the ``fix``.
     """
     if isinstance(given, Mapping):
         return dict(given)

@@ -97,9 +97,8 @@ def capture(
             expand(unlifted, BIASES)
     read_whole_memory(unlifted)
     # The numbers as they came: those of folded weights depend on the machine.
-    held = {**program.state_dict, **program.constants}
-    tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
-    graph, binding = read(unlifted, **port_names(program), weights=tensors_digest(tensors))
+    weights = tensors_digest({**program.state_dict, **program.constants})
+    graph, binding = read(unlifted, **port_names(program), weights=weights)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
 
 

@@ -430,9 +430,10 @@ def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
     return array
 
 
-def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Identifies names, types, shapes and numbers of tensors, on whatever device they are."""
+def tensors_digest(held: Mapping[str, object]) -> bytes:
+    """Identifies names, types, shapes and numbers of all tensors among what is held."""
     state = hashlib.blake2b(digest_size=16)
+    tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
     for name, tensor in sorted(tensors.items()):
         plain = tensor.detach().cpu()
         dense = plain if plain.layout is torch.strided else plain.to_dense()

@@ -208,6 +208,5 @@ def _replaced(tensor: torch.Tensor, replacement: Replacement) -> torch.Tensor:
 def _key(inputs: Any) -> bytes:
     """Tells inputs apart by what their tensors hold."""
     leaves = {str(i): leaf for i, leaf in enumerate(tree_leaves(inputs))}
-    tensors = {i: leaf for i, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    others = {i: leaf for i, leaf in leaves.items() if i not in tensors}
-    return tensors_digest(tensors) + repr(others).encode()
+    others = {i: leaf for i, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
+    return tensors_digest(leaves) + repr(others).encode()
