@@ -96,8 +96,8 @@ class EngineSubject(Subject):
 
     @property
     def runner(self) -> str:
-        """The name of the engine."""
-        return self.engine.name
+        """The engine and its device: another one computes and times otherwise."""
+        return self.runs_in
 
     @property
     def runs_in(self) -> str:
@@ -185,7 +185,7 @@ class EngineSubject(Subject):
         """Note it if the engine computes the model wrongly as it came: the baseline."""
         got = self.reference.run(feeds)
         note = quantized_mismatch(
-            prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
+            prepared.graph, self.engine.name, got, lambda: self.model.reference().run(feeds)
         )
         second = SecondOpinion(source=self.model, engine=self.engine)
         differs = differing(second, prepared.graph, feeds, got)

@@ -250,7 +250,6 @@ class _Tuning:
             compilation, only plans that keep the criterion are then compiled.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         frontier: The first steps of the frontier, those too slow to be raced among them.
-        errors: Measured relative errors of the plans that were evaluated, by digest.
         waiting: Proposals that race only if those that raced first gain too little.
         caches: What each format of a KV cache that the engine keeps saves and loses.
     """
@@ -274,7 +273,6 @@ class _Tuning:
     predicting: bool = False
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
-    errors: dict[str, float] = field(default_factory=dict[str, float])
     waiting: Sequence[Proposal] = ()
     caches: Sequence[KvCache] = ()
 
@@ -481,7 +479,7 @@ class _Tuning:
                 self.candidates,
                 None if self.predicting else self.fp32,
                 self.trials.tried,
-                self.errors,
+                self.measuring.errors,
             ),
         )
 
@@ -623,8 +621,7 @@ class _Tuning:
         assert self.analysis is not None
 
         def error(plan: Plan) -> float:
-            measured = self.errors.get(plan.digest)  # an evaluation has told it, too
-            return (self.adjustments.error(plan) if measured is None else measured) ** 2
+            return self.measuring.plan_error(plan) ** 2
 
         probing = Probing(planner=self.examined.planner, analysis=self.analysis, error=error)
         for done in range(_SEARCHES):
@@ -910,5 +907,5 @@ class _Tuning:
         except EngineError as error:
             raise LostTrialError(f"is not made: {error.what}") from error
         found = self.executor.evaluate(built)
-        self.errors[plan.digest] = found.error
+        self.measuring.errors[plan.digest] = found.error
         return found.metric

@@ -284,6 +284,11 @@ class TorchExamined(EngineExamined):
         self.progress("profile", 0, 1)
         return compiled_times(self.planner, self.prepared)
 
+    def _key(self, fmt: Format, times: Times, exact: Exact) -> str:
+        """The same; errors that are probed are others than those of a backward pass."""
+        key = EngineExamined._key(self, fmt, times, exact)
+        return f"{key}, probed" if self.subject.options.probing else key
+
     def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
         """Errors by one backward pass, of codes by probing."""
         self.progress("sensitivity", 0, 1)
