@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "decoder" / "make_decoder.py"
+EXAMPLES = Path(__file__).parent.parent / "examples" / "decoder"
 TINY = "--width 32 --heads 2 --layers 2 --hidden 64 --length 24 --batch 2"
 
 
 @cache
-def example() -> Any:
-    """The module of the example, which is in no package."""
-    spec = importlib.util.spec_from_file_location("make_decoder", EXAMPLE)
+def example(name: str = "make_decoder") -> Any:
+    """A module of the example, which is in no package."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["make_decoder"] = module  # dataclasses look up their module
+    sys.modules[name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -38,6 +38,14 @@ def folder() -> Path:
     path = Path(place.name)
     code = example().main([*TINY.split(), "--steps", "2", "--out", str(path)])
     assert code == 0
+    return path
+
+
+@cache
+def stateful() -> Path:
+    """The same decoder as IR that keeps its cache."""
+    path = folder() / "stateful.xml"
+    example("make_stateful").main(folder() / "decoder.onnx", path)
     return path
 
 

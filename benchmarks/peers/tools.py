@@ -37,7 +37,8 @@ _EITHER: Final = ("f32", "bf16")
 TOOLS: Final[Mapping[str, Tool]] = {
     FINECAST: Tool(
         title="finecast", env="", driver="by_finecast",
-        used="`tune` with its defaults and the metric as a function; no price book",
+        used="`tune` with its defaults to OpenVINO's IR and the metric as a function; no price"
+        " book",
     ),
     "hint-bf16": Tool(
         title="OpenVINO's hint, bf16", env="", driver="by_hint", hints=("bf16",),

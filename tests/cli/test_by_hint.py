@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 
 from finecast import api
+from finecast.data.workload import Workload
 from finecast.engines import get_engine
 from finecast.engines.base import Feeds
 from finecast.errors import ExitCode
 from finecast.frontends import onnx as onnx_frontend
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.changes import hint_of, marked
+from finecast.measure.racing import Effort, Race
+from finecast.native.engine_subject import EngineSubject
+from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
@@ -26,7 +31,7 @@ from finecast.rules.policy import Policy
 from finecast.tuning.hint import with_hinted_errors
 from tests.cli.conftest import Answer
 from tests.frontends.test_openvino_marks import FEEDS, convolutions, needs_hint
-from tests.kernels import computes_bf16
+from tests.kernels import computes_bf16, skip_without_int8
 
 Finecast = Callable[..., Answer]
 BF16 = ["--auto-cast", "all", "--auto-cast-type", "bf16"]
@@ -180,6 +185,76 @@ def test_what_is_converted_says_how_to_run_it(
     for made in (api.convert(convolutions(), policy=policy), api.apply(plan, ir)):
         assert line in " ".join(made.warnings)
         assert hint_of(made.model) == "bf16"
+
+
+CODES = ["--auto-cast", "all", "--auto-cast-type", "int8,bf16", "--by-hint"]
+
+
+@needs_hint
+def test_codes_are_stated_and_the_hint_lowers_the_rest(
+    finecast: Finecast, ir: Path, tmp_path: Path
+) -> None:
+    skip_without_int8()
+    out, plan, again = tmp_path / "low.xml", tmp_path / "plan.json", tmp_path / "again.xml"
+    np.savez(tmp_path / "data.npz", **FEEDS)
+    data = ["--data", tmp_path / "data.npz"]
+    answer = finecast("convert", ir, "-o", out, *CODES, *data, "--plan-out", plan, "--json")
+    assert answer.code == 0, answer.err
+    assert {"int8", "bf16"} <= answer.json["ops"].keys()
+    assert answer.json["casts"] > 0  # the codes'; the engine's own are not in the model
+    made = frontend.load(out).model
+    assert hint_of(made) == "bf16"
+    kinds = {op.get_type_name() for op in made.get_ops()}
+    assert "FakeQuantize" in kinds
+    assert openvino.Type.bf16 not in {op.get_output_element_type(0) for op in made.get_ops()}
+    ran = get_engine("openvino").load_hinted(out, Format.FP32).kernel_formats()
+    assert any("int8" in one.computed for one in ran)
+    # It is replayed, and taken back by the next conversion.
+    assert finecast("apply", plan, ir, "-o", again).code == 0
+    assert out.with_suffix(".bin").read_bytes() == again.with_suffix(".bin").read_bytes()
+    answer = finecast("convert", out, "-o", tmp_path / "next.xml", *BF16, "--by-hint")
+    assert answer.code == 0, answer.err
+    after = frontend.load(tmp_path / "next.xml").model
+    assert not {op.get_type_name() for op in after.get_ops()} & {"FakeQuantize"}
+
+
+@needs_hint
+def test_tune_tries_codes_over_the_hint(
+    ir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without_int8()
+    if not computes_bf16():
+        pytest.skip("OpenVINO's hint lowers nothing on this CPU")
+
+    def times(
+        self: EngineSubject, built: Mapping[str, Built], workload: Workload, effort: Effort
+    ) -> Race:
+        """Stated times: codes take half of fp32's, and what is low by the hint a tenth off."""
+        for one in built.values():  # a race runs each model once, too
+            self.session(one).run(workload.timing()[0])
+        return Race.stated(
+            1.0,
+            {
+                name: (0.5 if one.plan.encodings else 1.0) - 0.1 * one.plan.by_hint
+                for name, one in built.items()
+            },
+        )
+
+    monkeypatch.setattr(EngineSubject, "times", times)
+    result = api.tune(
+        ir,
+        tmp_path / "low.xml",
+        data={"x": np.repeat(FEEDS["x"], 4, axis=0)},
+        policy="auto:int8,bf16",
+        tolerance=5.0,
+        criterion="absolute",
+        metric="snr_db",
+        lock=False,
+        progress=False,
+    )
+    assert result.plan.by_hint
+    assert result.plan.encodings
+    assert result.gain == pytest.approx(2.5)
 
 
 def test_other_models_have_no_marks(finecast: Finecast, net: Path, tmp_path: Path) -> None:

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import DataWorkload
-from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    TensorSpec,
+    calls_of,
+    untimed_of,
+)
 from finecast.errors import UsageError
+from finecast.measure.timing import Turns, pass_over
 
 CLASSES = 4
 IDS = np.random.default_rng(0).integers(0, CLASSES, (3, 9))
@@ -132,9 +140,10 @@ def test_the_feeds_of_a_first_call_and_of_a_step() -> None:
     assert [step[n].shape[1] for n in step] == [1, 9, 8, 8]
     assert session.lengths == [8, 1]
     kept = Stateful()
-    (sequence,) = Decoding.of(kept, 4, {}).phases(kept, texts())
-    assert isinstance(sequence, Steps)
-    assert [call["input_ids"].shape[1] for call in sequence.calls] == [8, 1]
+    first, step = Decoding.of(kept, 4, {}).phases(kept, texts())
+    assert first["input_ids"].shape == (3, 5)
+    assert [call["input_ids"].shape[1] for call in calls_of(step)] == [8, 1]
+    assert untimed_of(step) == 1
 
 
 class Renamed(Session):
@@ -207,18 +216,25 @@ def test_a_malformed_state_says_how_to_write_it(given: Any) -> None:
         DataOptions(decode_steps=1, state=state)
 
 
-@pytest.mark.parametrize("kind", [Counter, Stateful])
-def test_calls_are_timed_apart_where_the_state_is_in_ports(kind: Any) -> None:
+def test_calls_are_timed_apart_where_texts_are_decoded() -> None:
     whole: dict[str, Array] = {**texts(), **empty(len(IDS))}
-    given = (
-        DataOptions(data=texts(), decode_steps=2)
-        if kind is Stateful
-        else DataOptions(data=whole)
-    )
-    workload = workload_of(given, kind())
+    workload = workload_of(DataOptions(data=whole), Counter())
     assert not workload.decodes
-    with pytest.raises(UsageError, match=r"decode.steps, and a model whose state is in"):
+    with pytest.raises(UsageError, match=r"decode.steps: they are calls of decoding"):
         workload.of_call(0)
+
+
+def test_a_kept_state_is_made_before_a_step_is_timed() -> None:
+    workload = workload_of(DataOptions(data=texts(), decode_steps=2), Stateful())
+    (first,), (step,) = (workload.of_call(number).timing() for number in (0, 1))
+    assert first["input_ids"].shape == (3, 7)
+    (both,) = workload.timing()
+    assert len(calls_of(both)) == 2
+    assert not untimed_of(both)
+    session = Stateful()
+    turns = Turns({"step": pass_over(session, [step])})
+    turns.round(["step"])
+    assert session.inner.lengths == [8, 1]
 
 
 def test_a_workload_scores_the_steps_by_text() -> None:

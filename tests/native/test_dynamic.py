@@ -197,7 +197,7 @@ def test_kernels_that_compute_otherwise_are_found(
     from finecast.engines import openvino as module
 
     settings = module.openvino_settings
-    monkeypatch.setattr(module, "openvino_settings", lambda hint, formats=(): settings(hint))
+    monkeypatch.setattr(module, "openvino_settings", lambda hint, *_: settings(hint))
     done = api.convert(net, None, "all:int8_dynamic", engine="openvino", verify=False)
     assert not coded(done.plan, DYNAMIC)
     monkeypatch.setattr(probe, "_cache", {})

@@ -13,9 +13,11 @@ import finecast
 from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.workload import Workload
 from finecast.engines import get_engine, installed
+from finecast.engines.base import untimed_of
 from finecast.measure.racing import Effort, Race
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.subject import Built
+from finecast.numbers.formats import Format
 from tests import decoder
 
 pytest.importorskip("torch", reason="the example trains with PyTorch")
@@ -131,35 +133,10 @@ def test_an_objective_of_decoding_needs_steps(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 def test_a_model_with_a_state_decodes_as_the_one_with_a_cache() -> None:
-    import openvino
-    from openvino import opset8 as ops
-    from openvino.op.util import Variable, VariableInfo
-
-    path = decoder.folder() / "decoder.onnx"
-    model: Any = openvino.Core().read_model(path)
-    made: Any = ops  # its functions are made at run time
-    ids, results = model.input("input_ids").get_node(), model.get_results()
-    front, zero = made.constant([0], dtype=np.int64), made.constant(0, dtype=np.int64)
-    texts = made.gather(made.shape_of(ids), front, zero)
-    empty = made.concat([texts, made.constant([2, 0, 16], dtype=np.int64)], 0)
-    for name in decoder.empty(1):
-        present = name.replace("past", "present")
-        result = next(r for r in results if present in r.input_value(0).get_names())
-        info: Any = VariableInfo()
-        info.data_shape = openvino.PartialShape([-1, 2, -1, 16])
-        info.data_type, info.variable_id = openvino.Type.f32, name
-        variable = Variable(info)
-        past = model.input(name).get_node()
-        state = made.read_value(made.broadcast(made.constant(np.float32(0)), empty), variable)
-        for reader in [*past.output(0).get_target_inputs()]:
-            reader.replace_source_output(state.output(0))
-        model.add_sinks([made.assign(result.input_value(0).get_node(), variable)])
-        model.add_variables([variable])
-        model.remove_result(result)
-        model.remove_parameter(past)
     engine = get_engine("openvino")
     feeds = {"input_ids": np.arange(24, dtype=np.int64).reshape(2, 12)}
-    kept, given = (engine.load(one) for one in (model, path))
+    kept = engine.load(decoder.stateful())
+    given = engine.load(decoder.folder() / "decoder.onnx")
     assert kept.keeps_state
     found: list[Any] = [
         DecodingSession(session, Decoding.of(session, 4, {})).run(feeds)["logits"]
@@ -168,3 +145,65 @@ def test_a_model_with_a_state_decodes_as_the_one_with_a_cache() -> None:
     assert found[0].shape == (2, 4, 256)
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)  # fp32 of numbers about 1
     assert np.array_equal(found[0], found[2])  # each text starts with an empty state
+
+
+SECONDS = {Format.FP32: (3.0, 1.0), Format.FP16: (2.0, 0.7), Format.INT8: (1.5, 0.4)}
+"""Stated times of a first call with a step, and of a step, by the format of the KV cache."""
+
+
+def low_cache_is_fast(
+    self: EngineSubject, built: Mapping[str, Built], workload: Workload, effort: Effort
+) -> Race:
+    (feeds,) = workload.timing()
+    if feeds["input_ids"].shape[1] == 1:  # a first call reads no cache
+        return Race.stated(1.0, dict.fromkeys(built, 1.0))
+    step = untimed_of(feeds)
+    for one in built.values():  # a race runs each model once, too
+        self.session(one).run(feeds)
+    seconds = {name: SECONDS[one.plan.kv_cache][step] for name, one in built.items()}
+    return Race.stated(SECONDS[Format.FP32][step], seconds)
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
+@pytest.mark.parametrize("objective", ["latency", "tokens_per_second"])
+def test_the_format_of_a_kv_cache_is_part_of_the_plan(
+    objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openvino
+
+    monkeypatch.setattr(EngineSubject, "times", low_cache_is_fast)
+    with np.load(decoder.folder() / "texts.npz") as data:
+        texts = {name: data[name][:4] for name in data.files}
+    out = tmp_path / "low.xml"
+    result = finecast.tune(
+        decoder.stateful(),
+        out,
+        data=texts,
+        policy="auto:int8_weights",
+        objective=objective,
+        metric="kld",
+        tolerance=1.0,
+        decode_steps=4,
+        batch=2,
+        lock=False,
+        progress=False,
+    )
+    assert result.plan.kv_cache is Format.INT8
+    assert "KV cache kept in int8" in str(result)
+    step = objective != "latency"
+    assert result.gain == pytest.approx(
+        SECONDS[Format.FP32][step] / SECONDS[Format.INT8][step]
+    )
+    assert 0 < result.tuned.metric <= 1
+    # A program that states nothing has that cache, and one that pastes what is printed.
+    plain = openvino.Core().compile_model(out, "CPU")
+    names: dict[str, Any] = {}
+    exec("\n".join(result.run_notes), names)
+    for compiled in (plain, names["model"]):
+        assert compiled.get_property("KEY_CACHE_PRECISION") == openvino.Type.u8
+    # The plan can be replayed, and undone.
+    again = finecast.apply(result.plan, decoder.stateful(), tmp_path / "again.xml")
+    assert again.plan.kv_cache is Format.INT8
+    finecast.convert(out, tmp_path / "undone.xml", policy="all:bf16")
+    undone = openvino.Core().read_model(tmp_path / "undone.xml")
+    assert undone.get_rt_info(["runtime_options", "KEY_CACHE_PRECISION"]).astype(str) == "f32"

@@ -129,14 +129,15 @@ class Decoding:
     def phases(self, session: Session, feeds: Feeds) -> tuple[Feeds, ...]:
         """The feeds of a first call and of the last step, as the fp32 model has them.
 
-        The cache of the last step is that of one call on all positions before it. Of a model
-        that keeps its state they are one sequence of calls.
+        The cache of the last step is that of one call on all positions before it. Where the
+        model keeps its state, that call comes first, untimed.
         """
         last = self.whole(feeds, self._length(feeds) - 1)
-        if not self.state:
-            return (Steps([self._with_beams(one, session) for one in last]),)
-        *_, (step, _) = self.walk(session, last)
         first = self.whole(feeds)[0]
+        if not self.state:
+            steps = Steps([self._with_beams(one, session) for one in last], untimed=1)
+            return self._with_beams(first, session), steps
+        *_, (step, _) = self.walk(session, last)
         return {**first, **self._empty(first)}, step
 
     def _length(self, feeds: Feeds) -> int:

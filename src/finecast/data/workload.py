@@ -229,8 +229,16 @@ class Workload(ABC):
 
     @property
     def decodes(self) -> bool:
-        """Whether ``timing`` has a first call and a step, that may be timed apart."""
-        return bool(self.state)
+        """Whether a first call and a step may be timed apart."""
+        return False
+
+    def texts(self) -> Sequence[Feeds]:
+        """Some of the texts that are decoded; none where none are."""
+        return ()
+
+    def decoded(self, session: Session) -> Session:
+        """A session that decodes the texts that it is given; itself where none are decoded."""
+        return session
 
     def of_call(self, number: int) -> Workload:
         """The same data and metric, of which only the first call or a step is timed.
@@ -239,14 +247,13 @@ class Workload(ABC):
             number: 0 for the first call, 1 for a step.
 
         Raises:
-            UsageError: If no texts are decoded, or the model keeps its state by itself, so
-                that a step cannot be timed apart from the calls before.
+            UsageError: If no texts are decoded.
         """
         del number
         raise UsageError(
             "first calls and steps are not timed apart here",
             where="--objective",
-            fix="give --decode-steps, and a model whose state is in its inputs and outputs",
+            fix="give --decode-steps: they are calls of decoding",
         )
 
     def learned(self) -> Mapping[str, Any]:
@@ -336,7 +343,7 @@ class DataWorkload(Workload):
         exact, scoring, samples = None, None, 0
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
-        session = exact if exact and reference is None else self._decoded(session)
+        session = exact if exact and reference is None else self.decoded(session)
         for batch in self._batches(part):
             samples += batch.count
             found = session.run(batch.feeds)
@@ -363,10 +370,14 @@ class DataWorkload(Workload):
         if isinstance(session, CachedSession):
             return session
         if self.exact is None or self._of is not session:
-            self.exact, self._of = CachedSession(self._decoded(session)), session
+            self.exact, self._of = CachedSession(self.decoded(session)), session
         return self.exact
 
-    def _decoded(self, session: Session) -> Session:
+    def texts(self) -> Sequence[Feeds]:
+        """The first full batch."""
+        return [next(self.data.batches(self.batch)).feeds] if self.decoding else ()
+
+    def decoded(self, session: Session) -> Session:
         """``session``, which decodes the texts that it is given if that is asked for."""
         return DecodingSession(session, self.decoding) if self.decoding else session
 
@@ -381,7 +392,15 @@ class DataWorkload(Workload):
     def timing(self) -> Sequence[Feeds]:
         """The calls of the first full batch, or one of them."""
         found = self.calls(next(self.data.batches(self.batch)).feeds)
-        return found if self.call is None else [found[self.call]]
+        if self.call is not None:
+            return [found[self.call]]
+        *_, last = found
+        return [Steps(last.calls)] if isinstance(last, Steps) and last.untimed else found
+
+    @property
+    def decodes(self) -> bool:
+        """Whether texts are decoded."""
+        return self.decoding is not None
 
     @property
     def state(self) -> Mapping[str, str]:
@@ -546,12 +565,6 @@ def probed_rows(points: int) -> int:
     """
     rows = _PROBED_IN_ALL // max(points, 1)
     return min(max(rows, PROBED_ROWS), MOST_PROBED_ROWS)
-
-
-def run_all(session: Session, feeds: Sequence[Mapping[str, Array]]) -> None:
-    """One pass over the timing feeds."""
-    for one in feeds:
-        session.run(one)
 
 
 def _digest(*parts: str) -> str:

@@ -30,11 +30,13 @@ class Steps(dict[str, Array]):
     """The feeds of a sequence of calls, between which a model keeps its state.
 
     As a mapping it has the feeds of the first call, which tell names, types and most shapes.
+    The first ``untimed`` calls make a state: where the sequence is timed, they do not count.
     """
 
-    def __init__(self, calls: Sequence[Feeds]) -> None:
+    def __init__(self, calls: Sequence[Feeds], untimed: int = 0) -> None:
         super().__init__(calls[0])
         self.calls = tuple(calls)
+        self.untimed = untimed
 
 
 def calls_of(feeds: Feeds) -> tuple[Feeds, ...]:
@@ -42,10 +44,15 @@ def calls_of(feeds: Feeds) -> tuple[Feeds, ...]:
     return feeds.calls if isinstance(feeds, Steps) else (feeds,)
 
 
+def untimed_of(feeds: Feeds) -> int:
+    """How many calls of a sequence do not count where it is timed."""
+    return feeds.untimed if isinstance(feeds, Steps) else 0
+
+
 def each_call(feeds: Feeds, change: Callable[[Feeds], Mapping[str, Array]]) -> Feeds:
     """``feeds`` with each call changed; a sequence stays one."""
     if isinstance(feeds, Steps):
-        return Steps([change(one) for one in feeds.calls])
+        return Steps([change(one) for one in feeds.calls], feeds.untimed)
     return change(feeds)
 
 
@@ -140,6 +147,20 @@ class Session(ABC):
         the first axis, or flat where sizes differ.
         """
 
+    def begin(self, feeds: Feeds) -> None:
+        """Run the untimed calls of a sequence, which ``go_on`` runs the others of."""
+        self.reset()
+        for call in calls_of(feeds)[: untimed_of(feeds)]:
+            self.step(call)
+
+    def go_on(self, feeds: Feeds) -> None:
+        """Run what is timed of ``feeds``: after ``begin`` the other calls of a sequence."""
+        first = untimed_of(feeds)
+        if not first:
+            self.run(feeds)
+        for call in calls_of(feeds)[first:] if first else ():
+            self.step(call)
+
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
         """Time of each kernel, without other load, from ``repeats`` runs; empty if unknown."""
         del feeds, repeats
@@ -162,6 +183,14 @@ class Session(ABC):
     def keeps_state(self) -> bool:
         """Whether outputs depend on the calls before."""
         return False
+
+    @property
+    def kv_caches(self) -> tuple[Format, ...]:
+        """Formats, beside its own, that the model's keys and values may be kept in.
+
+        Empty where the engine does not keep keys and values of earlier calls for attention.
+        """
+        return ()
 
     def reset(self) -> None:
         """Empty the state: the next step is the first of a sequence."""

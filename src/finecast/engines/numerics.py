@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from finecast.frontends.openvino.types import kv_cache_settings
 from finecast.numbers.formats import DYNAMIC, Format
 
 HINT: Final = "INFERENCE_PRECISION_HINT"
@@ -33,18 +34,21 @@ def dynamic_group(labels: Iterable[str]) -> int:
     return max((known.get(label, 0) for label in labels), default=0)
 
 
-def openvino_settings(hint: str, formats: Iterable[str] = ()) -> dict[str, str | int | bool]:
+def openvino_settings(
+    hint: str, formats: Iterable[str] = (), kv_cache: Format | None = None
+) -> dict[str, str | int | bool]:
     """OpenVINO's properties under a precision hint, for a model with these ``formats``.
 
     Its defaults (2026.4) are those of the mode PERFORMANCE: a cache of keys and values in 8
     bits even in fp32, and dynamic quantization. The cache holds what attention computes, so it
-    has the hint's type. What another model of the process said of denormal numbers stays in
-    the threads that it shares with this one, unless this one says so, too.
+    has the hint's type, unless a plan gives it another one. What another model of the process
+    said of denormal numbers stays in the threads that it shares with this one, unless this one
+    says so, too.
     """
     return {
         HINT: hint,
         "EXECUTION_MODE_HINT": "ACCURACY",
-        "KV_CACHE_PRECISION": hint,
+        **({"KV_CACHE_PRECISION": hint} if kv_cache is None else kv_cache_settings(kv_cache)),
         DYNAMIC_QUANTIZATION: dynamic_group(formats),
         "CPU_DENORMALS_OPTIMIZATION": False,
     }

@@ -20,7 +20,7 @@ from finecast.engines.base import TensorSpec
 from finecast.engines.source import ModelSource, ModelStep
 from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts
 from finecast.frontends.openvino.bodies import bodies
-from finecast.frontends.openvino.changes import rounded_to
+from finecast.frontends.openvino.changes import kv_cache_of, rounded_to
 from finecast.frontends.openvino.reader import port_name, shape_of
 from finecast.frontends.openvino.types import LABELS, label_of
 
@@ -172,6 +172,7 @@ def model_source(model: openvino.Model) -> ModelSource:
         steps=tuple(_step(op) for op in ops),
         depth=_depth(model),
         rounded=rounded_to(model),
+        kv_cache=kv_cache_of(model),
     )
 
 

@@ -14,6 +14,7 @@ from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
 from finecast.frontends.wire import Field, fields, prefix
+from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     import onnx
@@ -35,7 +36,8 @@ class ModelSource:
 
     ``depth`` is how many levels bodies of control flow are nested, ``opset`` the version of
     ONNX's own operation set; ``miscomputed`` says what OpenVINO computes wrongly in the model;
-    ``rounded`` are labels of the formats that finecast noted at nodes which round.
+    ``rounded`` are labels of the formats that finecast noted at nodes which round;
+    ``kv_cache`` is the format that it noted for the keys and values of earlier calls.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -45,6 +47,7 @@ class ModelSource:
     opset: int = 0
     miscomputed: str = ""
     rounded: frozenset[str] = frozenset()
+    kv_cache: Format | None = None
 
     @property
     def producers(self) -> dict[str, str]:

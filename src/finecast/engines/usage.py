@@ -20,6 +20,7 @@ from finecast.engines.numerics import (
     dynamic_group,
     openvino_settings,
 )
+from finecast.frontends.openvino.types import kv_cache_settings
 from finecast.numbers.formats import DYNAMIC, Format
 from finecast.planning.plan import Plan
 
@@ -156,6 +157,7 @@ def how_to_run(
     inputs: Inputs | None = None,
     throughput: bool = False,
     by_hint: bool = False,
+    kv_cache: Format = Format.FP32,
 ) -> tuple[str, ...]:
     """Lines of Python that load ``output`` and call it; none for an engine without a usage.
 
@@ -166,6 +168,7 @@ def how_to_run(
         inputs: Arrays that it was called with; None where they are not known.
         throughput: Whether it was tuned for many requests at once.
         by_hint: Whether the engine's hint lowers its ops, and not casts in the model.
+        kv_cache: The format in which the engine keeps keys and values of earlier calls.
     """
     name, _, device = engine.partition(":")
     usage = USAGES.get(name)
@@ -186,6 +189,7 @@ def how_to_run(
         lines += textwrap.wrap(f"# {note}", _WIDTH, subsequent_indent=indent)
     if usage.settings:
         found = _settings(HINTS[low or Format.FP32], formats, throughput=throughput)
+        found |= {} if kv_cache is Format.FP32 else kv_cache_settings(kv_cache)
         lines += ["settings = {", *_filled(found), "}"]
     parts = {"path": repr(str(output)), "device": repr(device or "CPU")}
     before = (*usage.before, *(usage.throughput if throughput else ()))

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Final
 
 import numpy as np
+
+from finecast.engines.base import Feeds, Session, untimed_of
 
 # Longer calls are not made twice: filling the caches takes only tenths of a millisecond.
 _SHORT_S = 0.02
@@ -46,6 +49,40 @@ class Took:
     def __truediv__(self, calls: int) -> Took:
         """The mean of several calls that took this in all."""
         return Took(wall_s=self.wall_s / calls, used_s=self.used_s / calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A callable that is timed after something else was called.
+
+    Attributes:
+        begin: Called before each timed call.
+        timed: What is timed.
+    """
+
+    begin: Callable[[], object]
+    timed: Callable[[], object]
+
+    def __call__(self) -> None:
+        """Call both."""
+        self.begin()
+        self.timed()
+
+
+def pass_over(session: Session, feeds: Sequence[Feeds]) -> Callable[[], object]:
+    """One run on each of ``feeds``, timed without calls that only make a state.
+
+    Feeds that have such calls are alone.
+    """
+    if any(map(untimed_of, feeds)):
+        (only,) = feeds
+        return Begun(begin=partial(session.begin, only), timed=partial(session.go_on, only))
+    return partial(_run_all, session, feeds)
+
+
+def _run_all(session: Session, feeds: Sequence[Feeds]) -> None:
+    for one in feeds:
+        session.run(one)
 
 
 @dataclass(slots=True)
@@ -84,8 +121,12 @@ class Turns:
         return self._timed(name)
 
     def _timed(self, name: str) -> Took:
+        call = self.calls[name]
+        if isinstance(call, Begun):
+            call.begin()
+            call = call.timed
         used_before_s, start = used_s(), now_s()
-        self.calls[name]()
+        call()
         wall_s = now_s() - start
         return Took(wall_s=wall_s, used_s=used_s() - used_before_s)
 

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows, run_all
+from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows
 from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
@@ -22,6 +22,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
+from finecast.measure.timing import pass_over
 from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
@@ -82,6 +83,11 @@ class EngineSubject(Subject):
         name, states = self.engine.name, self._plain.states
         codes = (f for f in tried_unnamed(name) if f in states)
         return (Format.BF16, *(f for f in codes if self._recalled(f).runs))
+
+    @property
+    def kv_caches(self) -> tuple[Format, ...]:
+        """Those of the fp32 model's session."""
+        return self.reference.kv_caches
 
     @property
     def untried(self) -> str:
@@ -235,11 +241,11 @@ class EngineSubject(Subject):
             if error is None:
                 session = self.session(one)
                 fed = [feeds_for(session, feeds) for feeds in timing]
-                calls[name] = partial(run_all, session, fed)
+                calls[name] = pass_over(session, fed)
             # The same plan by casts, if it races, stands for it.
             elif replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
                 self.tell(one.dropped(error))
-        return Race.of(partial(run_all, self.reference, timing), calls, effort)
+        return Race.of(pass_over(self.reference, timing), calls, effort)
 
     def check(self, built: Built, exact: Exact) -> None:
         """Raise EngineError for a model on codes that is far less exact on one thread."""
@@ -257,6 +263,8 @@ class EngineSubject(Subject):
             load = partial(self.engine.load_hinted, fmt=Format.FP32)
             built.loaded = from_memory(built.model, load)
             check_marks(plan, applied.graph, built.loaded)
+        if plan.kv_cache is not Format.FP32 and not self.session(built).kv_caches:
+            raise EngineError("the engine keeps no KV cache beside attention in these formats")
         check_on_integers(self.engine, plan, applied, feeds, built.loaded)
 
     def by_hint(self, plan: Plan) -> Plan | None:

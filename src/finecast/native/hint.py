@@ -151,9 +151,10 @@ def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> No
             where="--by-hint",
             fix="give the model in fp32, or leave --by-hint out",
         )
-    if len(policy.formats) != 1 or policy.format not in known:
+    floats = [fmt for fmt in policy.formats if not fmt.has_scales]
+    if len(floats) != 1 or floats[0] not in known:
         raise UsageError(
-            "a precision hint has one low format",
+            "a precision hint has one low format beside codes",
             where="--by-hint",
             fix=f"give --auto-cast-type {' or '.join(f.label for f in known)}",
         )
@@ -165,15 +166,27 @@ def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> No
         )
 
 
+def codes_over_hint(plan: Plan, hinted: Plan) -> Plan:
+    """The codes of ``plan``, and in all other ops what a hint lowers by itself."""
+    coded = {d.node: d for d in plan.decisions if d.format.has_scales}
+    decisions = tuple(coded.get(d.node, d) for d in hinted.decisions)
+    return replace(plan, decisions=decisions)
+
+
 def by_hint(engine: Engine, prepared: PreparedModel, plan: Plan) -> Plan | None:
     """``plan`` stated by a hint and marks; None if it cannot be, or is so already.
 
     Nor is it where the engine computes in fp32 under the hint, as OpenVINO does on CPUs
     without bf16 kernels: such a plan would lower nothing.
     """
-    if plan.by_hint or plan.io or plan.adjustments or len(plan.low_formats) != 1:
+    stays = plan.io or (plan.adjustments and not plan.encodings)
+    # Kernels that round values read them in fp32.
+    rounds = any(f.dynamic_group is not None for f in plan.low_formats)
+    if plan.by_hint or stays or rounds or len(plan.low_floats) != 1:
         return None
-    (low,) = plan.low_formats
+    if plan.kv_cache is not Format.FP32 and not plan.kv_cache.has_scales:
+        return None  # under a hint the cache has its type, or codes
+    (low,) = plan.low_floats
     if low not in hint_formats(engine, prepared) or engine.capability(low).in_fp32:
         return None
     return replace(plan, by_hint=True)
@@ -193,10 +206,10 @@ def check_marks(plan: Plan, graph: Graph, session: Session) -> None:
     Raises:
         EngineError: If it does not, or does not show it; names the first op.
     """
-    kernels = session.kernel_formats() if plan.by_hint and plan.lowers else ()
+    kernels = session.kernel_formats() if plan.by_hint and plan.low_floats else ()
     if not kernels:
         return
-    (low,) = plan.low_formats
+    (low,) = plan.low_floats
     fp32 = {d.node: by_name(d.op) for d in plan.decisions if d.format is Format.FP32}
     in_bodies = (n.name for n in graph.nodes if n.region)
     hidden = next((n for n in in_bodies if n in fp32 and not fp32[n].exact), None)

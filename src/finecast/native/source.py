@@ -31,7 +31,7 @@ from finecast.native.model import OpenedModel
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
-from finecast.planning.edits import cast_count
+from finecast.planning.edits import RoundTrip, cast_count
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy, Scope
@@ -247,11 +247,13 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return self._built(plan, self._apply(plan, prepared))
 
     def _built(self, plan: Plan, applied: AppliedModel) -> EngineBuilt:
+        # Under a hint the engine puts in the casts; codes are in the model.
+        stated = (e for e in applied.edits if not plan.by_hint or isinstance(e, RoundTrip))
         return self.builds(
             model=applied.model,
             plan=plan,
             size_bytes=self._size_of(applied.model),
-            casts=0 if plan.by_hint else cast_count(applied.graph, applied.edits),
+            casts=cast_count(applied.graph, tuple(stated)),
             applied=applied,
         )
 

@@ -195,6 +195,11 @@ class Subject(ABC):
         """Low formats that are tried if the user names none, in order of preference."""
 
     @property
+    def kv_caches(self) -> tuple[Format, ...]:
+        """Formats, beside fp32, in which a KV cache may be kept by what runs the model."""
+        return ()
+
+    @property
     def max_steps(self) -> int:
         """The most plans of the frontier that are built and timed."""
         return MAX_STEPS

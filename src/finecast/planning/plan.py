@@ -25,7 +25,7 @@ from finecast.rules.scaled_operands import coded_result
 
 _MOST_PORTS: Final = 4
 """Inputs and outputs whose names are told."""
-PLAN_VERSION: Final = 8
+PLAN_VERSION: Final = 9
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
@@ -79,6 +79,8 @@ class Plan:
         keep_ops: Whether all ops are stated as they were.
         by_hint: Whether the model stays in fp32 and marks the ops that keep it, and the
             engine lowers the others by its own precision hint, with casts of its own.
+        kv_cache: The format in which the engine keeps keys and values of earlier calls, where
+            the model has it keep them.
         adjustments: Changes of operands, made before the decisions are applied.
         structure: The ops of the model without their numbers, by which they are found in
             another version of it. Plans written before there was one have none.
@@ -93,6 +95,7 @@ class Plan:
     from_type: str = ""
     keep_ops: bool = False
     by_hint: bool = False
+    kv_cache: Format = Format.FP32
     adjustments: tuple[Adjustment, ...] = ()
     structure: Structure = field(default=(), compare=False)
     _digest: list[str] = field(default_factory=list[str], init=False, compare=False)
@@ -109,8 +112,10 @@ class Plan:
 
         2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
         6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 scales by group as
-        the bytes of numbers, and shifts of codes.
+        the bytes of numbers, and shifts of codes, 9 ``kv_cache``.
         """
+        if self.kv_cache is not Format.FP32:
+            return 9
         stored = (c for e in self.encodings.values() for c in e.constants.values())
         if any(c.group is not None for c in stored):
             return 8
@@ -152,15 +157,18 @@ class Plan:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """A text for each format in which inputs and outputs are declared."""
+        """A text for each format of inputs and outputs, and of a KV cache lower than fp32."""
         names: dict[str, list[str]] = {}
         for name, fmt in sorted(self.io.items()):
             names.setdefault(fmt.label, []).append(name)
-        return tuple(
+        ports = (
             f"inputs and outputs in {label}: {', '.join(of[:_MOST_PORTS])}"
             + (f" and {len(of) - _MOST_PORTS} more" if len(of) > _MOST_PORTS else "")
             for label, of in names.items()
         )
+        kept = self.kv_cache
+        cache = () if kept is Format.FP32 else (f"KV cache kept in {kept.label}",)
+        return (*ports, *cache)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -182,13 +190,27 @@ class Plan:
 
     @property
     def lowers(self) -> bool:
-        """Whether any op has a format lower than fp32."""
-        return bool(self.low_formats)
+        """Whether any op, or the cache of keys and values, has a format lower than fp32."""
+        return bool(self.low_formats) or self.kv_cache is not Format.FP32
 
     @property
     def low_formats(self) -> frozenset[Format]:
         """The formats lower than fp32 that ops have."""
         return frozenset(d.format for d in self.decisions) - {Format.FP32}
+
+    @property
+    def low_floats(self) -> tuple[Format, ...]:
+        """The low formats that ops have, without codes."""
+        return tuple(f for f in Format if f in self.low_formats and not f.has_scales)
+
+    @property
+    def of_codes(self) -> Plan:
+        """The plan in which the ops on codes alone are low."""
+        decisions = tuple(
+            d if d.format.has_scales else replace(d, format=Format.FP32)
+            for d in self.decisions
+        )
+        return replace(self, decisions=decisions)
 
     @property
     def digest(self) -> str:
@@ -216,6 +238,7 @@ class Plan:
         found: dict[str, Any] = {"from_type": self.from_type} if self.from_type else {}
         found |= {"keep_ops": True} if self.keep_ops else {}
         found |= {"by_hint": True} if self.by_hint else {}
+        found |= {"kv_cache": self.kv_cache.label} if self.kv_cache is not Format.FP32 else {}
         adjusted = [a.to_dict() for a in self.adjustments]
         return found | ({"adjustments": adjusted} if adjusted else {})
 
@@ -346,6 +369,7 @@ class Plan:
                 from_type=str(content.get("from_type", "")),
                 keep_ops=bool(content.get("keep_ops", False)),
                 by_hint=bool(content.get("by_hint", False)),
+                kv_cache=Format.parse(content.get("kv_cache", Format.FP32.label)),
                 adjustments=tuple(
                     Adjustment.from_dict(a) for a in content.get("adjustments", ())
                 ),

@@ -8,12 +8,14 @@ evaluated and timed beside the tuned model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from finecast.measure.racing import Interval
-from finecast.native.subject import Built, Subject
+from finecast.native.hint import codes_over_hint
+from finecast.native.subject import Built, Hinted, Subject
 from finecast.planning.alternatives import explained
+from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Proposal, predicted_error
 
@@ -115,11 +117,26 @@ def hinted_proposals(
     original = subject.original(planner)
     if original is not None:
         beside["the model given"] = original
+    return beside, [
+        stated_by_hint(planner, analysis, name, plan)
+        for one in found
+        for name, plan in one.choices
+    ]
+
+
+def stated_by_hint(planner: Planner, analysis: Analysis, name: str, plan: Plan) -> Proposal:
+    """A plan of what a hint lowers: its error is predicted, and no time of it."""
     ids = {n.name: n.id for n in planner.graph.nodes}
-    proposals: list[Proposal] = []
-    for name, plan in (choice for one in found for choice in one.choices):
-        formats = {ids[node]: fmt for node, fmt in plan.formats.items()}
-        error = predicted_error(analysis, formats)
-        plan = explained(planner, analysis, plan)
-        proposals.append(Proposal(name=name, plan=plan, time_s=math.inf, error=error))
-    return beside, proposals
+    formats = {ids[node]: fmt for node, fmt in plan.formats.items()}
+    error = predicted_error(analysis, formats)
+    made = explained(planner, analysis, plan)
+    return Proposal(name=name, plan=made, time_s=math.inf, error=error)
+
+
+def coded_over_hints(subject: Subject, plan: Plan, beside: Iterable[Built]) -> list[Plan]:
+    """The codes of ``plan`` over what each hint lowers, where that hint can state both."""
+    if not plan.encodings or plan.by_hint:
+        return []
+    hinted = (one.plan for one in beside if isinstance(one, Hinted))
+    plans = (subject.by_hint(codes_over_hint(plan, one)) for one in hinted)
+    return [made for made in plans if made is not None]

@@ -369,6 +369,7 @@ class Result(Report):
             inputs=self.inputs,
             throughput=self.objective is Objective.THROUGHPUT,
             by_hint=self.plan.by_hint,
+            kv_cache=self.plan.kv_cache,
         )
 
     def save(self, output: str | Path, *, force: bool = False) -> None:

@@ -46,7 +46,14 @@ from finecast.tuning.conclusion import Conclusion, last_race
 from finecast.tuning.executor import Executor, LocalExecutor, LostTrialError
 from finecast.tuning.findings import findings
 from finecast.tuning.goal import Budget, Goal
-from finecast.tuning.hint import hinted_proposals, with_hinted_errors, with_hints
+from finecast.tuning.hint import (
+    coded_over_hints,
+    hinted_proposals,
+    stated_by_hint,
+    with_hinted_errors,
+    with_hints,
+)
+from finecast.tuning.kv_cache import KvCache, kv_caches, with_kv_caches
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.probing import Probing
 from finecast.tuning.result import Result
@@ -241,6 +248,7 @@ class _Tuning:
         frontier: The first steps of the frontier, those too slow to be raced among them.
         errors: Measured relative errors of the plans that were evaluated, by digest.
         waiting: Proposals that race only if those that raced first gain too little.
+        caches: What each format of a KV cache that the engine keeps saves and loses.
     """
 
     subject: Subject
@@ -264,6 +272,7 @@ class _Tuning:
     frontier: list[Proposal] = field(default_factory=list[Proposal])
     errors: dict[str, float] = field(default_factory=dict[str, float])
     waiting: Sequence[Proposal] = ()
+    caches: Sequence[KvCache] = ()
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
@@ -336,6 +345,10 @@ class _Tuning:
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
+        over = self._over_hint(found)
+        if over:
+            candidates += over
+            found = self._faster(over, found, fp32)
         singles, found = self._one_by_one(candidates, found)
         if found is None:
             why = self.trials.none_passes(len(candidates) + singles)
@@ -524,6 +537,24 @@ class _Tuning:
             *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
+
+    def _over_hint(self, found: Candidate | None) -> list[Candidate]:
+        """The codes of the plan found, where the engine's hint lowers what is in fp32 there.
+
+        Casts around codes may cost more than they gain; under the hint the engine fuses its
+        own.
+        """
+        if found is None or self.analysis is None or not self.trials.may_go_on():
+            return []
+        planner, analysis = self.examined.planner, self.analysis
+        plans = coded_over_hints(self.subject, found.plan, self.hints.values())
+        known = {c.plan.digest for c in self.candidates}
+        proposals = [
+            stated_by_hint(planner, analysis, f"{found.name}, over the hint", plan)
+            for plan in plans
+            if plan.digest not in known
+        ]
+        return self._rank(proposals)[0] if proposals else []
 
     def _near(self) -> list[Candidate]:
         """Candidates of the error that the criterion is expected to allow, after a miss.
@@ -722,7 +753,11 @@ class _Tuning:
         self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
+        slowest = max((p.time_s for p in proposals), default=0.0)
+        self.caches = kv_caches(self.measuring, planner, slowest)
         found = (*self._started(analysis), *hinted, *near, *lowest(planner, analysis))
+        exact = [p for p in proposals if not p.plan.lowers]
+        found += (*with_kv_caches(exact, self.caches),)
         return [p for p in found if p.plan.lowers]
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
@@ -742,7 +777,7 @@ class _Tuning:
         As the machine's load changes between races, measured costs are relative to the fp32
         model of the same race, times its cost in the first race.
         """
-        stated = with_hints(self.subject, proposals)
+        stated = with_hints(self.subject, with_kv_caches(proposals, self.caches))
         unique = {p.plan.digest: p for p in reversed(stated)}
         for done, (digest, proposal) in enumerate(unique.items()):
             self.progress("convert", done, len(unique))

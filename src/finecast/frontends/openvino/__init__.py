@@ -16,6 +16,7 @@ from finecast.frontends.openvino.changes import (
     mark,
     marked,
     state_hint,
+    state_kv_cache,
     state_rounding,
     unmark_ops,
 )
@@ -36,7 +37,7 @@ from finecast.frontends.openvino.native import (
 )
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
-from finecast.frontends.openvino.types import HINTED, STATED, TYPES
+from finecast.frontends.openvino.types import HINTED, KV_CACHES, STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
@@ -155,7 +156,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
             cannot be taken back.
     """
     check_made_for(plan, file.digest, file.name, by_hint=True)
-    if plan.by_hint and plan.lowers:
+    if plan.by_hint and plan.low_floats:
         return _by_hint(file, plan)
     copy = _opened(file, plan.policy).clone()
     graph, binding = read(copy, digest=file.digest)
@@ -165,12 +166,13 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
         graph, binding = read(copy, digest=file.digest)
     stated: tuple[Restated, ...] = ()
     done = edits_of(graph, plan, resolve_io(graph, plan.io, TYPES, _LIBRARY.name))
-    if done:
+    if done or plan.kv_cache is not Format.FP32:
         rounded = rounded_first(graph, done, plan)
         apply_edits(graph, binding, done, rounded)
         mark(copy, plan.digest, plan.policy)
         state_hint(copy, "")  # the model's own types decide, whatever was noted before
         state_rounding(copy, plan.low_formats)
+        _keep_kv_cache(copy, plan, file.name)
         stated = restated(graph, rounded)
         if not plan.keep_ops:
             stated += restate(copy)
@@ -178,21 +180,45 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
 
 
 def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
-    """The model with marks on the plan's fp32 ops, made for the hint for its low format."""
+    """The model with marks on the plan's fp32 ops, made for the hint for its low format.
+
+    Codes are stated as in any model: the hint leaves them as they are.
+    """
     low = _hinted_format(file, plan)
     opened = _opened(file, plan.policy)
-    copy = file.with_every_mark(opened)
-    graph, _ = read(copy, digest=file.digest)
+    copy = file.with_every_mark(_adjusted(opened, plan.adjustments))
+    graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
     kept = {name for name, fmt in plan.formats.items() if fmt is Format.FP32}
     before = marked(opened)
     unmark_ops(copy, kept | before)
+    coded = edits_of(graph, plan.of_codes)
+    apply_edits(graph, binding, coded)
     changes = changes_of(copy) or Changes()
     changes.marked = (*sorted(kept - before),)
     keep(copy, changes)
     mark(copy, plan.digest, plan.policy)
     state_hint(copy, TYPES[low])
+    state_rounding(copy, plan.low_formats)
+    if plan.kv_cache is not Format.FP32:  # else it has the hint's type
+        _keep_kv_cache(copy, plan, file.name)
     return OvApplied(model=copy, graph=graph, edits=edits_of(graph, plan))
+
+
+def _keep_kv_cache(model: openvino.Model, plan: Plan, where: str) -> None:
+    """State the format of the plan's KV cache in a model that keeps a state.
+
+    Raises:
+        ModelError: If it is a low one, and the model keeps none, or OpenVINO none in it.
+    """
+    if model.get_sinks() and plan.kv_cache in KV_CACHES:
+        state_kv_cache(model, plan.kv_cache)
+    elif plan.kv_cache is not Format.FP32:
+        raise ModelError(
+            f"the plan keeps a KV cache in {plan.kv_cache.label}, and this model keeps none",
+            where=where,
+            fix="make a plan for this model",
+        )
 
 
 def _hinted_format(file: OvFile, plan: Plan) -> Format:
@@ -202,12 +228,13 @@ def _hinted_format(file: OvFile, plan: Plan) -> Format:
         ModelError: If it is no plan that finecast makes: a hint has one format, and lowers
             neither inputs and outputs nor operands.
     """
-    formats = sorted(f.label for f in plan.low_formats)
-    low = next((f for f in HINTED if [f.label] == formats), None)
-    if low is None or plan.io or plan.adjustments:
+    floats = plan.low_floats
+    low = next((f for f in HINTED if floats == (f,)), None)
+    if low is None or plan.io:
+        labels = " and ".join(f.label for f in floats)
         raise ModelError(
-            f"no precision hint can state the plan: it has {' and '.join(formats)}; a hint has"
-            " one format, and changes neither inputs and outputs nor operands",
+            f"no precision hint can state the plan: it has {labels}; a hint has"
+            " one format beside codes, and does not change inputs and outputs",
             where=file.name,
             fix="make the plan anew with --by-hint and --auto-cast-type"
             f" {' or '.join(f.label for f in HINTED)}",

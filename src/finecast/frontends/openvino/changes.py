@@ -17,7 +17,7 @@ import numpy as np
 
 from finecast.files.staging import staging
 from finecast.frontends.openvino.bodies import every_op
-from finecast.frontends.openvino.types import HINTED, TYPES
+from finecast.frontends.openvino.types import HINTED, KV_CACHES, TYPES, kv_cache_settings
 from finecast.numbers.formats import Format
 from finecast.rules.policy import BY_HINT
 
@@ -30,8 +30,10 @@ PLAN_KEY: Final = (ROOT, "plan")
 POLICY_KEY: Final = (ROOT, "policy")
 HINT_KEY: Final = (ROOT, "precision_hint")
 _CHANGES_KEY: Final = (ROOT, "changes")
-_ROUNDING_KEY: Final = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
-"""OpenVINO's own setting for this model, which stands unless a program states another."""
+KV_CACHE_KEY: Final = (ROOT, "kv_cache")
+_OPTIONS: Final = "runtime_options"
+"""OpenVINO's own settings for this model, which stand unless a program states others."""
+_ROUNDING: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 WAS: Final = "was"
 """The key, in the note of an adjustment that added numbers, of the constant's bytes before."""
 STORED: Final = np.dtype("<f4")
@@ -146,7 +148,23 @@ def state_rounding(model: openvino.Model, formats: Iterable[Format]) -> None:
     coded = [fmt for fmt in formats if fmt.has_scales and not fmt.encodes_values]
     if coded:
         groups = max(fmt.dynamic_group or 0 for fmt in coded)
-        model.set_rt_info(groups, list(_ROUNDING_KEY))
+        model.set_rt_info(groups, [_OPTIONS, _ROUNDING])
+
+
+def state_kv_cache(model: openvino.Model, kv_cache: Format) -> None:
+    """Have programs that load the model keep keys and values of earlier calls in a format.
+
+    By default OpenVINO keeps them in 8 bits.
+    """
+    model.set_rt_info(kv_cache.label, list(KV_CACHE_KEY))
+    for name, value in kv_cache_settings(kv_cache).items():
+        model.set_rt_info(value, [_OPTIONS, name])
+
+
+def kv_cache_of(model: openvino.Model) -> Format | None:
+    """The format of keys and values of earlier calls that a plan stated; None for none."""
+    label = _read(model, KV_CACHE_KEY)
+    return next((fmt for fmt in KV_CACHES if fmt.label == label), None)
 
 
 def keep(model: openvino.Model, changes: Changes) -> None:
@@ -165,15 +183,16 @@ def keep(model: openvino.Model, changes: Changes) -> None:
 
 def unmark(model: openvino.Model) -> None:
     """Remove all notes of conversions."""
+    kept = kv_cache_of(model)
+    stated = {_ROUNDING, *(() if kept is None else kv_cache_settings(kept))}
     notes: Any = model.get_rt_info()
     if ROOT in notes:
         del notes[ROOT]
-    section, name = _ROUNDING_KEY
-    if model.has_rt_info([section, name]):
-        others = {k: v for k, v in notes[section].items() if k != name}
-        del notes[section]
+    if any(model.has_rt_info([_OPTIONS, name]) for name in stated):
+        others = {k: v for k, v in notes[_OPTIONS].items() if k not in stated}
+        del notes[_OPTIONS]
         for option, value in others.items():
-            model.set_rt_info(value, [section, option])
+            model.set_rt_info(value, [_OPTIONS, option])
 
 
 def _read(model: openvino.Model, path: tuple[str, str]) -> str:
