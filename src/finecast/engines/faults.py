@@ -398,11 +398,13 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
 
 def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
     """Products by a constant of several matrices: their kernel on integers does not run."""
+    known = graph.once(settled)
     return {
         node.id: f"onnxruntime has no {low.label} kernel for weights of several matrices"
         for node in graph.nodes
-        if node.op in _PRODUCTS and len(node.inputs) > 1 and node.inputs[1] is not None
-        if len(graph.values[node.inputs[1]].shape or ()) > 2
+        if node.op in _PRODUCTS and len(node.inputs) > 1
+        if (weights := node.inputs[1]) is not None and weights in known
+        if len(graph.values[weights].shape or ()) > 2
     }
 
 

@@ -39,8 +39,9 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 
-_INTEGERS: Final = frozenset({"int8", "uint8"})
-_CODES: Final = _INTEGERS | {"int4", "uint4"}
+INTEGERS: Final = frozenset({"int8", "uint8"})
+"""Labels of the types that kernels on codes of values compute in."""
+_CODES: Final = INTEGERS | {"int4", "uint4"}
 
 
 def fuses(engine: str, fmt: Format) -> bool:
@@ -87,4 +88,4 @@ def reads_codes(kernel: KernelTime) -> bool:
 
 
 def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
-    return kernel.format in _INTEGERS if fmt.runs_on_codes else reads_codes(kernel)
+    return kernel.format in INTEGERS if fmt.runs_on_codes else reads_codes(kernel)

@@ -8,7 +8,7 @@ that ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,19 +24,20 @@ from finecast.engines.base import (
     Session,
 )
 from finecast.engines.exact import Exact
-from finecast.engines.integers import fuses, not_as_planned
+from finecast.engines.integers import INTEGERS, fuses, not_as_planned
 from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.native.source import Source
 from finecast.numbers.encodings import Dynamic, Scaled
+from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
 from finecast.rules.ranges import Calibration
-from finecast.rules.scaled_operands import summed
+from finecast.rules.scaled_operands import origin, products_of_values, summed
 
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
@@ -139,8 +140,35 @@ def unfused(
         if session is None:
             session = from_memory(applied.model, engine.load_tried)
             session.run(feeds)
-        return not_as_planned([*map(_without_time, session.kernel_formats())], planned)
+        kernels = session.kernel_formats()
+        failed = not_as_planned([*map(_without_time, kernels)], planned)
+        return failed | reading_floats(applied.graph, kernels, planned)
     return not_as_planned(kernels_of(engine, applied.model, feeds, repeats=1), planned)
+
+
+def reading_floats(
+    graph: Graph, kernels: Iterable[KernelFormats], planned: Mapping[str, Format]
+) -> dict[str, str]:
+    """Products of two values in kernels that read too few values as codes, with "fp32".
+
+    A kernel of attention runs two such products, the second on what became of the first's
+    result, and tells a single format: that of the narrowest value that it reads.
+    """
+    products = (graph.nodes[i] for i in sorted(graph.once(products_of_values)))
+    names = {node.name: node for node in products}
+    coded = [n for n in names if n in planned and planned[n].encodes_values]
+    failed: dict[str, str] = {}
+    for kernel in (k for k in kernels if k.reads):
+        codes = sum(label in INTEGERS for label in kernel.reads)
+        for name in (n for n in coded if n in kernel.ops):
+            values = (graph.read(names[name], index) for index in (0, 1))
+            makers = [graph.maker(origin(graph, v)) for v in values if v is not None]
+            needed = sum(m is None or m.name not in kernel.ops for m in makers)
+            if needed > codes:
+                failed[name] = Format.FP32.label
+            else:
+                codes -= needed
+    return failed
 
 
 def not_rounded(

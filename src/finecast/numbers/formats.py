@@ -75,6 +75,8 @@ class Grid:
 class _Codes:
     """What a format with scales stores as integer codes, and by which codes.
 
+    Without a zero point kernels multiply ``signed`` values; the grid is that of ``values`` if
+    there is none.
     Without a grid for ``values`` the format is for constants alone: ops compute on decoded
     constants, in ``decoded``, the name of a float format. With ``groups``, sizes in order of
     preference, the numbers of a channel have a scale for each group of so many. Of a
@@ -86,6 +88,7 @@ class _Codes:
     constants: Grid
     decoded: str = "FP32"
     groups: tuple[int, ...] = ()
+    signed: Grid | None = None
     dynamic: int | None = None
 
 
@@ -101,6 +104,8 @@ class _Layout:
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
 _UINT8: Final = Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255)
 _INT8: Final = Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True)
+# Products of two values take no zero point, so that codes of negative numbers are signed.
+_SIGNED: Final = Grid(dtype=np.dtype(np.int8), lowest=-128, highest=127, symmetric=True)
 # Values that kernels round have few numbers to a scale: one that is far larger than the others
 # costs only its group digits. 32 is OpenVINO's default (2026.4), and the least that ONNX
 # Runtime takes.
@@ -125,7 +130,10 @@ class Format(Enum):
     FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, bits=8)
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, bits=8)
     INT8 = _Layout(
-        exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=_UINT8, constants=_INT8)
+        exponent_bits=8,
+        mantissa_bits=7,
+        bits=8,
+        codes=_Codes(values=_UINT8, constants=_INT8, signed=_SIGNED),
     )
     INT8_WEIGHTS = _Layout(
         exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=None, constants=_INT8)
@@ -259,14 +267,16 @@ class Format(Enum):
         codes = self.value.codes
         return () if codes is None else codes.groups
 
-    def grid(self, *, constant: bool) -> Grid:
-        """The codes of values, or of constants.
+    def grid(self, *, constant: bool, signed: bool = False) -> Grid:
+        """The codes of values, which kernels may need ``signed``, or of constants.
 
         Raises:
             ValueError: If it has no scales, or values are not encoded.
         """
         codes = self.value.codes
         grid = None if codes is None else codes.constants if constant else codes.values
+        if codes is not None and grid is not None and signed:
+            grid = codes.signed or grid
         if grid is None:
             what = "constants" if constant else "values"
             raise ValueError(f"{self.label} has no codes for {what}")
