@@ -43,7 +43,10 @@ _BATCHES: Final = (1, 64)
 _TURNS: Final = {1: 25, 64: 9}
 _FORMATS: Final = {
     "openvino": ("bf16", "int8_weights", "int4_weights", "int8_dynamic", "int4_dynamic"),
-    "onnxruntime": ("int4_weights", "int8_dynamic", "int4_dynamic"),
+    "onnxruntime": (
+        *("int4_weights", "int8_dynamic", "int8_dynamic_128", "int4_dynamic"),
+        "int4_dynamic_128",
+    ),
 }
 _CACHE_BYTES: Final = 128 << 20
 
