@@ -36,6 +36,9 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT4_DYNAMIC: _WEIGHTS,
     Format.INT8_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
     Format.INT4_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
+    # OpenVINO has one size of groups for the values of a whole model.
+    Format.INT8_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
+    Format.INT4_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 

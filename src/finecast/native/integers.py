@@ -183,10 +183,15 @@ def not_rounded(
     Raises:
         EngineError: If the engine cannot run the model with these outputs.
     """
-    low = next((f for f in plan.low_formats if f.dynamic_group is not None), None)
-    if low is None:
+    rounded = {
+        name: how
+        for name, encodings in plan.encodings.items()
+        for how in encodings.operands.values()
+        if isinstance(how, Dynamic)
+    }
+    if not rounded:
         return {}
-    how = Dynamic(format=low, group=low.dynamic_group or 0)
+    usual = next(iter(rounded.values()))
     graph, known = applied.graph, {n.name: n for n in applied.graph.nodes}
     shown = {value: name for name, value in applied.observable().items()}
     given = {v.id: feeds[v.name] for v in graph.inputs if v.name in feeds}
@@ -195,7 +200,7 @@ def not_rounded(
         node = known[name]
         weights = encodings.constants.get(1)
         read, made = node.inputs[0], node.outputs[0]
-        whole = not (summed(graph, node) or 1) % how.group
+        whole = not (summed(graph, node) or 1) % rounded.get(name, usual).group
         if weights is not None and whole and made in shown and {read} & {*shown, *given}:
             products[name] = node, weights
     if not products:  # an earlier conversion stored all of these constants
@@ -209,8 +214,9 @@ def not_rounded(
         read, made = node.inputs[0], node.outputs[0]
         assert read is not None
         assert made is not None
+        how = rounded.get(name, usual)
         rounds = _rounds(graph, node, weights, (arrays[read], arrays[made]), how)
-        if rounds is not (plan.formats[name].dynamic_group is not None):
+        if rounds is not (name in rounded):
             kind = "rounds" if rounds else "does not round"
             failed[name] = f"a kernel that {kind} what it reads"
     return failed

@@ -332,13 +332,11 @@ _PACKED: Final = np.dtype("<f4")
 # normally distributed numbers in groups of 128, 15 codes lose least at a share of 0.8.
 _SHARES: Final = tuple(np.linspace(1.0, 0.6, 9, dtype=np.float32))
 
-# OpenVINO's kernels by 4-bit weights take at least so many groups.
-_FEWEST_GROUPS: Final = 4
-
 
 def group_size(fmt: Format, count: int) -> int | None:
     """How many of ``count`` numbers in a row share a scale; None if no size of groups fits."""
-    fits = (s for s in fmt.group_sizes if count % s == 0 and count >= _FEWEST_GROUPS * s)
+    least = fmt.fewest_groups
+    fits = (s for s in fmt.group_sizes if count % s == 0 and count >= least * s)
     return next(fits, None)
 
 
@@ -358,7 +356,7 @@ def _grouping(
         return axis, size
     sizes = ", ".join(map(str, fmt.group_sizes))
     raise ValueError(
-        f"{shape[axis]} numbers are not {_FEWEST_GROUPS} or more groups of one of {sizes}"
+        f"{shape[axis]} numbers are not {fmt.fewest_groups} or more groups of one of {sizes}"
     )
 
 
