@@ -56,11 +56,15 @@ _POLICIES: Final = {
         *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic@gptq+smooth"),
     ),
     "onnxruntime": (
-        *("all:int8_dynamic", "all:int4_dynamic"),
-        *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic@gptq+smooth"),
+        *("all:int8_dynamic", "all:int4_dynamic", "all:int4_dynamic_128"),
+        *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic_128@gptq"),
+        *("all:int4_dynamic@gptq+smooth", "all:int4_dynamic_128@gptq+smooth"),
     ),
 }
-_MIXED: Final = "auto:int4_dynamic,int4_weights,int8_dynamic@gptq"
+_MIXED: Final = {
+    "openvino": "auto:int4_dynamic,int4_weights,int8_dynamic@gptq",
+    "onnxruntime": "auto:int4_dynamic_128,int4_dynamic,int4_weights,int8_dynamic@gptq",
+}
 
 Feeds = Mapping[str, Array]
 Run = Callable[[Feeds], Array]
@@ -171,9 +175,9 @@ def _tuned(made: _Files, engine: str, tolerance: float) -> Iterator[Way]:
     """The plan of a search by the divergence of decoded tokens, if one is better than fp32."""
     out, start = made.folder / f"{engine}-tuned.onnx", time.process_time()
     found = api.tune(
-        made.model, out, policy=_MIXED, engine=engine, data={"input_ids": made.texts[:_TUNED]},
-        metric="kld", tolerance=tolerance, decode_steps=4, batch=_TUNED, progress=False,
-        objective="tokens_per_second",
+        made.model, out, policy=_MIXED[engine], engine=engine, metric="kld",
+        tolerance=tolerance, data={"input_ids": made.texts[:_TUNED]}, decode_steps=4,
+        batch=_TUNED, progress=False, objective="tokens_per_second",
     )  # fmt: skip
     took = round(time.process_time() - start)
     report(made.model.stem, f"search in {engine}", took, "s", verdict=found.verdict.value)

@@ -46,7 +46,10 @@ _FORMATS: Final = {
         *("bf16", "int8_weights", "int4_weights", "int8_dynamic", "int4_dynamic"),
         *("int8_weights_bf16", "int4_weights_bf16"),
     ),
-    "onnxruntime": ("int4_weights", "int8_dynamic", "int4_dynamic"),
+    "onnxruntime": (
+        *("int4_weights", "int8_dynamic", "int8_dynamic_128", "int4_dynamic"),
+        "int4_dynamic_128",
+    ),
 }
 _CACHE_BYTES: Final = 128 << 20
 

@@ -173,6 +173,8 @@ def convert(
     with reporting(progress, "converting") as report, files.locked() as removed:
         done = given().convert(written, asked, replace(run, progress=report))
         said = without_opinion(run.user_rules, done.plan.reasons)
+        if run.data is not None and run.verify:
+            said = (*said, *_judged_by_chosen(run.data, done.plan))
         done = replace(done, warnings=(*removed, *done.warnings, *said))
         result = Result.of(done)
         if run.lock:
@@ -370,7 +372,11 @@ def tuned(
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         if request.fleet:
             outcome = fleet_tuning.plans_for(given(), how, output, request, study)
-            warnings = (*removed, *_judged_by_chosen(request, outcome.plan), *outcome.warnings)
+            warnings = (
+                *removed,
+                *_judged_by_chosen(request.data, outcome.plan),
+                *outcome.warnings,
+            )
             outcome = replace(outcome, stale=files.stale(), warnings=warnings)
             return _savable(replace(outcome, source=given().path), given)
         outcome = _searched(given(), how, output, request, study)
@@ -384,14 +390,14 @@ def tuned(
                 report.save(request.report, force=output.force)
         if request.frontier is not None:
             write_frontier(outcome.to_dict(), given().path.name, request.frontier)
-    warnings = (*removed, *_judged_by_chosen(request, outcome.plan), *outcome.warnings)
+    warnings = (*removed, *_judged_by_chosen(request.data, outcome.plan), *outcome.warnings)
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
 
 
-def _judged_by_chosen(request: TuneRequest, plan: Plan) -> Iterator[str]:
+def _judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:
     """A warning if the data by which codes were chosen are among those that judge them."""
     constants = (one for e in plan.encodings.values() for one in e.constants.values())
-    if request.data.calib is None and any(one.shifts for one in constants):
+    if not data.calibrates_apart and any(one.shifts for one in constants):
         yield (
             "gptq chose codes by the data that judge the result: on other data it may lose"
             " more than is stated here; give data of their own to choose by (--calib)"
@@ -452,7 +458,7 @@ def _searched(
         if options.lock and not subject.target and subject.verifiers:
             throughput = outcome.objective is Objective.THROUGHPUT
             runner = Runner.of(subject.verifiers[0].judges, throughput=throughput)
-            calls = chosen(workload.timing(), workload.evaluated())
+            calls = chosen(workload.compared(), workload.evaluated())
             # A compiled module's speed is not that of the module as it is, which is locked.
             speedup = outcome.speedup if runner.name == subject.runs_in else None
             outcome = _locked(outcome, runner, subject.reference, calls, speedup)

@@ -47,6 +47,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--keep": "keep",
     "--labels": "labels",
     "--lower-is-better": "lower_is_better",
+    "--max-drop": "max_drop",
     "--max-error": "max_error",
     "--max-trials": "max_trials",
     "--metric": "metric",

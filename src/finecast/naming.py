@@ -8,7 +8,9 @@ a dataclass; the command line, the keywords of Python and the reference are made
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from numbers import Integral, Real
@@ -110,6 +112,61 @@ def switch(word: str, *, where: str) -> bool:
     if spelled(word) in _TRUE | _FALSE:
         return spelled(word) in _TRUE
     raise UsageError(f"{word!r} is neither on nor off", where=where, fix="write 1 or 0")
+
+
+def share_of(
+    given: float | str | None, *, where: str, example: float, most: float = math.inf
+) -> float | None:
+    """A share, given as a number or as text, in percent, too: ``5%``; None stays None.
+
+    ``example`` is one to give, for the error.
+
+    Raises:
+        UsageError: If it is none from 0 to ``most``.
+    """
+    if given is None:
+        return None
+    text = given.strip() if isinstance(given, str) else f"{float(given):g}"
+    try:
+        number, of = (text[:-1], 100) if text.endswith("%") else (given, 1)
+        found = float(number) / of
+    except ValueError:
+        found = math.nan
+    if 0 <= found <= most and found < math.inf:
+        return found
+    raise UsageError(
+        f"{text!r} is no share", where=where, fix=f"give {example:g} or {100 * example:g}%"
+    )
+
+
+def assignments(
+    given: Mapping[str, T] | Sequence[str] | None,
+    read: Callable[[str], T],
+    *,
+    where: str,
+    form: str,
+    fix: str,
+    at_first: bool = False,
+) -> dict[str, T]:
+    """Values by name: a dict as it is, or one made of ``NAME=VALUE`` texts.
+
+    The last ``=`` of a text ends the name, or the first ``at_first``. ``read`` makes a value
+    of the rest, and raises ValueError if it is none.
+
+    Raises:
+        UsageError: If a text is not of the ``form``, as ``NAME=SIZE``; tells the ``fix``.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    found: dict[str, T] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=") if at_first else text.rpartition("=")
+        with suppress(ValueError):
+            if equals and name.strip():
+                found[name.strip()] = read(value.strip())
+                continue
+        raise UsageError(f"{text!r} is not {form}", where=where, fix=fix)
+    return found
 
 
 def unknown_name(

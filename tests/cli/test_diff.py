@@ -67,7 +67,7 @@ def test_a_plan_and_a_new_version(
 ) -> None:
     answer = finecast("diff", plan, again)
     assert "3 ops in both, 3 of them by other names" in answer.out
-    assert "apply would give 3 of its 3 ops are here" in answer.out
+    assert "if it is applied: 3 of its 3 ops are here" in answer.out
     out = net.parent / "again_low.onnx"
     applied = finecast("apply", plan, again, "-o", out, "--no-verify")
     assert applied.code == ExitCode.DONE, applied.err

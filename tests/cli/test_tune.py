@@ -272,7 +272,10 @@ def test_inputs_that_all_samples_share(
     args = ["tune", net, "-o", tmp_path / "t.onnx", "--data", path, "--target", "trn1"]
     answer = finecast(*args, "--metric", "top1", "--sample-axis", "x=NONE", "--json")
     assert answer.json["baseline"]["metric"] == 1.0
-    for word, said in (("y=none", "unknown input 'y'"), ("x=last", "is no sample axis")):
+    for word, said in (
+        ("y=none", "unknown input 'y'"),
+        ("x=last", "'x=last' is not NAME=none or NAME=AXIS"),
+    ):
         answer = finecast(*args, "--sample-axis", word)
         assert answer.code == ExitCode.USAGE
         assert said in answer.err

@@ -127,12 +127,12 @@ def test_what_may_be_lost_is_said_once(given: dict[str, Any]) -> None:
         Criterion(max_drop=0.1, **given)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [("1%", 'write --keep="99%", or 0.01 for 1%'), ("much", "give a number, as 0.01")],
-)
-def test_a_tolerance_that_is_no_number_says_what_to_write(given: str, says: str) -> None:
-    with pytest.raises(UsageError, match="is not a tolerance") as caught:
-        Criterion(tolerance=given)  # pyright: ignore[reportArgumentType]
-    assert caught.value.fix == says
-    assert Criterion(tolerance="0.02").tolerance == 0.02  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("name", ["tolerance", "max_drop"])
+def test_what_may_be_lost_is_a_number_or_a_percentage(name: str) -> None:
+    read: Any = Criterion
+    for good in (0.02, "0.02", " 2% ", "2 %"):
+        assert read(**{name: good}).tolerance == 0.02
+    for bad in ("much", "%", "-1%", "nan", "1/0"):
+        with pytest.raises(UsageError, match=f"'{bad}' is no share") as caught:
+            read(**{name: bad})
+        assert caught.value.fix == "give 0.01 or 1%"

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from finecast.engines.loading import load_model
 from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain, kernel_times
@@ -95,6 +95,30 @@ def test_a_kernel_in_a_loop_counts_once_for_each_of_its_turns(tmp_path: Path) ->
     net = source(step("a", "x", "y"))
     (kernel,) = kernel_times(trace, net, net, repeats=3)
     assert kernel.time_s == pytest.approx(6e-6)
+
+
+def test_products_by_other_codes_are_other_kernels() -> None:
+    # or the times that a price book has of one are taken for those of the others
+    def signature(bits: int, block: int, level: int) -> str:
+        stated = (
+            f"K = 64, N = 8, bits = {bits}, block_size = {block}, accuracy_level = {level}"
+        )
+        net = parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+            net (float[1, 64] x) => (float[1, 8] y) {{
+              [product] y = com.microsoft.MatMulNBits <{stated}> (x, codes, scales)
+            }}"""
+        )
+        codes = np.zeros((8, 64 // block, block * bits // 8), np.uint8)
+        scales = np.ones(8 * 64 // block, np.float32)
+        for name, array in (("codes", codes), ("scales", scales)):
+            net.graph.initializer.append(numpy_helper.from_array(array, name))
+        session = OnnxRuntimeEngine().load(net.SerializeToString(), profiling=True)
+        (kernel,) = session.profile({"x": np.ones((1, 64), np.float32)}, repeats=1)
+        return kernel.signature
+
+    ways = ((4, 32, 4), (4, 32, 1), (4, 64, 4), (8, 32, 4))
+    assert len({signature(*way) for way in ways}) == len(ways)
 
 
 def test_threads_sleep_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from finecast import api
 from finecast.engines import probe
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.usage import how_to_run
+from finecast.errors import UsageError
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -51,9 +52,9 @@ def inputs() -> dict[str, NDArray[Any]]:
     return {"x": x}
 
 
-def rounded(x: Array) -> Array:
+def rounded(x: Array, group: int = GROUP) -> Array:
     """What a kernel makes of a value, written without finecast's code."""
-    groups = x.reshape(-1, GROUP)
+    groups = x.reshape(-1, group)
     scale = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
     steps = np.rint(groups / np.where(scale == 0, 1, scale))
     return (steps * scale).reshape(x.shape).astype(np.float32)
@@ -187,6 +188,37 @@ def test_onnx_runtime_is_told_op_by_op(tmp_path: Path) -> None:
     assert kinds == ["MatMul", "Relu", "Gemm", "MatMul"]
     exact = (np.maximum(x @ by_channel(w["w0"], 0), 0) @ w1.T + w["b1"]) @ w["w2"]
     assert close(run(back), exact)
+
+
+def test_groups_of_two_sizes_are_in_one_model(tmp_path: Path) -> None:
+    """In ONNX Runtime each product has a size of its own, in OpenVINO all have one."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    net = saved(NET, weights(), tmp_path, "onnx")
+    out = tmp_path / "low.onnx"
+    policy = "all:int4_dynamic_128,int8_dynamic"
+    done = api.convert(net, out, policy, engine="onnxruntime")
+    stated = [n for n in onnx.load(out).graph.node if n.op_type == "MatMulNBits"]
+    found = {n.name: {a.name: a.i for a in n.attribute} for n in stated}
+    sizes = {n: (a["bits"], a["block_size"], a["accuracy_level"]) for n, a in found.items()}
+    assert sizes == {"first": (4, 128, 4), "second": (8, 32, 4)}
+    reasons = " ".join(r.text for d in done.plan.decisions for r in d.reasons)
+    assert "its sums of 160 numbers are not whole groups of 128" in reasons
+    assert Plan.from_json(done.plan.to_json()) == done.plan
+    w, x = weights(), inputs()["x"]
+    groups = w["w0"].reshape(2, 128, 160)
+    scale = (np.abs(groups).max(axis=1, keepdims=True) / 7).astype(np.float32)
+    w0 = (np.rint(groups / scale) * scale).reshape(w["w0"].shape)
+
+    def wanted(group: int) -> Array:
+        hidden = rounded(np.maximum(rounded(x, group) @ w0, 0))
+        return np.asarray((hidden @ by_channel(w["w1"], 1).T + w["b1"]) @ w["w2"], np.float32)
+
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    got = np.asarray(session.run(None, inputs())[0])
+    assert close(got, wanted(128))
+    assert not close(got, wanted(32))
+    with pytest.raises(UsageError, match="int4_dynamic_128 are made for onnxruntime alone"):
+        api.convert(net, None, policy, engine="openvino")
 
 
 def test_kernels_that_compute_otherwise_are_found(

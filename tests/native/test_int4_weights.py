@@ -201,20 +201,25 @@ def test_constants_without_groups_are_refused(
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_tune_warns_where_the_data_that_chose_codes_judge_them(
+def test_it_is_told_where_the_data_that_chose_codes_judge_them(
     apart: bool, tmp_path: Path, engine: OpenVinoEngine
 ) -> None:
     calib = tmp_path / "calib.npz"
     given = mixed(3)
     np.savez(calib, ids=given["ids"], x=given["x"])
-    found = api.tune(
-        saved(NET, weights(), tmp_path, "onnx"),
-        data=mixed(1),
-        policy="all:int4_weights@gptq",
-        metric="cosine",
-        tolerance=0.1,
-        objective="size",
-        engine="openvino",
-        calib=calib if apart else None,
-    )
-    assert any("data of their own" in w for w in found.warnings) is not apart
+    net = saved(NET, weights(), tmp_path, "onnx")
+    how: dict[str, Any] = {
+        "policy": "all:int4_weights@gptq",
+        "data": mixed(1),
+        "calib": calib if apart else None,
+        "engine": "openvino",
+    }
+    judged = {"metric": "cosine", "tolerance": 0.1, "objective": "size"}
+    found, done = api.tune(net, **how, **judged), api.convert(net, **how)
+    for one in (found, done):
+        assert any("data of their own" in w for w in one.warnings) is not apart
+    by_calib = api.convert(net, policy="all:int4_weights@gptq", calib=calib, engine="openvino")
+    assert any("data of their own" in w for w in by_calib.warnings)
+    if apart:  # the data verify what the calibration data chose
+        assert done.plan == by_calib.plan
+        assert done.verified.relative_error != by_calib.verified.relative_error

@@ -180,7 +180,8 @@ def test_what_came_quantized_is_said_to_be(net: Path, openvino: OpenVinoEngine) 
     """A model of another tool has no marks of finecast's."""
     low, other = net.with_name("low.onnx"), net.with_name("other.onnx")
     api.convert(net, low, "all:int8", data=DATA, engine="openvino")
-    assert types(low) == {"int8": len(CODED) + 1, "fp32": 6}  # the pool moves codes
+    moved = 2  # by the pool and the reshape behind it, which move codes
+    assert types(low) == {"int8": len(CODED) + moved, "fp32": 5}
     made = onnx.load(low)
     for entry in (made, *made.graph.node):
         del entry.metadata_props[:]

@@ -218,12 +218,12 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
 ) -> None:
     said = content["summary"]
     assert said["verdict"] == (
-        "With 4 of 5 ops in fp16 a call takes 500 µs instead of 1 ms (2.00 times as fast,"
+        "With 4 of 5 ops in fp16 a call takes 500 us instead of 1 ms (2.00 times as fast,"
         " measured), and top1 is 0.9 instead of 0.91."
     )
     worst = said["limits"][0]
     assert content["ops"][worst["op"]]["name"] == "net/layer.1/n2"
-    assert "stays in fp32: fp16 would save 72 µs but raise the error" in worst["text"]
+    assert "stays in fp32: fp16 would save 72 us but raise the error" in worst["text"]
     assert "to 20" in worst["text"]
     assert said["next_faster"] == (
         "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"
@@ -248,7 +248,7 @@ def test_what_an_objective_counts_stands_beside_the_time(
 ) -> None:
     found = replace(made.result(), objective=objective).of_size(500)
     said = found.report().to_dict()["summary"]
-    assert "500 µs instead of 1 ms (2.00 times as fast," in said["verdict"]
+    assert "500 us instead of 1 ms (2.00 times as fast," in said["verdict"]
     assert counted in said["verdict"]
     assert " as the chosen one" in said["next_faster"]
 

@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.graph import ConstantStats, Graph, Node, Value
-from finecast.numbers.encodings import Scaled
+from finecast.graph.text import from_text
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.rules import Context, permit
 from finecast.rules.calibration import calibrated
@@ -77,6 +78,38 @@ def test_only_channels_of_results_have_scales_of_their_own(
     found = calibrated(graph, _only(graph), toy, {0: ValueFacts.of(X)}).constants[1]
     assert found.axis == axis
     assert len(found.scale) == (1 if axis is None else shape[axis])
+
+
+VALUES = """\
+input %0 x fp32[1, 4, 8]
+input %1 y fp32[1, 8, 4]
+node turned transpose onnx::Transpose fp32 (%1) -> (%3 t fp32[1, 4, 8])
+node back transpose onnx::Transpose fp32 (%3) -> (%4 b fp32[1, 8, 4])
+node both matmul onnx::MatMul fp32 (%0, %4) -> (%2 z fp32[1, 4, 4])
+output %2
+"""
+
+
+@pytest.mark.parametrize(
+    ("least", "results", "types"),
+    [
+        (-2.0, False, ["int8", "int8"]),
+        (0.0, False, ["uint8", "int8"]),  # a second operand is signed in any case
+        (-2.0, True, ["uint8", "uint8"]),
+    ],
+)
+def test_factors_have_no_zero_point_where_kernels_take_none(
+    least: float, results: bool, types: list[str]
+) -> None:
+    graph = from_text(VALUES)
+    seen = ValueFacts.of(np.array([least, 1.0], np.float32))
+    node, facts = graph.find("both"), {0: seen, 1: seen}
+    encodings = calibrated(graph, node, Format.INT8, facts, results=results)
+    found = [e for e in encodings.operands.values() if isinstance(e, Scaled)]
+    assert [str(e.dtype) for e in found] == types
+    assert results or not any(e.zero_point for e in found)
+    assert all(e.range[0] <= least and e.range[1] >= 1 - 1e-6 for e in found)
+    assert Encodings.from_dict(Format.INT8, encodings.to_dict()) == encodings
 
 
 @pytest.mark.parametrize(

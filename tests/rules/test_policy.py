@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
-from finecast.rules.policy import Adjust, Policy, Scope, assignments, low_format, patterns
+from finecast.rules.policy import Adjust, Policy, Scope, formats_by_name, low_format, patterns
 from finecast.rules.ranges import Calibration
 
 LOW = [f for f in FLOATS if f.storage is not Format.FP32]
@@ -95,14 +95,14 @@ def test_patterns_compile_or_name_the_option() -> None:
 
 
 def test_assignments() -> None:
-    read = assignments(("Softmax=fp32", "a=b=bf16"), option="--op")
+    read = formats_by_name(("Softmax=fp32", "a=b=bf16"), option="--op")
     assert read == {"Softmax": Format.FP32, "a=b": Format.BF16}
 
 
 @pytest.mark.parametrize("text", ["Softmax", "=fp32", ""])
 def test_what_is_no_assignment(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not NAME=FORMAT.*op_formats"):
-        assignments((text,), option="--op")
+        formats_by_name((text,), option="--op")
 
 
 @pytest.mark.parametrize(

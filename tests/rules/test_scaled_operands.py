@@ -10,7 +10,13 @@ import pytest
 from finecast.graph import ConstantStats, Graph, Value
 from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
-from finecast.rules.scaled_operands import coded_result, moved_by, origin, scaled_operands
+from finecast.rules.scaled_operands import (
+    coded_result,
+    factors,
+    moved_by,
+    origin,
+    scaled_operands,
+)
 
 NET = """\
 input %0 x fp32[1, 4, 8, 8]
@@ -34,6 +40,7 @@ node sums add onnx::Add fp32 (%12, %7) -> (%14 l fp32[1, 4, 8, 8])
 node mm matmul onnx::MatMul fp32 (%8, %3) -> (%15 y fp32[1, 8, 8, 8])
 node both matmul onnx::MatMul fp32 (%8, %8) -> (%16 z fp32[1, 8, 8, 8])
 node left matmul onnx::MatMul fp32 (%3, %8) -> (%17 v fp32[1, 8, 8, 8])
+node computed gemm onnx::Gemm fp32 (%0, %25, %2) -> (%33 cg fp32[4, 4])
 node soft softmax onnx::Softmax fp32 (%15) -> (%18 s fp32[1, 8, 8, 8])
 node gemm gemm onnx::Gemm fp32 (%0, %3, %2) -> (%19 g fp32[4, 8])
 node rows gather onnx::Gather fp32 (%3, ~%21) -> (%22 rows fp32[2, 8])
@@ -72,6 +79,7 @@ def net() -> Graph:
         ("gemm", {0: (), 1: (1,)}),
         ("turned", {0: (), 1: (0,)}),
         ("groups", {0: (), 1: (0, 1)}),  # of four groups, each with two channels
+        ("both", {0: (), 1: ()}),  # the second is a value, too
     ],
 )
 def test_products_store_a_value_and_weights_by_channel(
@@ -84,7 +92,7 @@ def test_products_store_a_value_and_weights_by_channel(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("both", "weights are not constant"),
+        ("computed", "weights are not constant"),
         ("left", "first operand is a constant"),
         ("bias", "adds a constant"),
         ("shaped_bias", "adds a constant"),  # which the engine reshapes once
@@ -106,6 +114,31 @@ def test_an_addition_to_a_convolution_of_its_own_stores_both_values() -> None:
     )
     graph = from_text(text.replace("~_", "_"))
     assert scaled_operands(graph, graph.find("join"), Format.INT8) == {0: (), 1: ()}
+
+
+FACTORS = """\
+input %0 x fp32[1, 4, 8]
+constant %1 w fp32[8, 8] size=64
+constant %2 m fp32[4, 4] size=16
+node act relu onnx::Relu fp32 (%0) -> (%3 r fp32[1, 4, 8])
+node turn transpose onnx::Transpose fp32 (%3) -> (%4 t fp32[1, 8, 4])
+node other tanh onnx::Tanh fp32 (%3) -> (%5 h fp32[1, 4, 8])
+node both matmul onnx::MatMul fp32 (%5, %4) -> (%6 z fp32[1, 4, 4])
+node masked add onnx::Add fp32 (%6, %2) -> (%7 k fp32[1, 4, 4])
+node soft softmax onnx::Softmax fp32 (%7) -> (%8 s fp32[1, 4, 4])
+output %8
+"""
+
+
+def test_factors_are_what_products_of_two_values_alone_read() -> None:
+    """Of a value that is moved on its way it is the origin; softmax is no product."""
+    graph = from_text(FACTORS)
+    found = [[graph.values[v].name for v in factors(graph, index)] for index in (0, 1)]
+    assert found == [["h"], ["r"]]
+    assert coded_result(graph, graph.find("both")) is None, "a mask is no bias"
+    linear = "node mm matmul onnx::MatMul fp32 (%3, %1) -> (%9 y fp32[1, 4, 8])\noutput %9\n"
+    shared = from_text(FACTORS.replace("output %8\n", linear))
+    assert not factors(shared, 1)
 
 
 def test_moved_values_have_the_origin_that_their_numbers_come_from() -> None:

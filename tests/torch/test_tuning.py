@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -102,6 +103,7 @@ def tuned(
     tolerance: float,
     net: nn.Module | None = None,
     objective: str = "latency",
+    **more: Any,
 ) -> Any:
     """``net`` with its relative error as the metric."""
     net = net or Branches().eval()
@@ -119,6 +121,7 @@ def tuned(
         ),
         objective=objective,
         options=ft.TuneOptions(prepare=device.prepare),
+        **more,
     )
 
 
@@ -133,6 +136,24 @@ def test_it_improves(device: Device) -> None:
     assert [t.passed for t in found.trials] == [True]
     assert found.model(X).dtype is torch.float32
     assert net.training
+
+
+def test_a_study_tells_weights_and_engines_apart(device: Device, tmp_path: Path) -> None:
+    """Modules of one structure shared their trials, and all engines those of a module."""
+    how: dict[str, Any] = {"study": tmp_path / "study.db", "resume": True, "engine": "torch"}
+    first, again = tuned(device, 1.0, **how), tuned(device, 1.0, **how)
+    assert (first.reused, again.reused) == (0, 1)
+    assert again.reused_sensitivities == ("bf16",)
+    how["engine"] = "torch-eager"
+    eager = tuned(device, 1.0, **how)
+    assert (eager.reused, eager.reused_sensitivities) == (0, ("bf16",))
+    how["engine"] = "torch"
+    trained = Branches().eval()
+    with torch.no_grad():
+        trained.small.weight[3, 5] += 1e-3
+    other = tuned(device, 1.0, trained, **how)
+    assert (other.reused, other.reused_sensitivities) == (0, ())
+    assert other.plan.model != first.plan.model
 
 
 @pytest.mark.parametrize("objective", ["size", "memory"])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from finecast.engines.base import Array, Feeds
-from finecast.engines.exact import Exact
 from finecast.errors import EngineError
 from finecast.native.gains import Gain, gaining_kinds, measure_gains, share_left
 from finecast.native.subject import Examined
@@ -19,6 +18,8 @@ from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust
+from finecast.tuning.goal import Objective
+from finecast.tuning.measuring import Measuring
 from finecast.tuning.search import Adjustments
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
@@ -138,9 +139,9 @@ class Session:
         return {"y": np.array([1.0 + self.error]) * feeds["x"]}
 
 
-def measuring(subject: Any) -> Any:
-    calls = subject.feeds(None)
-    return SimpleNamespace(subject=subject, exact=lambda: Exact.of(subject.reference, calls))
+def measuring(subject: Any) -> Measuring:
+    workload: Any = SimpleNamespace(of=())
+    return Measuring(objective=Objective.LATENCY, subject=subject, workload=workload)
 
 
 def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None:
@@ -157,8 +158,7 @@ def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None
 
 def test_a_plan_that_does_not_run_has_no_error_that_gains() -> None:
     subject: Any = ToySubject({}, runs=False)
-    adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
-    assert adjustments.error(PLAN) == float("inf")
+    assert measuring(subject).plan_error(PLAN) == float("inf")
 
 
 def test_an_error_is_measured_once() -> None:

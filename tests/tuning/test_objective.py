@@ -124,7 +124,7 @@ def test_throughput_is_that_of_requests_in_flight(bench: Bench) -> None:
 
 
 def test_throughput_is_refused_where_requests_run_one_by_one(bench: Bench) -> None:
-    with pytest.raises(UsageError, match="toy is run with one request at a time"):
+    with pytest.raises(UsageError, match="toy:CPU is run with one request at a time"):
         bench.tune(objective=Objective.THROUGHPUT)
     data = {"x": np.ones((2, 3, 8, 8), np.float32)}
     with pytest.raises(UsageError, match="trn1 is run with one request at a time"):

@@ -598,6 +598,8 @@ def test_trials_of_a_study_are_not_repeated(bench: Bench, tmp_path: Path) -> Non
     assert (first.reused, second.reused) == (0, 1)
     assert second.plan.digest == first.plan.digest
     assert second.tuned.metric == first.tuned.metric
+    moved = ToyEngine(bench.engine.clock, device="GPU")
+    assert bench.tune(study=study, engine=moved).reused == 0
 
 
 def test_a_stored_trial_is_judged_by_the_criterion_of_now(

@@ -37,6 +37,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
             "plan_out",
             "study",
             "lock",
+            "price_book",
             "prices",
             "report",
             "diff",

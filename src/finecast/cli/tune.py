@@ -54,7 +54,7 @@ Records = Annotated[
     TuneRequest,
     Only(
         *("plan_out", "study", "resume", "start", "frontier", "report", "lock"),
-        *("prices", "fleet", "within"),
+        *("price_book", "prices", "fleet", "within"),
     ),
 ]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]

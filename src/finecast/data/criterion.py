@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from fractions import Fraction
 from functools import partial
 from numbers import Real
 from typing import Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.naming import Option, convert_options, member_of
+from finecast.naming import Option, convert_options, member_of, share_of
 
 _DEFAULT_TOLERANCE: Final = 0.01
+# 1 less a share is rounded to this many digits: 99.9% is 0.001, as users write it.
+_DIGITS: Final = 12
 
 
 class CriterionKind(Enum):
@@ -29,25 +30,6 @@ class CriterionKind(Enum):
 
     RELATIVE = "relative"
     ABSOLUTE = "absolute"
-
-
-def _tolerance(given: float | str) -> float:
-    """A tolerance, given as a number or as its text.
-
-    Raises:
-        UsageError: If the text is no number; of a share, says how that is given.
-    """
-    try:
-        return float(given)
-    except ValueError:
-        fix = "give a number, as 0.01"
-        try:
-            share = float(str(given).strip().removesuffix("%"))
-            fix = f'write --keep="{100 - share:g}%", or {share / 100:g} for {given}'
-        except ValueError:
-            pass
-        what = f"{given!r} is not a tolerance"
-        raise UsageError(what, where="--tolerance", fix=fix) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,39 +64,39 @@ class Criterion:
         help="Loss of the metric that is allowed.",
         metavar="X",
         python=((Real, str), "a number"),
-        convert=_tolerance,
+        convert=partial(share_of, where="--tolerance", example=_DEFAULT_TOLERANCE),
     ).field(_DEFAULT_TOLERANCE)
     higher_is_better: bool = True
     max_drop: float | None = Option(
         help="The loss that is allowed as an absolute number, as in NNCF: --criterion absolute"
         " --tolerance X in one.",
         metavar="X",
-        kind=float,
+        python=((Real, str), "a number"),
+        convert=partial(share_of, where="--max-drop", example=_DEFAULT_TOLERANCE),
     ).field(None)
-    keep: str | None = Option(
+    keep: float | str | None = Option(
         help="The share of the metric to keep: 99% is --tolerance 0.01, 99.9% is 0.001.",
         metavar="SHARE",
-        python=(str, "a share as '99%'"),
+        python=((Real, str), "a share as '99%'"),
+        convert=partial(share_of, where="--keep", example=0.99, most=1.0),
     ).field(None)
     confidence: float | None = Option(
         help="Prove at this confidence, as 0.95, that no more is lost on other data of the"
         " same kind: half of the data choose a plan, the other half certify it.",
         metavar="SHARE",
-        kind=float,
+        python=((Real, str), "a share, as 0.95"),
+        convert=partial(share_of, where="--confidence", example=0.95),
     ).field(None)
 
     def __post_init__(self) -> None:
         convert_options(self)
         if self.keep is not None:
             self._check_alone("--keep", CriterionKind.RELATIVE, self.max_drop)
-            self._set(CriterionKind.RELATIVE, _lost(self.keep))
+            lost = round(1 - float(self.keep), _DIGITS)
+            self._set(CriterionKind.RELATIVE, lost)
         if self.max_drop is not None:
             self._check_alone("--max-drop", self.kind, None)
             self._set(CriterionKind.ABSOLUTE, self.max_drop)
-        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise UsageError(
-                f"tolerance {self.tolerance} is not usable", fix="give a number of 0 or more"
-            )
 
     def _check_alone(self, option: str, kind: CriterionKind, other: float | None) -> None:
         """Refuse two ways to say what may be lost."""
@@ -181,15 +163,3 @@ class Criterion:
             return False
         target = self.target(baseline)
         return value >= target if self.higher_is_better else value <= target
-
-
-def _lost(keep: str) -> float:
-    """What may be lost where a share as ``99%`` is to be kept."""
-    number = keep.strip().removesuffix("%")
-    try:
-        share = Fraction(number) / 100
-    except ValueError:
-        share = Fraction(0)
-    if not (0 < share <= 1 and keep.strip().endswith("%")):
-        raise UsageError(f"{keep!r} is no share to keep", where="--keep", fix="write 99%")
-    return float(1 - share)

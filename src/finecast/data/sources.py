@@ -35,80 +35,65 @@ from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.files import digest
 from finecast.graph import Dim
-from finecast.naming import Option, convert_options, spelled, unknown_name
+from finecast.naming import Option, assignments, convert_options, spelled, unknown_name
 from finecast.usercode import guarded
 
 Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
 Shapes: TypeAlias = Mapping[str, Sequence[Dim] | None]
 DEFAULT_BATCH: Final = 32
 CALIBRATION_SAMPLES: Final = 128
+_STATE: Final = "write INPUT=OUTPUT, as 'past.*=present.*'"
 
 
 def _axes(given: Mapping[str, int | None] | Sequence[str] | None) -> Mapping[str, int | None]:
-    """The axis of samples by input, also of ``NAME=none`` and ``NAME=AXIS`` texts.
+    """The axis of samples by input, also of ``NAME=none`` and ``NAME=AXIS`` texts."""
 
-    Raises:
-        UsageError: If a text is malformed.
-    """
-    if isinstance(given, Mapping):
-        return given
-    axes: dict[str, int | None] = {}
-    for item in given or ():
-        name, _, axis = item.rpartition("=")
-        shared = spelled(axis) == "none"
-        if not (name and (shared or axis.strip().isdecimal())):
-            raise UsageError(
-                f"{item!r} is no sample axis",
-                where="--sample-axis",
-                fix="write NAME=none, or NAME=AXIS with 0 for the first",
-            )
-        axes[name] = None if shared else int(axis)
-    return axes
+    def axis(text: str) -> int | None:
+        return None if spelled(text) == "none" else _number(text)
+
+    return assignments(
+        given,
+        axis,
+        where="--sample-axis",
+        form="NAME=none or NAME=AXIS",
+        fix="write x=none, or x=0 for the first axis",
+    )
 
 
 def _sizes(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]:
-    """The size of each dimension, also of ``NAME=SIZE`` texts.
+    """The size of each dimension, also of ``NAME=SIZE`` texts."""
+    return assignments(
+        given,
+        partial(_number, least=1),
+        where="--dim",
+        form="NAME=SIZE",
+        fix="write n=4, with a whole number from 1 on; arrays that are empty, as a decoder's"
+        " first past is, are given by --data",
+    )
 
-    Raises:
-        UsageError: If a text is malformed.
-    """
-    if isinstance(given, Mapping):
-        return given
-    sizes: dict[str, int] = {}
-    for item in given or ():
-        name, equals, size = item.rpartition("=")
-        if not (equals and name and size.isdecimal() and int(size) > 0):
-            raise UsageError(
-                f"{item!r} is no size of a dimension",
-                where="--dim",
-                fix="write NAME=SIZE, with a whole number from 1 on; arrays that are "
-                "empty, as a decoder's first past is, are given by --data",
-            )
-        sizes[name] = int(size)
-    return sizes
+
+def _number(text: str, least: int = 0) -> int:
+    """A whole number of digits alone; raises ValueError if it is none, or below ``least``."""
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError
+    return int(text)
 
 
 def _patterns(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str]:
     """Outputs by the inputs that they become, also of ``INPUT=OUTPUT`` texts.
 
     Raises:
-        UsageError: If a text is malformed, or one name has a ``*`` that the other lacks.
+        UsageError: If one name has a ``*`` that the other lacks.
     """
-    pairs = (
-        given.items()
-        if isinstance(given, Mapping)
-        else [
-            (name, output) for item in given or () for name, _, output in [item.partition("=")]
-        ]
-    )
-    for name, output in pairs:
-        if not (name and output and name.count("*") == output.count("*")):
+    found = assignments(given, str, where="--state", form="INPUT=OUTPUT", fix=_STATE)
+    for name, output in found.items():
+        if not output or name.count("*") != output.count("*"):
             raise UsageError(
                 f"'{name}={output}' does not say which output becomes which input",
                 where="--state",
-                fix="write INPUT=OUTPUT, as 'past.*=present.*'",
+                fix=_STATE,
             )
-    return dict(pairs)
+    return found
 
 
 def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -233,6 +218,11 @@ class DataOptions:
     def given(self) -> bool:
         """Whether there are data."""
         return any(o is not None for o in (self.data, self.calib, self.labels, self.evaluate))
+
+    @property
+    def calibrates_apart(self) -> bool:
+        """Whether a model is calibrated by other data than those that judge it."""
+        return self.calib is not None and (self.data is not None or self.evaluate is not None)
 
     @property
     def samples(self) -> int:

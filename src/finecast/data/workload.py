@@ -222,6 +222,10 @@ class Workload(ABC):
         """Feeds to time; call after the baseline was evaluated."""
         return [*self.calibration()]
 
+    def compared(self) -> Sequence[Feeds]:
+        """Feeds on which outputs are compared with fp32's: more of them say more."""
+        return self.timing()
+
     @property
     def state(self) -> Mapping[str, str]:
         """The output that becomes an input of the next call, by the input's name."""
@@ -485,7 +489,14 @@ class FunctionWorkload(Workload):
         return spread(self.remembered, max(_TIMED_FEEDS, math.ceil(MOST_PROBED_ROWS / most)))
 
     def timing(self) -> Sequence[Feeds]:
-        """Feeds of small, middle and large size, from the calibration or the evaluation."""
+        """Feeds of small, middle and large size, from the calibration or the evaluation.
+
+        Of feeds of the same shapes one is timed: calls on them take as long.
+        """
+        return [*{_shapes(feeds): feeds for feeds in reversed(self.compared())}.values()][::-1]
+
+    def compared(self) -> Sequence[Feeds]:
+        """Feeds of small, middle and large size, of the same shapes too."""
         feeds = self.remembered
         if self.calibrate is not None:
             feeds = list(islice(self.calibrate(), _LOOKED_AT))
@@ -507,6 +518,14 @@ def nonfinite_data(workload: Workload) -> str:
         if nans + infs:
             return f"input {name!r} of the data has {nans} NaN and {infs} Inf in {size} values"
     return ""
+
+
+def _shapes(feeds: Feeds) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
+    """The shapes of all inputs of each call, by which calls take as long as each other."""
+    return tuple(
+        tuple(sorted((name, array.shape) for name, array in call.items()))
+        for call in calls_of(feeds)
+    )
 
 
 def feed_bytes(feeds: Feeds) -> int:

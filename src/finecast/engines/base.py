@@ -113,6 +113,7 @@ class Capability:
 class KernelFormats:
     """The nodes in one kernel, and labels of the formats of its arithmetic and result.
 
+    ``reads`` are the types of the values that it reads, if the engine tells them.
     ``constants`` are as in ``KernelTime``. ``implementation`` is the engine's name of the code
     that runs, such as ``brgemm_avx512_bf16``; empty if the engine does not tell.
     """
@@ -122,6 +123,7 @@ class KernelFormats:
     stored: str
     constants: frozenset[str] = frozenset()
     implementation: str = ""
+    reads: tuple[str, ...] = ()
 
 
 class Session(ABC):

@@ -36,11 +36,15 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT4_DYNAMIC: _WEIGHTS,
     Format.INT8_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
     Format.INT4_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
+    # OpenVINO has one size of groups for the values of a whole model.
+    Format.INT8_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
+    Format.INT4_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 
-_INTEGERS: Final = frozenset({"int8", "uint8"})
-_CODES: Final = _INTEGERS | {"int4", "uint4"}
+INTEGERS: Final = frozenset({"int8", "uint8"})
+"""Labels of the types that kernels on codes of values compute in."""
+_CODES: Final = INTEGERS | {"int4", "uint4"}
 
 
 def fuses(engine: str, fmt: Format) -> bool:
@@ -87,4 +91,4 @@ def reads_codes(kernel: KernelTime) -> bool:
 
 
 def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
-    return kernel.format in _INTEGERS if fmt.runs_on_codes else reads_codes(kernel)
+    return kernel.format in INTEGERS if fmt.runs_on_codes else reads_codes(kernel)

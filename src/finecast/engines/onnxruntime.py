@@ -573,6 +573,9 @@ def kernel_times(
     kinds: dict[str, str] = {}
     formats: dict[str, str] = {}
     signatures: dict[str, str] = {}
+    # The trace leaves out constants that were packed for a kernel. So products by 4 bits and
+    # by 8, of exact values and of rounded ones, differ in their attributes alone.
+    attributes = {step.name: step.attributes for step in optimized.steps}
     for event in json.loads(trace.read_text()):
         name, details = event.get("name", ""), event.get("args", {})
         if event.get("cat") != "Node" or not name.endswith(_TRACED):
@@ -581,7 +584,8 @@ def kernel_times(
         times[kernel].append(event["dur"] * 1e-6)
         kinds[kernel] = details.get("op_name", "")
         sizes = (details.get(f"{port}_type_shape") for port in ("input", "output"))
-        signatures[kernel] = f"{details.get('provider')} {kinds[kernel]} {[*sizes]}"
+        kind = f"{kinds[kernel]} {attributes.get(kernel, '')}"
+        signatures[kernel] = f"{details.get('provider')} {kind} {[*sizes]}"
         types: list[str] = [t for shape in details.get("output_type_shape", ()) for t in shape]
         read = [t for shape in details.get("input_type_shape", ())[:1] for t in shape]
         if read and not _EIGHT_BITS.isdisjoint((*read, *types[:1])):

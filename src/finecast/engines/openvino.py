@@ -228,6 +228,7 @@ class OpenVinoSession(Session):
         facts = self._model.kernels()
         ops, formats = self._attributed(facts, self._names)
         stored, constants = stored_in(facts), constants_of(facts)
+        sources = {op["name"]: op["sources"] for op in facts}
         implementations = {op["name"]: op["signature"].partition(" (")[0] for op in facts}
         return [
             KernelFormats(
@@ -236,6 +237,7 @@ class OpenVinoSession(Session):
                 stored=_label(stored.get(kernel, "")),
                 constants=frozenset(map(_label, constants.get(kernel, ()))),
                 implementation=implementations.get(kernel, ""),
+                reads=tuple(_label(stored.get(s, "")) for s in sources.get(kernel, ())),
             )
             for kernel, nodes in ops.items()
             if nodes

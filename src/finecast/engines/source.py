@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStep:
-    """One node of the main graph; ``inputs`` include the values that its bodies capture."""
+    """One node of the main graph; ``inputs`` include the values that its bodies capture.
+
+    ``attributes`` are those that are integers other than 0, as text.
+    """
 
     name: str
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    attributes: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +156,7 @@ def _step(node: onnx.NodeProto) -> ModelStep:
         op=domain + node.op_type,
         inputs=tuple(value for value in _reads(node) if value),
         outputs=outputs,
+        attributes=" ".join(sorted(f"{a.name}={a.i}" for a in node.attribute if a.i)),
     )
 
 

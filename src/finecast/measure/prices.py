@@ -114,7 +114,7 @@ class PriceBook:
         path = path or default_path()
         if path is None:
             return None
-        machine = environment()
+        machine, threads = environment(), os.environ.get("OMP_NUM_THREADS")
         version = {n: v for n, v in machine.libraries.items() if n.startswith(engine)}
         decides = (
             machine.cpu,
@@ -126,12 +126,13 @@ class PriceBook:
             version,
             machine.numerics.get(engine),
             machine.numerics.get("variables"),
-            os.environ.get("OMP_NUM_THREADS"),
+            threads,
         )
         versions = " ".join(version.values()) or "of unknown version"
+        cores = f"{machine.cores} CPUs" + (f" (OMP_NUM_THREADS={threads})" if threads else "")
         return cls(
             path=path,
-            label=f"{cpu_label(machine)}, {machine.cores} CPUs, {engine}:{device} {versions}",
+            label=f"{cpu_label(machine)}, {cores}, {engine}:{device} {versions}",
             digest=_digest(json.dumps(decides, sort_keys=True)),
         )
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from finecast.engines.base import feeds_for
 from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
 from finecast.errors import UsageError
-from finecast.naming import Option, convert_options, path_of
+from finecast.naming import Option, assignments, convert_options, number_of, path_of
 from finecast.native.lock import (
     Lock,
     LockedKernel,
@@ -137,20 +137,16 @@ class Verification(Report):
 
 
 def _settings(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str]:
-    """Settings by name, also of ``NAME=VALUE`` texts.
-
-    Raises:
-        UsageError: If a text is malformed.
-    """
-    if isinstance(given, Mapping):
-        return {name: str(value) for name, value in given.items()}
-    found: dict[str, str] = {}
-    for item in given or ():
-        name, equals, value = item.partition("=")
-        if not (equals and name.strip()):
-            raise UsageError(f"{item!r} is no setting", where="--set", fix="write NAME=VALUE")
-        found[name.strip()] = value.strip()
-    return found
+    """Settings by name, also of ``NAME=VALUE`` texts."""
+    found = assignments(
+        given,
+        str,
+        where="--set",
+        form="NAME=VALUE",
+        fix="write INFERENCE_PRECISION_HINT=bf16",
+        at_first=True,
+    )
+    return {name: str(value) for name, value in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +328,7 @@ def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
             text = f"{name} is {after or 'not set'}, and was {before or 'not set'}"
             (told if name in OF_SPEED else drifted).append(text)
     state = State.DRIFTED if drifted else State.TOLD if told else State.HOLDS
-    texts = (*drifted, *told) or (f"all {len(now)} as locked",)
+    texts = (*drifted, *told) or (f"{number_of(len(now), 'setting')} as locked",)
     return Check(name="settings", state=state, texts=texts)
 
 
@@ -354,7 +350,7 @@ def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> Check:
         second = f"{second}, fused otherwise" if first == second else second
         changes.setdefault((first, second), []).append(node)
     if not changes:
-        text = f"the same {len(now)}"
+        text = f"the same {number_of(len(now), 'kernel')}"
         return Check(name="kernels", state=State.HOLDS, texts=(text,))
     texts = [
         f"{second} in place of {first}: {_listed(nodes)}"

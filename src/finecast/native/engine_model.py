@@ -118,12 +118,18 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         return EmulatedSubject(model=self, **parts)
 
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Converted:
-        """Converted and verified by the engine given, or by the device's emulator."""
+        """Converted and verified by the engine given, or by the device's emulator.
+
+        Data beside the calibration data verify what these chose.
+        """
         crashes: list[str] = []
         engines = self._verifiers(options, crashes)
         device = options.device or engines[0].emulates
-        batches = batches_of(self, options)
-        done = self.converter(output, engines, batches, options).convert(
+        judging = batches = batches_of(self, options)
+        if options.data is not None and options.data.calibrates_apart:
+            own = replace(options, data=replace(options.data, calib=None))
+            judging = batches_of(self, own)
+        done = self.converter(output, engines, judging, options).convert(
             policy,
             target=device,
             data=self.observed(policy, options, batches),
@@ -160,7 +166,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     ) -> tuple[int, Verified]:
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(built, EngineBuilt)
-        feeds = FeedMaker(batches=workload.timing())
+        feeds = FeedMaker(batches=workload.compared())
         return self.store(built, output, subject.verifiers, feeds)
 
     def census(self, options: RunOptions, low: Format) -> Census:
@@ -294,6 +300,8 @@ def counted(
     if options.data is not None:
         facts = observe(prepared, lambda: batches)
         shapes = {i: f.shape for i, f in facts.items()}
+        seen = {v.name: shapes[v.id] for v in prepared.graph.inputs if v.id in shapes}
+        told = "; ".join(f"{name} {list(shape)}" for name, shape in seen.items())
     else:
         shapes, told = _drawn_shapes(prepared, options)
     found = Census.of(

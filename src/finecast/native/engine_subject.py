@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows
 from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session, feeds_for
@@ -96,8 +96,8 @@ class EngineSubject(Subject):
 
     @property
     def runner(self) -> str:
-        """The name of the engine."""
-        return self.engine.name
+        """The engine and its device: another one computes and times otherwise."""
+        return self.runs_in
 
     @property
     def runs_in(self) -> str:
@@ -185,7 +185,7 @@ class EngineSubject(Subject):
         """Note it if the engine computes the model wrongly as it came: the baseline."""
         got = self.reference.run(feeds)
         note = quantized_mismatch(
-            prepared.graph, self.runner, got, lambda: self.model.reference().run(feeds)
+            prepared.graph, self.engine.name, got, lambda: self.model.reference().run(feeds)
         )
         second = SecondOpinion(source=self.model, engine=self.engine)
         differs = differing(second, prepared.graph, feeds, got)
@@ -319,12 +319,18 @@ class EngineSubject(Subject):
 class EngineExamined(Examined):
     """A model whose values were observed, with its planner."""
 
+    measures_lowest: ClassVar[bool] = True
     subject: EngineSubject
     prepared: PreparedModel
     facts: Mapping[int, ValueFacts]
     planner: Planner
     workload: Workload
     progress: Progress
+    undetailed: Collection[Format] = ()
+
+    def without_details(self, formats: Collection[Format]) -> EngineExamined:
+        """Errors of all ops in these formats together are measured, and shared out evenly."""
+        return replace(self, undetailed=formats)
 
     @property
     def observed(self) -> Mapping[int, ValueFacts]:
@@ -363,7 +369,14 @@ class EngineExamined(Examined):
         calls = self.calls()
         exact = Exact.of(self.subject.reference, calls, self.workload.of)
         times = self.times(exact, of_time=of_time)
-        return times.analysis(self.prepared, self.planner, self._known_errors(times, exact))
+        even = {
+            fmt: Sensitivity.even(at, times.errors[fmt])
+            for fmt, at in times.points.items()
+            if fmt in self.undetailed and math.isfinite(times.errors.get(fmt, math.inf))
+        }
+        single = {fmt: at for fmt, at in times.points.items() if fmt not in even}
+        found = self._known_errors(replace(times, points=single), exact)
+        return times.analysis(self.prepared, self.planner, {**even, **found})
 
     def _known_errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
         """The errors, of the study where it has them; what is measured is kept there."""

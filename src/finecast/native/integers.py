@@ -8,7 +8,7 @@ that ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,19 +24,20 @@ from finecast.engines.base import (
     Session,
 )
 from finecast.engines.exact import Exact
-from finecast.engines.integers import fuses, not_as_planned
+from finecast.engines.integers import INTEGERS, fuses, not_as_planned
 from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.native.source import Source
 from finecast.numbers.encodings import Dynamic, Scaled
+from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
 from finecast.rules.ranges import Calibration
-from finecast.rules.scaled_operands import summed
+from finecast.rules.scaled_operands import origin, products_of_values, summed
 
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
@@ -139,8 +140,35 @@ def unfused(
         if session is None:
             session = from_memory(applied.model, engine.load_tried)
             session.run(feeds)
-        return not_as_planned([*map(_without_time, session.kernel_formats())], planned)
+        kernels = session.kernel_formats()
+        failed = not_as_planned([*map(_without_time, kernels)], planned)
+        return failed | reading_floats(applied.graph, kernels, planned)
     return not_as_planned(kernels_of(engine, applied.model, feeds, repeats=1), planned)
+
+
+def reading_floats(
+    graph: Graph, kernels: Iterable[KernelFormats], planned: Mapping[str, Format]
+) -> dict[str, str]:
+    """Products of two values in kernels that read too few values as codes, with "fp32".
+
+    A kernel of attention runs two such products, the second on what became of the first's
+    result, and tells a single format: that of the narrowest value that it reads.
+    """
+    products = (graph.nodes[i] for i in sorted(graph.once(products_of_values)))
+    names = {node.name: node for node in products}
+    coded = [n for n in names if n in planned and planned[n].encodes_values]
+    failed: dict[str, str] = {}
+    for kernel in (k for k in kernels if k.reads):
+        codes = sum(label in INTEGERS for label in kernel.reads)
+        for name in (n for n in coded if n in kernel.ops):
+            values = (graph.read(names[name], index) for index in (0, 1))
+            makers = [graph.maker(origin(graph, v)) for v in values if v is not None]
+            needed = sum(m is None or m.name not in kernel.ops for m in makers)
+            if needed > codes:
+                failed[name] = Format.FP32.label
+            else:
+                codes -= needed
+    return failed
 
 
 def not_rounded(
@@ -155,10 +183,15 @@ def not_rounded(
     Raises:
         EngineError: If the engine cannot run the model with these outputs.
     """
-    low = next((f for f in plan.low_formats if f.dynamic_group is not None), None)
-    if low is None:
+    rounded = {
+        name: how
+        for name, encodings in plan.encodings.items()
+        for how in encodings.operands.values()
+        if isinstance(how, Dynamic)
+    }
+    if not rounded:
         return {}
-    how = Dynamic(format=low, group=low.dynamic_group or 0)
+    usual = next(iter(rounded.values()))
     graph, known = applied.graph, {n.name: n for n in applied.graph.nodes}
     shown = {value: name for name, value in applied.observable().items()}
     given = {v.id: feeds[v.name] for v in graph.inputs if v.name in feeds}
@@ -167,7 +200,7 @@ def not_rounded(
         node = known[name]
         weights = encodings.constants.get(1)
         read, made = node.inputs[0], node.outputs[0]
-        whole = not (summed(graph, node) or 1) % how.group
+        whole = not (summed(graph, node) or 1) % rounded.get(name, usual).group
         if weights is not None and whole and made in shown and {read} & {*shown, *given}:
             products[name] = node, weights
     if not products:  # an earlier conversion stored all of these constants
@@ -181,8 +214,9 @@ def not_rounded(
         read, made = node.inputs[0], node.outputs[0]
         assert read is not None
         assert made is not None
+        how = rounded.get(name, usual)
         rounds = _rounds(graph, node, weights, (arrays[read], arrays[made]), how)
-        if rounds is not (plan.formats[name].dynamic_group is not None):
+        if rounds is not (name in rounded):
             kind = "rounds" if rounds else "does not round"
             failed[name] = f"a kernel that {kind} what it reads"
     return failed

@@ -37,6 +37,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
 from finecast.planning.sensitivity import squared_error
 from finecast.rules.facts import ValueFacts, facts_in
+from finecast.rules.scaled_operands import origin
 
 _LISTED: Final = 3
 """Values that a note names."""
@@ -91,7 +92,9 @@ class BesideLow(LowModel):
             node, other = self.graph.maker(value), pair.low.graph.maker(partner)
             if node is None or other is None or not is_choice(self.graph.values[value]):
                 continue
-            makers = (pair.low.graph.maker(i) for i in other.inputs if i is not None)
+            low = pair.low.graph
+            read = (origin(low, low.values[i]) for i in other.inputs if i is not None)
+            makers = map(low.maker, read)
             coded = any(m is not None and m.op in _CODES for m in makers)
             found[node.id] = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
         return dict(sorted(found.items()))

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
@@ -112,9 +112,11 @@ class Hinted(Built):
 class Examined(ABC):
     """A subject whose every op the rules have judged under one policy.
 
-    ``planner`` makes plans that the rules permit.
+    ``planner`` makes plans that the rules permit. Of an engine that ``measures_lowest`` the
+    error of all ops together is known for each format without a probe of each.
     """
 
+    measures_lowest: ClassVar[bool] = False
     planner: Planner
 
     @property
@@ -133,6 +135,11 @@ class Examined(ABC):
         Raises:
             EngineError: If no plan in a low format can be run at all.
         """
+
+    def without_details(self, formats: Collection[Format]) -> Examined:
+        """The same, where errors of these formats need not be measured op by op."""
+        del formats
+        return self
 
     @property
     def adjusts(self) -> Collection[Adjust]:
@@ -285,8 +292,8 @@ class Subject(ABC):
         return ()
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
-        """The inputs on which the output error of a plan is measured: those that are timed."""
-        return workload.timing()
+        """The inputs on which the output error of a plan is measured."""
+        return workload.compared()
 
     def made_from(self, origin: Origin) -> Built:
         """The model of an origin, as another process of the same subject made it there.

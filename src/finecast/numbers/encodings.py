@@ -102,13 +102,14 @@ class Scaled:
         return cls(format=fmt, grid=grid, scale=scale, zero_point=zero, axis=axis, group=group)
 
     @classmethod
-    def of_value(cls, fmt: Format, low: float, high: float) -> Scaled:
+    def of_value(cls, fmt: Format, low: float, high: float, *, signed: bool = False) -> Scaled:
         """The encoding in ``fmt`` of a value whose numbers go from ``low`` to ``high``.
 
         Raises:
             ValueError: As ``fitted``, or if ``fmt`` does not encode values.
         """
-        return cls.fitted(fmt, fmt.grid(constant=False), np.asarray(low), np.asarray(high))
+        grid = fmt.grid(constant=False, signed=signed)
+        return cls.fitted(fmt, grid, np.asarray(low), np.asarray(high))
 
     @classmethod
     def of_constant(
@@ -331,13 +332,11 @@ _PACKED: Final = np.dtype("<f4")
 # normally distributed numbers in groups of 128, 15 codes lose least at a share of 0.8.
 _SHARES: Final = tuple(np.linspace(1.0, 0.6, 9, dtype=np.float32))
 
-# OpenVINO's kernels by 4-bit weights take at least so many groups.
-_FEWEST_GROUPS: Final = 4
-
 
 def group_size(fmt: Format, count: int) -> int | None:
     """How many of ``count`` numbers in a row share a scale; None if no size of groups fits."""
-    fits = (s for s in fmt.group_sizes if count % s == 0 and count >= _FEWEST_GROUPS * s)
+    least = fmt.fewest_groups
+    fits = (s for s in fmt.group_sizes if count % s == 0 and count >= least * s)
     return next(fits, None)
 
 
@@ -357,7 +356,7 @@ def _grouping(
         return axis, size
     sizes = ", ".join(map(str, fmt.group_sizes))
     raise ValueError(
-        f"{shape[axis]} numbers are not {_FEWEST_GROUPS} or more groups of one of {sizes}"
+        f"{shape[axis]} numbers are not {fmt.fewest_groups} or more groups of one of {sizes}"
     )
 
 
@@ -460,11 +459,11 @@ class Encodings:
             "constants": dict(self.constants),
         }
         inputs = {
-            role: {str(index): e.to_dict() for index, e in sorted(named.items())}
+            role: {str(index): _stated(e, role) for index, e in sorted(named.items())}
             for role, named in roles.items()
         }
         result = self.result
-        stored = result.label if isinstance(result, Format) else result.to_dict()
+        stored = result.label if isinstance(result, Format) else _stated(result, "result")
         return {**inputs, "result": stored}
 
     @classmethod
@@ -485,17 +484,18 @@ class Encodings:
         if operands and not (fmt.runs_on_codes or fmt.dynamic_group):
             raise ValueError(f"{fmt.label} encodes constants alone, not operands")
 
+        def of_value(content: dict[str, Any]) -> Scaled:
+            grid = fmt.grid(constant=False, signed=content.get(_SIGNED) is True)
+            return Scaled.from_dict(fmt, grid, content)
+
         def operand(content: dict[str, Any]) -> Scaled | Dynamic:
-            if fmt.dynamic_group is not None:
-                return Dynamic.from_dict(fmt, content)
-            return Scaled.from_dict(fmt, fmt.grid(constant=False), content)
+            dynamic = fmt.dynamic_group is not None
+            return Dynamic.from_dict(fmt, content) if dynamic else of_value(content)
 
         stated: object = content["result"]
         result: Encoding = fmt.result
         if isinstance(stated, dict) and fmt.runs_on_codes:
-            result = Scaled.from_dict(
-                fmt, fmt.grid(constant=False), cast("dict[str, Any]", stated)
-            )
+            result = of_value(cast("dict[str, Any]", stated))
         elif stated != result.label:
             raise ValueError(f"{fmt.label} ops give {result.label}, not {stated!r}")
         found = cls(
@@ -510,6 +510,16 @@ class Encodings:
         if fmt.runs_on_codes and not (found.operands or found.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return found
+
+
+_SIGNED: Final = "signed"
+"""The key that says that the codes of a value are signed."""
+
+
+def _stated(encoding: Scaled | Dynamic, role: str) -> dict[str, Any]:
+    """The parameters as JSON content; those of values say if codes are signed."""
+    signed = isinstance(encoding, Scaled) and encoding.grid.symmetric and role != "constants"
+    return encoding.to_dict() | ({_SIGNED: True} if signed else {})
 
 
 def stored_bytes(x: NDArray[np.generic], encoding: Encoding, *, piece: int) -> Iterator[bytes]:

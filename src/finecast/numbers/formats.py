@@ -75,17 +75,21 @@ class Grid:
 class _Codes:
     """What a format with scales stores as integer codes, and by which codes.
 
+    Without a zero point kernels multiply ``signed`` values; the grid is that of ``values`` if
+    there is none.
     Without a grid for ``values`` the format is for constants alone: ops compute on decoded
     constants, in ``decoded``, the name of a float format. With ``groups``, sizes in order of
-    preference, the numbers of a channel have a scale for each group of so many. Of a
-    ``dynamic`` format the kernels themselves round the values that meet such constants, to 8
-    bits: they find a scale for each so many numbers in a row.
+    preference, the numbers of a channel have a scale for each group of so many, and
+    ``fewest_groups`` at least. Of a ``dynamic`` format the kernels themselves round the values
+    that meet such constants, to 8 bits: they find a scale for each so many numbers in a row.
     """
 
     values: Grid | None
     constants: Grid
     decoded: str = "FP32"
     groups: tuple[int, ...] = ()
+    signed: Grid | None = None
+    fewest_groups: int = 1
     dynamic: int | None = None
 
 
@@ -101,11 +105,18 @@ class _Layout:
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
 _UINT8: Final = Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255)
 _INT8: Final = Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True)
+# Products of two values take no zero point, so that codes of negative numbers are signed.
+_SIGNED: Final = Grid(dtype=np.dtype(np.int8), lowest=-128, highest=127, symmetric=True)
+_INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmetric=True)
 # Values that kernels round have few numbers to a scale: one that is far larger than the others
 # costs only its group digits. 32 is OpenVINO's default (2026.4), and the least that ONNX
 # Runtime takes.
 _DYNAMIC_GROUP: Final = 32
-_INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmetric=True)
+# Kernels of ONNX Runtime are faster with fewer scales; 128 is what other tools write for it.
+_LARGE_GROUP: Final = 128
+# Large groups take the fewest scales; 128 is what other tools take by default, too. OpenVINO's
+# kernels take four groups at least.
+_BY_GROUPS: Final = _Codes(values=None, constants=_INT4, groups=(128, 64, 32), fewest_groups=4)
 
 
 class Format(Enum):
@@ -125,18 +136,15 @@ class Format(Enum):
     FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, bits=8)
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, bits=8)
     INT8 = _Layout(
-        exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=_UINT8, constants=_INT8)
+        exponent_bits=8,
+        mantissa_bits=7,
+        bits=8,
+        codes=_Codes(values=_UINT8, constants=_INT8, signed=_SIGNED),
     )
     INT8_WEIGHTS = _Layout(
         exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=None, constants=_INT8)
     )
-    # Large groups take the fewest scales; 128 is what other tools take by default, too.
-    INT4_WEIGHTS = _Layout(
-        exponent_bits=8,
-        mantissa_bits=3,
-        bits=4,
-        codes=_Codes(values=None, constants=_INT4, groups=(128, 64, 32)),
-    )
+    INT4_WEIGHTS = _Layout(exponent_bits=8, mantissa_bits=3, bits=4, codes=_BY_GROUPS)
     INT8_DYNAMIC = _Layout(
         exponent_bits=8,
         mantissa_bits=7,
@@ -147,8 +155,21 @@ class Format(Enum):
         exponent_bits=8,
         mantissa_bits=3,
         bits=4,
+        codes=replace(_BY_GROUPS, dynamic=_DYNAMIC_GROUP),
+    )
+    INT8_DYNAMIC_128 = _Layout(
+        exponent_bits=8,
+        mantissa_bits=7,
+        bits=8,
+        codes=_Codes(values=None, constants=_INT8, dynamic=_LARGE_GROUP),
+    )
+    # A kernel of ONNX Runtime has one size of groups for both operands.
+    INT4_DYNAMIC_128 = _Layout(
+        exponent_bits=8,
+        mantissa_bits=3,
+        bits=4,
         codes=_Codes(
-            values=None, constants=_INT4, groups=(128, 64, 32), dynamic=_DYNAMIC_GROUP
+            values=None, constants=_INT4, groups=(_LARGE_GROUP,), dynamic=_LARGE_GROUP
         ),
     )
     # Values in bf16 meet weights that are decoded to bf16: the types of OpenVINO's kernels.
@@ -162,7 +183,7 @@ class Format(Enum):
         exponent_bits=8,
         mantissa_bits=3,
         bits=4,
-        codes=_Codes(values=None, constants=_INT4, decoded="BF16", groups=(128, 64, 32)),
+        codes=replace(_BY_GROUPS, decoded="BF16"),
     )
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
@@ -259,14 +280,22 @@ class Format(Enum):
         codes = self.value.codes
         return () if codes is None else codes.groups
 
-    def grid(self, *, constant: bool) -> Grid:
-        """The codes of values, or of constants.
+    @property
+    def fewest_groups(self) -> int:
+        """How many groups the numbers of a channel make at least."""
+        codes = self.value.codes
+        return 1 if codes is None else codes.fewest_groups
+
+    def grid(self, *, constant: bool, signed: bool = False) -> Grid:
+        """The codes of values, which kernels may need ``signed``, or of constants.
 
         Raises:
             ValueError: If it has no scales, or values are not encoded.
         """
         codes = self.value.codes
         grid = None if codes is None else codes.constants if constant else codes.values
+        if codes is not None and grid is not None and signed:
+            grid = codes.signed or grid
         if grid is None:
             what = "constants" if constant else "values"
             raise ValueError(f"{self.label} has no codes for {what}")
@@ -315,7 +344,8 @@ class Format(Enum):
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy (or ml_dtypes) type that stores this format."""
-        return _DTYPES[self]
+        codes = self.value.codes
+        return _DTYPES[self] if codes is None else codes.constants.dtype
 
     @property
     def format(self) -> Format:
@@ -350,7 +380,7 @@ class Format(Enum):
         Raises:
             UsageError: If ``name`` is none of them.
         """
-        spelled = name.strip().lower()
+        spelled = name.strip().lower().replace("-", "_")
         try:
             return _BY_LABEL.get(spelled) or _BY_ALIAS[spelled]
         except KeyError:
@@ -367,13 +397,6 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
     Format.FP8_E4M3_IEEE: np.dtype(ml_dtypes.float8_e4m3),
     Format.FP8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
     Format.FP8_E3M4: np.dtype(ml_dtypes.float8_e3m4),
-    Format.INT8: np.dtype(np.int8),
-    Format.INT8_WEIGHTS: np.dtype(np.int8),
-    Format.INT4_WEIGHTS: np.dtype(ml_dtypes.int4),
-    Format.INT8_DYNAMIC: np.dtype(np.int8),
-    Format.INT4_DYNAMIC: np.dtype(ml_dtypes.int4),
-    Format.INT8_WEIGHTS_BF16: np.dtype(np.int8),
-    Format.INT4_WEIGHTS_BF16: np.dtype(ml_dtypes.int4),
 }
 FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 """Floating-point formats: each rounds a number by itself, without parameters."""
@@ -394,15 +417,9 @@ _BY_ALIAS = {
     "float8_e4m3": Format.FP8_E4M3_IEEE,
     "float8_e5m2": Format.FP8_E5M2,
     "float8_e3m4": Format.FP8_E3M4,
-    "int8-weights": Format.INT8_WEIGHTS,
     "int8_weight_only": Format.INT8_WEIGHTS,
     "w8": Format.INT8_WEIGHTS,
-    "int4-weights": Format.INT4_WEIGHTS,
     "w4": Format.INT4_WEIGHTS,
-    "int8-dynamic": Format.INT8_DYNAMIC,
-    "w8a8-dynamic": Format.INT8_DYNAMIC,
-    "int4-dynamic": Format.INT4_DYNAMIC,
-    "w4a8-dynamic": Format.INT4_DYNAMIC,
-    "int8-weights-bf16": Format.INT8_WEIGHTS_BF16,
-    "int4-weights-bf16": Format.INT4_WEIGHTS_BF16,
+    "w8a8_dynamic": Format.INT8_DYNAMIC,
+    "w4a8_dynamic": Format.INT4_DYNAMIC,
 }

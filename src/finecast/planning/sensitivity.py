@@ -176,6 +176,15 @@ class Sensitivity:
             shared=np.zeros(len(points.shared)),
         )
 
+    @classmethod
+    def even(cls, points: RoundingPoints, total: float) -> Sensitivity:
+        """Errors that add up to ``total``, the same at each point, where that is enough."""
+        zero = cls.zero(points)
+        each = total / max(len(zero.values) + len(zero.weights), 1)
+        return replace(
+            zero, values=zero.values + each, weights=zero.weights + each, total=total
+        )
+
     def fits(self, points: RoundingPoints) -> bool:
         """Whether there is an error for each of ``points``."""
         mine = (self.values, self.weights, self.shared)

@@ -320,4 +320,4 @@ def _figure(value: float | None) -> str:
 def _ms(value: float | None) -> str:
     if value is None:
         return "an unknown time"
-    return f"{value:.3g} ms" if value >= 1 else f"{1e3 * value:.3g} µs"
+    return f"{value:.3g} ms" if value >= 1 else f"{1e3 * value:.3g} us"

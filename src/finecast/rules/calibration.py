@@ -18,6 +18,7 @@ from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.ranges import Calibration, covered
 from finecast.rules.scaled_operands import (
     coded_result,
+    factors,
     origin,
     rounded_operands,
     scaled_operands,
@@ -42,6 +43,8 @@ def calibrated(
     that ``calibration`` chooses. Operands that the model came with
     encodings for keep those. Values that are only moved from one another have the same
     encoding. With ``results`` the result is encoded as well, where ``coded_result`` has one.
+    Without, kernels of products of two values take no zero points: what they read has signed
+    codes, but for first operands without negative numbers.
 
     Raises:
         ValueError: If the op cannot run in ``fmt``, or an operand was not observed or had NaN
@@ -58,7 +61,7 @@ def calibrated(
         value = graph.values[source]
         try:
             if value.constant is None:
-                operands[index] = _encoded(graph, value, facts, fmt, calibration)
+                operands[index] = _encoded(graph, value, facts, fmt, calibration, results)
             else:
                 came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
                 found = Scaled.of_constant(
@@ -76,7 +79,7 @@ def calibrated(
     if given is None:
         return Encodings(operands=operands, constants=constants, result=fmt.result)
     try:
-        result = _encoded(graph, given, facts, fmt, calibration)
+        result = _encoded(graph, given, facts, fmt, calibration, results)
     except ValueError as error:
         raise ValueError(f"{given.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants, result=result)
@@ -135,11 +138,10 @@ def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
         sources = (node.inputs[i] for i in scaled_operands(graph, node, fmt))
         values = [graph.values[i] for i in sources if i is not None]
         for value in (v for v in values if v.constant is None):
-            seen = _seen(graph, value, facts)
             try:
-                _of_value(seen, fmt)
+                _encoded(graph, value, facts, fmt, Calibration.MINMAX, results=False)
             except ValueError as error:
-                if seen is not None:
+                if _seen(graph, value, facts) is not None:
                     yield f"{value.name} has no {fmt.label} scale, {error}"
 
 
@@ -159,12 +161,25 @@ def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:
 
 
 def _encoded(
-    graph: Graph, value: Value, facts: Facts, fmt: Format, calibration: Calibration
+    graph: Graph,
+    value: Value,
+    facts: Facts,
+    fmt: Format,
+    calibration: Calibration,
+    results: bool,
 ) -> Scaled:
-    """The encoding that the value's origin came with, else one that covers the facts."""
-    source = origin(graph, value)
-    came = _came_as(source, fmt, fmt.grid(constant=False), calibration)
-    return came or _of_value(_seen(graph, value, facts), fmt, calibration)
+    """The encoding that the value's origin came with, else one that covers the facts.
+
+    ``results`` is as for ``calibrated``.
+    """
+    source, seen = origin(graph, value), _seen(graph, value, facts)
+    first, second = (source.id in graph.once(factors, index) for index in (0, 1))
+    signed = not results and (second or (first and seen is not None and seen.lowest < 0))
+    grid = fmt.grid(constant=False, signed=signed)
+    came = _came_as(source, fmt, grid, calibration)
+    if came is not None:
+        return came
+    return Scaled.of_value(fmt, *_range(seen, fmt, calibration), signed=signed)
 
 
 def _came_as(value: Value, fmt: Format, grid: Grid, calibration: Calibration) -> Scaled | None:
@@ -180,17 +195,21 @@ def _fits(encoding: Scaled, axes: tuple[int, ...]) -> bool:
     return encoding.axis is None or (encoding.axis,) == axes
 
 
-def _of_value(
-    seen: ValueFacts | None, fmt: Format, calibration: Calibration = Calibration.MINMAX
-) -> Scaled:
+def _range(
+    seen: ValueFacts | None, fmt: Format, calibration: Calibration
+) -> tuple[float, float]:
+    """The range that the encoding of a value shall cover.
+
+    Raises:
+        ValueError: If what was seen of the value shows none.
+    """
     if seen is None or not seen.count:
         raise ValueError("nothing was observed of it")
     if seen.nans or seen.infs:
         raise ValueError("NaN or Inf was observed")
     if seen.lowest == seen.highest and seen.count > 1:
         raise ValueError("the data has the same number everywhere, which shows no range")
-    low, high = covered(seen, fmt.grid(constant=False), calibration)
-    return Scaled.of_value(fmt, low, high)
+    return covered(seen, fmt.grid(constant=False), calibration)
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:

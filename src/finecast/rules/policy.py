@@ -10,7 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from finecast.errors import UsageError
-from finecast.naming import Option, convert_options, default_of, look_up, member_of, spelled
+from finecast.naming import (
+    Option,
+    assignments,
+    convert_options,
+    default_of,
+    look_up,
+    member_of,
+    spelled,
+)
 from finecast.numbers.formats import Format
 from finecast.rules.ranges import Calibration
 
@@ -146,14 +154,14 @@ class Policy:
         flags=("--op",),
         metavar="OP=FORMAT",
         many=True,
-        convert=lambda given: assignments(given, option="--op"),
+        convert=lambda given: formats_by_name(given, option="--op"),
     ).field({})
     io: Mapping[str, Format] = Option(
         help="NAME=FORMAT for one input or output; 'low' for all; 'state' to decide the type"
         " of a cache, which the caller carries from call to call. Default: types are kept.",
         metavar="low|state|NAME=FORMAT",
         many=True,
-        convert=lambda given: assignments(given, option="--io"),
+        convert=lambda given: formats_by_name(given, option="--io"),
     ).field({})
     io_low: bool = False
     io_state: bool = False
@@ -218,7 +226,9 @@ class Policy:
             object.__setattr__(self, "io", [port for port, name in stated.items() if not name])
         convert_options(self)
         if keep:
-            object.__setattr__(self, "op_formats", {**self.op_formats, **assignments(keep)})
+            object.__setattr__(
+                self, "op_formats", {**self.op_formats, **formats_by_name(keep)}
+            )
 
     def __repr__(self) -> str:
         """The call that makes it."""
@@ -390,7 +400,7 @@ def patterns(
         ) from error
 
 
-def assignments(
+def formats_by_name(
     given: Mapping[str, Format | str] | Sequence[str] | None, *, option: str = "--op"
 ) -> dict[str, Format]:
     """Formats by name, also of ``NAME=FORMAT`` texts.
@@ -398,23 +408,10 @@ def assignments(
     Raises:
         UsageError: If a text has another shape; names ``option``.
     """
-    found: dict[str, Format] = {}
-    pairs = given.items() if isinstance(given, Mapping) else map(_assignment, given or ())
-    for name, fmt in pairs:
-        if not name:
-            raise UsageError(
-                f"{fmt!r} is not NAME=FORMAT",
-                where=option,
-                fix="write for example Softmax=fp32",
-            )
-        found[name] = fmt if isinstance(fmt, Format) else Format.parse(fmt)
-    return found
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    """Name and format; no name and the text if there are not both."""
-    name, equals, fmt = text.rpartition("=")
-    return (name, fmt) if equals and name else ("", text)
+    found = assignments(
+        given, Format.parse, where=option, form="NAME=FORMAT", fix="write Softmax=fp32"
+    )
+    return {n: f if isinstance(f, Format) else Format.parse(f) for n, f in found.items()}
 
 
 def conversion_stays(was: str, policy: str) -> bool:

@@ -16,6 +16,7 @@ from finecast.graph import ROUNDS, Graph, Node
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.folded import computed_from_constants
+from finecast.rules.scaled_operands import origin
 
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
@@ -66,7 +67,8 @@ def computed_in(graph: Graph, node: Node) -> str:
     """
     if node.id in graph.once(_regions):
         return "quantized"
-    for maker in map(graph.maker, node.inputs):
+    for source in (graph.values[i] for i in node.inputs if i is not None):
+        maker = graph.maker(origin(graph, source))  # ops between move codes
         label = None if maker is None else maker.attributes.get(ROUNDS)
         if isinstance(label, str):
             return label

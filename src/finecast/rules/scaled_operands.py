@@ -1,14 +1,14 @@
 """Which operands of an op are encoded in a format with parameters, and along which axes.
 
 Engines run on integers: products with constant weights, which have a scale for each output
-channel, and the addition of another value to a convolution's result in the convolution's
-kernel. They compute in floats from weights stored as codes: products, and lookups of rows in
-a table, which has a scale for each row.
+channel, matrix products of two values, and the addition of another value to a convolution's
+result in the convolution's kernel. They compute in floats from weights stored as codes:
+products, and lookups of rows in a table, which has a scale for each row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from finecast.graph import ROUNDS, Graph, Node, Value
@@ -84,6 +84,8 @@ def coded_result(graph: Graph, node: Node) -> Value | None:
     Raises:
         ValueError: If the result is an output of the model, which is never encoded.
     """
+    if node.id in graph.once(products_of_values):
+        return None  # what is added to it, as a mask, is no bias
     (value,) = graph.following_outputs(node)
     biased = node.op != "gemm" or (len(node.inputs) > 2 and node.inputs[2] is not None)
     if node.op in ("matmul", "linear"):
@@ -123,6 +125,33 @@ def _only_reader(graph: Graph, value: Value, op: str) -> Node | None:
     return reader if reader.op == op else None
 
 
+def products_of_values(graph: Graph) -> frozenset[int]:
+    """Ids of the matrix products of two values that are computed in every run."""
+    known = graph.once(settled)
+    found: set[int] = set()
+    for node in (n for n in graph.nodes if n.op == "matmul"):
+        operands = [_operand(graph, node, index) for index in (0, 1)]
+        if all(v is not None and v.id not in known for v in operands):
+            found.add(node.id)
+    return frozenset(found)
+
+
+def factors(graph: Graph, index: int) -> frozenset[int]:
+    """Ids of the values whose numbers products of two values read at input ``index``.
+
+    Each is the ``origin`` of what the product reads. Left out are values that convolutions or
+    other products read, too, as these take unsigned codes.
+    """
+
+    def read(nodes: Iterable[int], index: int) -> set[int]:
+        found = (graph.read(graph.nodes[n], index) for n in nodes)
+        return {origin(graph, v).id for v in found if v is not None}
+
+    products, kinds = graph.once(products_of_values), _PRODUCTS | _CONVOLUTIONS
+    others = [n.id for n in graph.nodes if n.op in kinds and n.id not in products]
+    return frozenset(read(products, index) - read(others, 0))
+
+
 def origin(graph: Graph, value: Value) -> Value:
     """The value that ``value`` is only moved from; itself if it is computed.
 
@@ -139,7 +168,8 @@ def origin(graph: Graph, value: Value) -> Value:
 def moved_by(graph: Graph, node: Node) -> Value | None:
     """The value whose numbers ``node`` places, with zeros at most beside; None if none."""
     info = by_name(node.op)
-    if not info.exact or info.kind not in _PLACES or any(scalars(node)):
+    rounds = ROUNDS in node.attributes  # the last step of constants decoded by groups
+    if rounds or not info.exact or info.kind not in _PLACES or any(scalars(node)):
         return None
     reads = [*graph.following_inputs(node)]
     moved = [v for v in reads if v.constant is None]
@@ -173,6 +203,13 @@ def _is_stored(graph: Graph, value: Value) -> bool:
     """Whether the value is a constant that an earlier conversion stored as codes."""
     maker = graph.maker(value)
     return maker is not None and ROUNDS in maker.attributes
+
+
+def _any_product(graph: Graph, node: Node) -> Axes:
+    """A matrix product by weights, or of two values, each of which has one scale."""
+    if node.id in graph.once(products_of_values):
+        return {0: (), 1: ()}
+    return _matrix_product(graph, node)
 
 
 def _matrix_product(graph: Graph, node: Node) -> Axes:
@@ -233,7 +270,7 @@ _OPERANDS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {
     "conv": _weighted(0),
     "group_conv": _weighted(0, 1),
     "linear": _weighted(0),
-    "matmul": _matrix_product,
+    "matmul": _any_product,
     "gemm": _matrix_product,
     "add": _addition,
 }

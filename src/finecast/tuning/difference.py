@@ -271,13 +271,13 @@ class Difference(Report):
         same = len(self.ops) - len(self.changed)
         both = len(self.ops) - counts[Change.GONE] - counts[Change.NEW]
         renamed = f", {self.renamed} of them by other names" if self.renamed else ""
-        told = [f"{number} {c.value}" for c, number in counts.items() if number]
+        told = [f"{c.value} ({number_of(n, 'op')})" for c, n in counts.items() if n]
         lines = [
             f"{number_of(both, 'op')} in both{renamed}; {same} without a change",
             f"changes: {', '.join(told)}" if told else "nothing differs",
         ]
         if self.placement is not None:
-            lines.append(f"apply would give {self.placement.text}")
+            lines.append(f"if it is applied: {self.placement.text}")
         return lines
 
     @property

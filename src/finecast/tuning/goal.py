@@ -17,7 +17,7 @@ from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
-from finecast.naming import Option, convert_options, member_of, path_of
+from finecast.naming import Option, convert_options, member_of, path_of, share_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
@@ -290,22 +290,6 @@ def study_beside(output: Path) -> Path:
     return output.parent / f"{output.stem}{STUDY_SUFFIX}"
 
 
-def _share(given: float | str | None) -> float | None:
-    """A share that may be given as text, in percent, too.
-
-    Raises:
-        UsageError: If it is none.
-    """
-    text = str(given).strip()
-    try:
-        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        found = math.nan
-    if given is None or 0 <= found < math.inf:
-        return None if given is None else found
-    raise UsageError(f"{text!r} is no share", where="--within", fix="give 5% or 0.05")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
     """What to tune for, and where.
@@ -410,7 +394,7 @@ class TuneRequest:
         " 0.05, beside its own best plan.",
         metavar="SHARE",
         python=((Real, str), "a share, as 0.05"),
-        convert=_share,
+        convert=partial(share_of, where="--within", example=0.05),
     ).field(None)
     progress: Progress = silent
 

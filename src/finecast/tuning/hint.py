@@ -135,8 +135,9 @@ def stated_by_hint(planner: Planner, analysis: Analysis, name: str, plan: Plan) 
 
 def coded_over_hints(subject: Subject, plan: Plan, beside: Iterable[Built]) -> list[Plan]:
     """The codes of ``plan`` over what each hint lowers, where that hint can state both."""
-    if not plan.encodings or plan.by_hint:
+    if not plan.encodings:
         return []
+    plan = replace(plan, by_hint=False)
     hinted = (one.plan for one in beside if isinstance(one, Hinted))
     plans = (subject.by_hint(codes_over_hint(plan, one)) for one in hinted)
     return [made for made in plans if made is not None]

@@ -11,8 +11,10 @@ from typing import Final, TypeAlias
 from finecast.data.workload import Workload
 from finecast.engines.base import Session
 from finecast.engines.exact import Exact
+from finecast.errors import EngineError
 from finecast.measure.racing import Effort, Race
 from finecast.native.subject import Built, Origin, Subject
+from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.pricing import by_memory, by_size, resident_bytes
 from finecast.planning.problem import SAME_TIME, Analysis
@@ -84,12 +86,16 @@ Racer: TypeAlias = Callable[[Racing], "tuple[Race | None, Sequence[str]]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """Measures the models of one subject by ``objective``; ``racer`` times them, if given."""
+    """Measures the models of one subject by ``objective``; ``racer`` times them, if given.
+
+    ``errors`` has the relative output errors of plans that were measured, by digest.
+    """
 
     objective: Objective
     subject: Subject
     workload: Workload
     racer: Racer | None = None
+    errors: dict[str, float] = field(init=False, repr=False, default_factory=dict[str, float])
     _exact: list[Exact] = field(init=False, repr=False, default_factory=list[Exact])
 
     def check(self) -> None:
@@ -156,6 +162,19 @@ class Measuring:
     def output_error(self, built: Built) -> float:
         """The relative error of a model's worst output on the timed feeds, against fp32."""
         return self.exact().error(self.session(built))
+
+    def plan_error(self, plan: Plan) -> float:
+        """The same of the model of ``plan``, measured once; infinite if it does not run.
+
+        The model runs where a dry run loads it: it is compiled once, and never timed.
+        """
+        if plan.digest not in self.errors:
+            try:
+                session = self.subject.tried(self.subject.model.build(plan))
+                self.errors[plan.digest] = self.exact().error(session)
+            except EngineError:
+                return math.inf
+        return self.errors[plan.digest]
 
     def session(self, built: Built) -> Session:
         """A session of a model in the configuration that is measured and recommended.

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
-from finecast.errors import EngineError
 from finecast.native.gains import (
     Gain,
     gaining_kinds,
@@ -253,8 +252,7 @@ def none_passes(
 class Adjustments:
     """The adjusted plans of one search.
 
-    ``made`` has for the digest of each adjusted plan the plan before and the adjustments,
-    ``errors`` the measured errors of plans by digest.
+    ``made`` has for the digest of each adjusted plan the plan before and the adjustments.
     """
 
     measuring: Measuring
@@ -263,7 +261,6 @@ class Adjustments:
     made: dict[str, tuple[Plan, Sequence[Adjust]]] = field(
         default_factory=dict[str, tuple[Plan, Sequence[Adjust]]]
     )
-    errors: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(cls, measuring: Measuring, examined: Examined, policy: Policy) -> Adjustments:
@@ -283,7 +280,9 @@ class Adjustments:
         """What each kind does to ``plan``, measured."""
         if not self.examined.adjusts:
             return ()
-        return measure_gains(plan, self.kinds, self.examined.adjusted, self.error)
+        return measure_gains(
+            plan, self.kinds, self.examined.adjusted, self.measuring.plan_error
+        )
 
     def proposals(self, wanted: Sequence[Proposal], found: Sequence[Gain]) -> list[Proposal]:
         """``wanted`` with the adjustments that gain, their errors scaled by the same gain."""
@@ -307,20 +306,6 @@ class Adjustments:
         before, kinds = self.made[plan.digest]
         steps = (self.examined.adjusted(before, kinds[:i]) for i in range(1, len(kinds) + 1))
         plans = [before, *steps]
-        errors = map(self.error, plans)
+        errors = map(self.measuring.plan_error, plans)
         pairs = zip(kinds, pairwise(plans), pairwise(errors), strict=True)
         return tuple(Gain.of(kind, both, off) for kind, both, off in pairs)
-
-    def error(self, plan: Plan) -> float:
-        """The relative output error of ``plan``; infinite if its model does not run.
-
-        The model runs where a dry run loads it: it is compiled once, and never timed.
-        """
-        if plan.digest not in self.errors:
-            subject = self.measuring.subject
-            try:
-                session = subject.tried(subject.model.build(plan))
-                self.errors[plan.digest] = self.measuring.exact().error(session)
-            except EngineError:
-                self.errors[plan.digest] = math.inf
-        return self.errors[plan.digest]

@@ -194,8 +194,10 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"of {number_of(count, 'op')} planned in {label} "
-        + ", ".join(f"{n} in {into}" for (of, into), n in counts.most_common() if of == label)
+        f"of {number_of(count, 'op')} planned in {label}, "
+        + ", ".join(
+            f"{n} run in {into}" for (of, into), n in counts.most_common() if of == label
+        )
         for label, count in planned.items()
     )
     return [f"as the engine runs them, fused into kernels of one type each: {told}"]

@@ -154,7 +154,7 @@ class Served:
             path=model,
             runner=Runner.of(subject.verifiers[0].judges),
             reference=subject.reference,
-            calls=chosen(workload.timing(), workload.evaluated()),
+            calls=chosen(workload.compared(), workload.evaluated()),
         )
         deployed.lock(plan, accuracy, None).write(lock)
 

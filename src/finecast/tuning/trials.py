@@ -173,6 +173,14 @@ class Trials:
         share = (best - linear(self.target)) / lost
         return (kept + min(max(share, 0.0), 1.0) * (missed - kept)) ** 2
 
+    def share_lost(self, metric: float) -> float:
+        """The share of what may be lost by which a plan's metric is off; infinite if unknown.
+
+        A metric that is better than fp32's is off, too: it shows what chance may do.
+        """
+        lost, allowed = abs(metric - self.baseline), abs(self.target - self.baseline)
+        return lost / allowed if math.isfinite(lost) and allowed > 0 else math.inf
+
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
         """The index of the fastest candidate whose error is expected to pass."""
         allowed = self.allowed_error()

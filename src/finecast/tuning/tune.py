@@ -92,6 +92,10 @@ _EVALUATIONS: Final = 3
 _MODELS: Final = 3
 _RACES_S: Final = 10.0
 _LONG_S: Final = 30.0
+# Where a format has more ops than this, and all of them together lose no more than this share
+# of what may be lost, the error of each is not measured.
+_MANY: Final = 160
+_HARMLESS: Final = 0.25
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
@@ -246,7 +250,6 @@ class _Tuning:
             compilation, only plans that keep the criterion are then compiled.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         frontier: The first steps of the frontier, those too slow to be raced among them.
-        errors: Measured relative errors of the plans that were evaluated, by digest.
         waiting: Proposals that race only if those that raced first gain too little.
         caches: What each format of a KV cache that the engine keeps saves and loses.
     """
@@ -270,7 +273,6 @@ class _Tuning:
     predicting: bool = False
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
-    errors: dict[str, float] = field(default_factory=dict[str, float])
     waiting: Sequence[Proposal] = ()
     caches: Sequence[KvCache] = ()
 
@@ -345,7 +347,7 @@ class _Tuning:
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
-        over = self._over_hint(found)
+        over = self._over_hint(candidates, found)
         if over:
             candidates += over
             found = self._faster(over, found, fp32)
@@ -477,7 +479,7 @@ class _Tuning:
                 self.candidates,
                 None if self.predicting else self.fp32,
                 self.trials.tried,
-                self.errors,
+                self.measuring.errors,
             ),
         )
 
@@ -538,19 +540,29 @@ class _Tuning:
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
 
-    def _over_hint(self, found: Candidate | None) -> list[Candidate]:
-        """The codes of the plan found, where the engine's hint lowers what is in fp32 there.
+    def _over_hint(
+        self, candidates: Sequence[Candidate], found: Candidate | None
+    ) -> list[Candidate]:
+        """The codes of the plan found, and in all other ops what the engine's hint lowers.
 
+        If it has no codes, those of the fastest plan with codes that no miss speaks against.
         Casts around codes may cost more than they gain; under the hint the engine fuses its
         own.
         """
-        if found is None or self.analysis is None or not self.trials.may_go_on():
+        missed = [c.error for c in self.trials.missed(candidates, None)]
+        coded = [
+            c
+            for c in ([found] if found and found.plan.encodings else candidates)
+            if c.plan.encodings and c.error < min(missed, default=math.inf)
+        ]
+        if not coded or self.analysis is None or not self.trials.may_go_on():
             return []
         planner, analysis = self.examined.planner, self.analysis
-        plans = coded_over_hints(self.subject, found.plan, self.hints.values())
+        best = min(coded, key=lambda c: c.cost)
+        plans = coded_over_hints(self.subject, best.plan, self.hints.values())
         known = {c.plan.digest for c in self.candidates}
         proposals = [
-            stated_by_hint(planner, analysis, f"{found.name}, over the hint", plan)
+            stated_by_hint(planner, analysis, f"{best.name}, over the hint", plan)
             for plan in plans
             if plan.digest not in known
         ]
@@ -609,8 +621,7 @@ class _Tuning:
         assert self.analysis is not None
 
         def error(plan: Plan) -> float:
-            measured = self.errors.get(plan.digest)  # an evaluation has told it, too
-            return (self.adjustments.error(plan) if measured is None else measured) ** 2
+            return self.measuring.plan_error(plan) ** 2
 
         probing = Probing(planner=self.examined.planner, analysis=self.analysis, error=error)
         for done in range(_SEARCHES):
@@ -746,6 +757,7 @@ class _Tuning:
     def _proposals(self) -> list[Proposal]:
         planner = self.examined.planner
         of_time = self.measuring.objective.of_time
+        self.examined = self.examined.without_details(self._harmless())
         analysis = self.measuring.priced(planner, self.examined.analysis(of_time=of_time))
         self.analysis = analysis
         self.progress("plans", 0, 1)
@@ -759,6 +771,34 @@ class _Tuning:
         exact = [p for p in proposals if not p.plan.lowers]
         found += (*with_kv_caches(exact, self.caches),)
         return [p for p in found if p.plan.lowers]
+
+    def _harmless(self) -> tuple[Format, ...]:
+        """Formats in which all ops together lose a small part of what may be lost.
+
+        An evaluation of such a plan costs less than to round each of many ops alone, and which
+        of them loses most decides nothing.
+        """
+        found: list[Format] = []
+        planner, trials = self.examined.planner, self.trials
+        for fmt in planner.policy.formats if self.examined.measures_lowest else ():
+            plan = planner.lowest(fmt)
+            many = sum(f is fmt for f in plan.formats.values()) > _MANY
+            if fmt.has_scales or not many or not trials.may_go_on():
+                continue
+            self.progress("evaluation", 0, 1)
+            try:
+                self.built[plan.digest] = self.subject.model.build(plan)
+                metric = self._evaluate(plan)
+            except (EngineError, LostTrialError):
+                continue
+            trials.evaluations += 1
+            if trials.share_lost(metric) <= _HARMLESS:
+                found.append(fmt)
+                self.subject.tell(
+                    f"all ops in {fmt.label} lose {trials.share_lost(metric):.0%} of what may"
+                    " be lost: their errors are not measured one by one"
+                )
+        return tuple(found)
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
         """The plan to start from, whose error is then expected to pass."""
@@ -867,5 +907,5 @@ class _Tuning:
         except EngineError as error:
             raise LostTrialError(f"is not made: {error.what}") from error
         found = self.executor.evaluate(built)
-        self.errors[plan.digest] = found.error
+        self.measuring.errors[plan.digest] = found.error
         return found.metric

@@ -31,6 +31,13 @@ from finecast.frontends.openvino.changes import (
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
 from finecast.frontends.openvino.restating import untie
+from finecast.frontends.openvino.types import (
+    FORMATS,
+    label_of,
+    new_constant,
+    numbers_of,
+    replace_op,
+)
 from finecast.frontends.openvino.undo import take_out_mended
 from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
 
@@ -159,6 +166,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
         model = _core().read_model(readable)
         told += (state_left_out(readable),)
     _check(model, path, kind, fix)
+    fold_reshapes(model)
     own = _suffix(path) == IR_SUFFIX
     if not own:  # IR has the names in the file
         renumber_ops(model)
@@ -178,6 +186,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
 def from_model(model: openvino.Model) -> OvFile:
     """A model in memory, of which a copy is taken."""
     copy = model.clone()
+    fold_reshapes(copy)
     name_ops(copy)
     with staging() as folder:
         path = folder / f"model{IR_SUFFIX}"
@@ -193,6 +202,23 @@ def from_model(model: openvino.Model) -> OvFile:
         told=tuple(filter(None, [told])),
         _size_bytes=size,
     )
+
+
+def fold_reshapes(model: openvino.Model) -> None:
+    """Put constants in the place of those that are only reshaped, in place.
+
+    Of an ONNX model OpenVINO gives a bias its shape by that of the convolution's result, and
+    folds it as it compiles. Unfolded neither biases nor weights are known to be constants.
+    """
+    for op in model.get_ordered_ops():
+        shape = op.get_output_partial_shape(0) if op.get_type_name() == "Reshape" else None
+        if shape is None or not shape.is_static:
+            continue
+        source: Any = op.input_value(0).get_node()
+        fmt = FORMATS.get(label_of(source.get_output_element_type(0)))
+        if source.get_type_name() == "Constant" and fmt is not None:
+            array = numbers_of(source).reshape(shape.to_shape())
+            replace_op(op, new_constant(array, fmt))
 
 
 def from_keras(model: Any) -> OvFile:

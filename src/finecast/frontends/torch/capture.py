@@ -20,7 +20,14 @@ from torch.fx import GraphModule
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.expand import BIASES, expand
-from finecast.frontends.torch.reader import FxBinding, attribute, read, told_apart, written
+from finecast.frontends.torch.reader import (
+    FxBinding,
+    attribute,
+    read,
+    tensors_digest,
+    told_apart,
+    written,
+)
 from finecast.frontends.torch.restating import (
     fold_batch_norms,
     read_whole_memory,
@@ -89,7 +96,9 @@ def capture(
         if names_biases():
             expand(unlifted, BIASES)
     read_whole_memory(unlifted)
-    graph, binding = read(unlifted, **port_names(program))
+    # The numbers as they came: those of folded weights depend on the machine.
+    weights = tensors_digest({**program.state_dict, **program.constants})
+    graph, binding = read(unlifted, **port_names(program), weights=weights)
     return Captured(program=program, module=unlifted, graph=graph, binding=binding)
 
 

@@ -80,12 +80,17 @@ class FxBinding:
 
 
 def read(
-    module: GraphModule, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+    module: GraphModule,
+    *,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    weights: bytes = b"",
 ) -> tuple[Graph, FxBinding]:
     """Build the neutral graph of ``module``; every FX node needs ``meta["val"]``.
 
     What the module takes and gives is called by ``inputs`` and ``outputs``, if they are given;
-    all other values by their FX nodes.
+    all other values by their FX nodes. The graph's digest is of its ops and of ``weights``, a
+    digest of the numbers that the module came with.
 
     Law: every tensor is a Value, every call of an ATen op a Node. The module's attributes are
     constants, unless the graph writes to them; a plan converts constants ahead of time.
@@ -94,7 +99,7 @@ def read(
     reader = _Reader(module)
     for node in module.graph.nodes:
         reader.visit(node)
-    return reader.finish(inputs, outputs), reader.binding
+    return reader.finish(inputs, outputs, weights), reader.binding
 
 
 def value_ids(binding: FxBinding) -> dict[FxNode, int]:
@@ -297,7 +302,7 @@ class _Reader:
         found: torch.Tensor = val if source.index is None else val[source.index]
         return found
 
-    def finish(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+    def finish(self, inputs: Sequence[str], outputs: Sequence[str], weights: bytes) -> Graph:
         values: list[Value] = []
         names = self._port_names(inputs, outputs)
         for number, source in enumerate(self.binding.values):
@@ -316,7 +321,7 @@ class _Reader:
                     is_output=number in self.outputs,
                 )
             )
-        return self.builder.finish(values, self._digest())
+        return self.builder.finish(values, self._digest(weights))
 
     def _port_names(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, str]:
         """Names by value id of the inputs, and of the outputs that are computed."""
@@ -338,8 +343,8 @@ class _Reader:
         )
         return ids if one else []
 
-    def _digest(self) -> str:
-        text = hashlib.sha256()
+    def _digest(self, weights: bytes) -> str:
+        text = hashlib.sha256(weights)
         for node, fx in zip(self.builder.nodes, self.binding.nodes, strict=True):
             text.update(f"{node.name} {node.native} {node.inputs} {fx.args!r}\n".encode())
         for source in self.binding.values:
@@ -423,6 +428,18 @@ def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
     widened = plain.float() if plain.is_floating_point() else plain
     array: NDArray[np.generic] = widened.numpy()
     return array
+
+
+def tensors_digest(held: Mapping[str, object]) -> bytes:
+    """Identifies names, types, shapes and numbers of all tensors among what is held."""
+    state = hashlib.blake2b(digest_size=16)
+    tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
+    for name, tensor in sorted(tensors.items()):
+        plain = tensor.detach().cpu()
+        dense = plain if plain.layout is torch.strided else plain.to_dense()
+        state.update(f"{name}:{plain.dtype}:{tuple(plain.shape)};".encode())
+        state.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return state.digest()
 
 
 def _attributes(node: FxNode) -> Iterator[tuple[str, Attribute]]:

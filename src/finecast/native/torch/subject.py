@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
@@ -270,6 +270,7 @@ class TorchSubject(EngineSubject):
 class TorchExamined(EngineExamined):
     """A module whose every op the rules have judged."""
 
+    measures_lowest: ClassVar[bool] = False
     subject: TorchSubject
     prepared: TorchPrepared
 
@@ -282,6 +283,11 @@ class TorchExamined(EngineExamined):
         del exact, of_time
         self.progress("profile", 0, 1)
         return compiled_times(self.planner, self.prepared)
+
+    def _key(self, fmt: Format, times: Times, exact: Exact) -> str:
+        """The same; errors that are probed are others than those of a backward pass."""
+        key = EngineExamined._key(self, fmt, times, exact)
+        return f"{key}, probed" if self.subject.options.probing else key
 
     def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
         """Errors by one backward pass, of codes by probing."""

@@ -6,7 +6,6 @@ The calls of the module in it are recorded, and given again without a run.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from finecast.data.functions import (
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds, Session
 from finecast.errors import UserCodeError
+from finecast.frontends.torch.reader import tensors_digest
 from finecast.usercode import guarded
 
 Evaluate = Callable[[torch.nn.Module], float]
@@ -207,12 +207,6 @@ def _replaced(tensor: torch.Tensor, replacement: Replacement) -> torch.Tensor:
 
 def _key(inputs: Any) -> bytes:
     """Tells inputs apart by what their tensors hold."""
-    found = hashlib.sha256()
-    for leaf in tree_leaves(inputs):
-        if isinstance(leaf, torch.Tensor):
-            plain = leaf.detach().cpu().contiguous()
-            found.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-            found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            found.update(repr(leaf).encode())
-    return found.digest()
+    leaves = {str(i): leaf for i, leaf in enumerate(tree_leaves(inputs))}
+    others = {i: leaf for i, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
+    return tensors_digest(leaves) + repr(others).encode()

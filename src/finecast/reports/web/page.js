@@ -41,7 +41,7 @@ function header() {
   }
   if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
   fill(document.getElementById("top"), {}, [
-    el("h1", {}, data.model.name), el("p", { class: "verdict" }, data.summary.verdict),
+    el("h1", {}, data.model.name), el("p", { class: "verdict" }, micro(data.summary.verdict)),
     (asked.timing_notes || []).map((note) => el("p", { class: "warn" }, "Warning: ", note, ".")),
     conditions(), el("dl", { class: "tiles" }, tiles)]);
 }
@@ -81,7 +81,7 @@ function plansSection() {
 function limitsSection() {
   const parts = [el("p", {}, data.summary.heading)];
   if (data.summary.limits.length)
-    parts.push(el("ol", {}, data.summary.limits.map((one) => el("li", {}, one.text, " ", el("span", { class: "screen" }, opLink(one.op, "Look at it"))))));
+    parts.push(el("ol", {}, data.summary.limits.map((one) => el("li", {}, micro(one.text), " ", el("span", { class: "screen" }, opLink(one.op, "Look at it"))))));
   const ruled = new Map();
   data.ops.filter((op) => op.type === FP32 && !(op.deciding || []).some((i) => data.reasons[i].rule === "decision")).forEach((op) =>
     new Set((op.deciding || []).map((i) => data.reasons[i].rule)).forEach((rule) => ruled.set(rule, (ruled.get(rule) || 0) + 1)));
