@@ -156,7 +156,7 @@ def reading_floats(
     """
     products = (graph.nodes[i] for i in sorted(graph.once(products_of_values)))
     names = {node.name: node for node in products}
-    coded = [n for n in names if n in planned and planned[n].encodes_values]
+    coded = [n for n in names if n in planned and planned[n].runs_on_codes]
     failed: dict[str, str] = {}
     for kernel in (k for k in kernels if k.reads):
         codes = sum(label in INTEGERS for label in kernel.reads)
