@@ -150,9 +150,7 @@ def test_it_needs_products_in_bf16(
     assert found.reason == "its products are those of bf16: computed in fp32"
 
 
-@pytest.mark.parametrize("fastest", [INT8, Format.BF16])
 def test_tune_takes_what_is_fastest(
-    fastest: Format,
     tmp_path: Path,
     engine: OpenVinoEngine,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,11 +158,9 @@ def test_tune_takes_what_is_fastest(
     def times(
         self: EngineSubject, built: Mapping[str, Built], workload: Workload, effort: Effort
     ) -> Race:
-        """Stated times: the more ops have the fastest format, the less."""
-        for one in built.values():  # a race runs each model once, too
-            self.session(one).run(workload.timing()[0])
+        """Stated times: the more products have such weights, the less."""
         formats = {name: [*one.plan.formats.values()] for name, one in built.items()}
-        seconds = {n: 1.0 - 0.1 * found.count(fastest) for n, found in formats.items()}
+        seconds = {n: 1.0 - 0.1 * found.count(INT8) for n, found in formats.items()}
         return Race.stated(1.0, seconds)
 
     monkeypatch.setattr(EngineSubject, "times", times)
@@ -178,4 +174,4 @@ def test_tune_takes_what_is_fastest(
         progress=False,
         lock=False,
     )
-    assert len(coded(found.plan, fastest)) >= len(CODED[INT8])
+    assert coded(found.plan, INT8) == ["first", "last", "second"]
