@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from finecast.frontends.openvino.types import kv_cache_settings
+from finecast.devices.kv_cache import kv_cache_settings
 from finecast.numbers.formats import DYNAMIC, Format
 
 HINT: Final = "INFERENCE_PRECISION_HINT"

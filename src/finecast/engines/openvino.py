@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, fina
 
 import numpy as np
 
+from finecast.devices.kv_cache import KV_CACHES, kv_cache_settings
 from finecast.engines import other_engines
 from finecast.engines.attribution import attribute
 from finecast.engines.base import (
@@ -56,7 +57,7 @@ from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.changes import hint_of
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import load, reads, sent
-from finecast.frontends.openvino.types import KV_CACHES, LABELS, kv_cache_settings
+from finecast.frontends.openvino.types import LABELS
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
 

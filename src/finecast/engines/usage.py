@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.devices.kv_cache import kv_cache_settings
 from finecast.engines.numerics import (
     DYNAMIC_QUANTIZATION,
     HINTS,
@@ -20,7 +21,6 @@ from finecast.engines.numerics import (
     dynamic_group,
     openvino_settings,
 )
-from finecast.frontends.openvino.types import kv_cache_settings
 from finecast.numbers.formats import DYNAMIC, Format
 from finecast.planning.plan import Plan
 

@@ -166,13 +166,6 @@ def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> No
         )
 
 
-def codes_over_hint(plan: Plan, hinted: Plan) -> Plan:
-    """The codes of ``plan``, and in all other ops what a hint lowers by itself."""
-    coded = {d.node: d for d in plan.decisions if d.format.has_scales}
-    decisions = tuple(coded.get(d.node, d) for d in hinted.decisions)
-    return replace(plan, decisions=decisions)
-
-
 def by_hint(engine: Engine, prepared: PreparedModel, plan: Plan) -> Plan | None:
     """``plan`` stated by a hint and marks; None if it cannot be, or is so already.
 

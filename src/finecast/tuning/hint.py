@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from finecast.measure.racing import Interval
-from finecast.native.hint import codes_over_hint
 from finecast.native.subject import Built, Hinted, Subject
 from finecast.planning.alternatives import explained
 from finecast.planning.plan import Plan
@@ -139,5 +138,12 @@ def coded_over_hints(subject: Subject, plan: Plan, beside: Iterable[Built]) -> l
         return []
     plan = replace(plan, by_hint=False)
     hinted = (one.plan for one in beside if isinstance(one, Hinted))
-    plans = (subject.by_hint(codes_over_hint(plan, one)) for one in hinted)
+    plans = (subject.by_hint(_codes_over(plan, one)) for one in hinted)
     return [made for made in plans if made is not None]
+
+
+def _codes_over(plan: Plan, hinted: Plan) -> Plan:
+    """The codes of ``plan``, and in all other ops what a hint lowers by itself."""
+    coded = {d.node: d for d in plan.decisions if d.format.has_scales}
+    decisions = tuple(coded.get(d.node, d) for d in hinted.decisions)
+    return replace(plan, decisions=decisions)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from finecast.devices.kv_cache import KV_CACHES
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.native_model import adjust
@@ -37,7 +38,7 @@ from finecast.frontends.openvino.native import (
 )
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
-from finecast.frontends.openvino.types import HINTED, KV_CACHES, STATED, TYPES
+from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.openvino.undo import original
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io

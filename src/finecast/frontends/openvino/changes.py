@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from finecast.devices.kv_cache import KV_CACHES, kv_cache_settings
 from finecast.files.staging import staging
 from finecast.frontends.openvino.bodies import every_op
-from finecast.frontends.openvino.types import HINTED, KV_CACHES, TYPES, kv_cache_settings
+from finecast.frontends.openvino.types import HINTED, TYPES
 from finecast.numbers.formats import Format
 from finecast.rules.policy import BY_HINT
 

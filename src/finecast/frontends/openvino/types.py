@@ -48,18 +48,6 @@ TYPES: Final = {
 HINTED: Final = (Format.BF16, Format.FP16)
 """Formats that OpenVINO has a precision hint for, by the name of its type."""
 
-KV_CACHES: Final = {
-    **{fmt: TYPES[fmt] for fmt in (Format.FP32, *HINTED)},
-    Format.INT8: "u8",
-}
-"""OpenVINO's names of the types in which it keeps keys and values of earlier calls.
-
-Codes have a scale and a zero point for some numbers of a token and a head.
-"""
-_KV_CACHE: Final = "KV_CACHE_PRECISION"
-# Each alone; in the mode ACCURACY they decide, and the property for both does not (2026.4).
-_KEYS_AND_VALUES: Final = ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION")
-
 STATED: Final = (*TYPES, *CODED)
 """Formats that models can state: element types, and codes with scales."""
 
@@ -267,8 +255,3 @@ def _validates(
         for index, source in enumerate(before):
             op.set_argument(index, source)
         op.validate_and_infer_types()
-
-
-def kv_cache_settings(fmt: Format) -> dict[str, str]:
-    """OpenVINO's properties that have keys and values of earlier calls kept in a format."""
-    return dict.fromkeys((_KV_CACHE, *_KEYS_AND_VALUES), KV_CACHES[fmt])

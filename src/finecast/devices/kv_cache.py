@@ -1,0 +1,29 @@
+"""The formats in which OpenVINO keeps a KV cache, the keys and values of earlier calls.
+
+Models state them, and so do sessions: both have these properties from here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from finecast.numbers.formats import Format
+
+KV_CACHES: Final = {
+    Format.FP32: "f32",
+    Format.BF16: "bf16",
+    Format.FP16: "f16",
+    Format.INT8: "u8",
+}
+"""OpenVINO's names of the types.
+
+Codes have a scale and a zero point for some numbers of a token and a head.
+"""
+_BOTH: Final = "KV_CACHE_PRECISION"
+# Each alone; in the mode ACCURACY they decide, and the property for both does not (2026.4).
+_KEYS_AND_VALUES: Final = ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION")
+
+
+def kv_cache_settings(fmt: Format) -> dict[str, str]:
+    """OpenVINO's properties that have a KV cache kept in a format."""
+    return dict.fromkeys((_BOTH, *_KEYS_AND_VALUES), KV_CACHES[fmt])
