@@ -196,7 +196,7 @@ def test_codes_are_stated_and_the_hint_lowers_the_rest(
 ) -> None:
     skip_without_int8()
     out, plan, again = tmp_path / "low.xml", tmp_path / "plan.json", tmp_path / "again.xml"
-    np.savez(tmp_path / "data.npz", **FEEDS)
+    np.savez(tmp_path / "data.npz", x=FEEDS["x"])
     data = ["--data", tmp_path / "data.npz"]
     answer = finecast("convert", ir, "-o", out, *CODES, *data, "--plan-out", plan, "--json")
     assert answer.code == 0, answer.err

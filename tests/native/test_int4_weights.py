@@ -214,7 +214,7 @@ def test_it_is_told_where_the_data_that_chose_codes_judge_them(
         "calib": calib if apart else None,
         "engine": "openvino",
     }
-    judged = {"metric": "cosine", "tolerance": 0.1, "objective": "size"}
+    judged: dict[str, Any] = {"metric": "cosine", "tolerance": 0.1, "objective": "size"}
     found, done = api.tune(net, **how, **judged), api.convert(net, **how)
     for one in (found, done):
         assert any("data of their own" in w for w in one.warnings) is not apart

@@ -91,7 +91,8 @@ def adjusted(captured: Captured, adjustments: Sequence[Adjustment]) -> Captured:
     forget_unused(module)
     module.graph.lint()
     module.recompile()
-    graph, binding = read(module, **port_names(captured.program))
+    ports = port_names(captured.program)
+    graph, binding = read(module, inputs=ports["inputs"], outputs=ports["outputs"])
     return replace(
         captured,
         module=module,

@@ -67,7 +67,8 @@ class TorchProgram(NativeProgram):
             expand(module, ATTENTION)
             if not self.emulation.mixed_accumulation:
                 expand(module, ACCUMULATIONS)
-        graph, binding = read(module, **port_names(captured.program))
+        ports = port_names(captured.program)
+        graph, binding = read(module, inputs=ports["inputs"], outputs=ports["outputs"])
         pairs = zip(captured.binding.nodes, captured.graph.nodes, strict=True)
         names = {fx.name: node.name for fx, node in pairs}
         steps: dict[str, tuple[int, ...]] = {}
