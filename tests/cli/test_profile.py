@@ -100,7 +100,7 @@ def test_an_input_that_all_samples_share(
     [
         (["--engine", "abacus"], "unknown engine", ExitCode.USAGE),
         ([], "give --dim T=SIZE", ExitCode.USAGE),
-        (["--dim", "T"], "write NAME=SIZE", ExitCode.USAGE),
+        (["--dim", "T"], "is not NAME=SIZE", ExitCode.USAGE),
         (["--dim", "T=0"], "from 1 on; arrays that are empty", ExitCode.USAGE),
         (["--sample-axis", "x=0"], "--sample-axis is given without data", ExitCode.USAGE),
         (["--data", "/none.npz"], "cannot read the data", ExitCode.USAGE),
