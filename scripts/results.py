@@ -1,5 +1,7 @@
 """Print the table of results of README.md, and draw a picture: the shared models, tuned here.
 
+They are written as OpenVINO's IR, which states most plans: by casts, and by marks and a hint.
+
 Times say something on an idle machine only. Models that are absent are left out, and a model
 that gains nothing has its row, too. ``python scripts/results.py [MODEL ...]`` prints Markdown.
 ``--frontier FILE.svg`` draws the frontier of the first model, as it was measured.
@@ -100,7 +102,7 @@ def tuned(name: str) -> Result | None:
     with tempfile.TemporaryDirectory(prefix="finecast-") as folder:
         return api.tune(
             case.model(),
-            Path(folder) / "tuned.onnx",
+            Path(folder) / "tuned.xml",
             evaluate=evaluate,
             calib=lambda: list(case.calib(8)),
             tolerance=0.005,

@@ -218,7 +218,12 @@ def main() -> None:
     if not asked.table:
         for name in asked.models:
             compared.model(name, asked.only)
-    current = [row for row in compared.rows.values() if row.versions == versions(row.tool)]
+    # finecast's own release is a commit: the last row of each model holds.
+    current = [
+        row
+        for row in compared.rows.values()
+        if row.tool == FINECAST or row.versions == versions(row.tool)
+    ]
     page.write(asked.page, current or list(compared.rows.values()))
 
 

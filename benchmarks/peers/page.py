@@ -187,14 +187,8 @@ def _note(row: Row) -> str:
 
 
 def _release(tool: str, rows: Iterable[Row]) -> str:
-    return next(
-        (
-            re.split("[;,]", row.versions)[0].replace("==", " ")
-            for row in rows
-            if row.tool == tool
-        ),
-        "",
-    )
+    found = (re.split("[;,]", row.versions)[0] for row in rows if row.tool == tool)
+    return ", ".join(dict.fromkeys(one.replace("==", " ") for one in found))
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
