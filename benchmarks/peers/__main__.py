@@ -202,6 +202,7 @@ def main() -> None:
     add("--envs", type=Path, default=_CACHE / "finecast-peers", help="where environments are")
     add("--work", type=Path, default=_ROOT / "build" / "peers", help="models and files made")
     add("--results", type=Path, help="lines of JSON; default results.jsonl in --work")
+    add("--note", default="", help="a sentence for the page, as on limits that differed")
     add("--page", type=Path, default=_ROOT / "benchmarks" / "RESULTS-peers.md")
     add(
         "--zoo",
@@ -224,7 +225,7 @@ def main() -> None:
         for row in compared.rows.values()
         if row.tool == FINECAST or row.versions == versions(row.tool)
     ]
-    page.write(asked.page, current or list(compared.rows.values()))
+    page.write(asked.page, current or list(compared.rows.values()), asked.note)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ all search data or, of a tool that knows no metric, of one call.
 """
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write the page, and the figure beside it."""
+def write(path: Path, rows: Sequence[Row], note: str = "") -> None:
+    """Write the page, and the figure beside it; ``note`` stands behind how it was made."""
     models = _by_model(rows)
     figure = path.with_suffix(".svg")
     figure.write_text(_figure(models), encoding="utf-8")
@@ -49,6 +49,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
         )
     parts = [
         _HEAD.format(machine=f"OpenVINO {machine}", figure=figure.name),
+        *filter(None, [note]),
         "## In short\n\n" + _summary(models),
         "## By tool\n\n" + _of_tools(models),
         *(_of_model(found) for found in models.values()),
