@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,7 +98,9 @@ class ToySubject(Subject):
 class ToyExamined(Examined):
     planner: Planner
 
-    def analysis(self, *, of_time: bool = True) -> Analysis:
+    def analysis(
+        self, *, of_time: bool = True, undetailed: Collection[Format] = ()
+    ) -> Analysis:
         graph, formats = self.planner.graph, self.planner.policy.formats
         units = make_units(graph, self.planner.permissions, formats)
         points = rounding_points(graph, units)

@@ -156,9 +156,10 @@ class Session(ABC):
     def go_on(self, feeds: Feeds) -> None:
         """Run what is timed of ``feeds``: after ``begin`` the other calls of a sequence."""
         first = untimed_of(feeds)
-        if not first:
+        if not first:  # nothing was begun
             self.run(feeds)
-        for call in calls_of(feeds)[first:] if first else ():
+            return
+        for call in calls_of(feeds)[first:]:
             self.step(call)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:

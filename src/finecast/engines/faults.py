@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from finecast.devices.faults import known_faults
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
+from finecast.ops import OpKind, by_name
 from finecast.planning.scalable import CONVOLUTIONS
 from finecast.rules.folded import may_be_zeros, settled
 
@@ -57,10 +57,6 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
         if value.fixed_shape is not None:
             return False
         ports = [n for n in value.uses for i in graph.nodes[n].inputs if i == result]
-        # Of a model of ONNX OpenVINO gives a bias its shape by that of the result.
-        read = [n for n in ports if graph.nodes[n].op not in READS_SHAPE_ONLY]
-        if len(read) == 1 and _adds_numbers(graph, graph.nodes[read[0]]):
-            return False
         if len(ports) != 1:
             return len(ports) > 1
         reader = graph.nodes[ports[0]]
@@ -68,12 +64,6 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
             return False
         result = reader.outputs[0]
     return False
-
-
-def _adds_numbers(graph: Graph, node: Node) -> bool:
-    """Whether the op adds or subtracts a constant that is not all zeros."""
-    added = [graph.values[i] for i in node.inputs if i is not None]
-    return node.op in _CONV_SHIFTS and not all(may_be_zeros(graph, v) for v in added)
 
 
 def _is_merged(graph: Graph, value: Value, reader: Node) -> bool:

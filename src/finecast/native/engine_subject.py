@@ -326,11 +326,6 @@ class EngineExamined(Examined):
     planner: Planner
     workload: Workload
     progress: Progress
-    undetailed: Collection[Format] = ()
-
-    def without_details(self, formats: Collection[Format]) -> EngineExamined:
-        """Errors of all ops in these formats together are measured, and shared out evenly."""
-        return replace(self, undetailed=formats)
 
     @property
     def observed(self) -> Mapping[int, ValueFacts]:
@@ -364,7 +359,9 @@ class EngineExamined(Examined):
             self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan
 
-    def analysis(self, *, of_time: bool = True) -> Analysis:
+    def analysis(
+        self, *, of_time: bool = True, undetailed: Collection[Format] = ()
+    ) -> Analysis:
         """Times as ``times`` tells them, errors as ``errors`` does."""
         calls = self.calls()
         exact = Exact.of(self.subject.reference, calls, self.workload.of)
@@ -372,7 +369,7 @@ class EngineExamined(Examined):
         even = {
             fmt: Sensitivity.even(at, times.errors[fmt])
             for fmt, at in times.points.items()
-            if fmt in self.undetailed and math.isfinite(times.errors.get(fmt, math.inf))
+            if fmt in undetailed and math.isfinite(times.errors.get(fmt, math.inf))
         }
         single = {fmt: at for fmt, at in times.points.items() if fmt not in even}
         found = self._known_errors(replace(times, points=single), exact)

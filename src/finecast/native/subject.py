@@ -125,21 +125,20 @@ class Examined(ABC):
         return {}
 
     @abstractmethod
-    def analysis(self, *, of_time: bool = True) -> Analysis:
+    def analysis(
+        self, *, of_time: bool = True, undetailed: Collection[Format] = ()
+    ) -> Analysis:
         """Units, their times and the errors of rounding, measured or modelled.
 
         Args:
             of_time: Whether plans are chosen by time. If not, a format that gains none stays,
                 as it may make the model smaller.
+            undetailed: Formats whose error is that of all ops together, shared out evenly. For
+                an examined model that ``measures_lowest``.
 
         Raises:
             EngineError: If no plan in a low format can be run at all.
         """
-
-    def without_details(self, formats: Collection[Format]) -> Examined:
-        """The same, where errors of these formats need not be measured op by op."""
-        del formats
-        return self
 
     @property
     def adjusts(self) -> Collection[Adjust]:

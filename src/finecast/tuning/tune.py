@@ -549,12 +549,10 @@ class _Tuning:
         Casts around codes may cost more than they gain; under the hint the engine fuses its
         own.
         """
-        missed = [c.error for c in self.trials.missed(candidates, None)]
-        coded = [
-            c
-            for c in ([found] if found and found.plan.encodings else candidates)
-            if c.plan.encodings and c.error < min(missed, default=math.inf)
-        ]
+        missed = (c.error for c in self.trials.missed(candidates, None))
+        least = min(missed, default=math.inf)
+        among = [found] if found and found.plan.encodings else candidates
+        coded = [c for c in among if c.plan.encodings and c.error < least]
         if not coded or self.analysis is None or not self.trials.may_go_on():
             return []
         planner, analysis = self.examined.planner, self.analysis
@@ -757,8 +755,9 @@ class _Tuning:
     def _proposals(self) -> list[Proposal]:
         planner = self.examined.planner
         of_time = self.measuring.objective.of_time
-        self.examined = self.examined.without_details(self._harmless())
-        analysis = self.measuring.priced(planner, self.examined.analysis(of_time=of_time))
+        undetailed = self._harmless() if self.examined.measures_lowest else ()
+        analysed = self.examined.analysis(of_time=of_time, undetailed=undetailed)
+        analysis = self.measuring.priced(planner, analysed)
         self.analysis = analysis
         self.progress("plans", 0, 1)
         proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
@@ -780,23 +779,23 @@ class _Tuning:
         """
         found: list[Format] = []
         planner, trials = self.examined.planner, self.trials
-        for fmt in planner.policy.formats if self.examined.measures_lowest else ():
+        for fmt in (f for f in planner.policy.formats if not f.has_scales):
             plan = planner.lowest(fmt)
             many = sum(f is fmt for f in plan.formats.values()) > _MANY
-            if fmt.has_scales or not many or not trials.may_go_on():
+            if not many or not trials.may_go_on():
                 continue
             self.progress("evaluation", 0, 1)
             try:
                 self.built[plan.digest] = self.subject.model.build(plan)
-                metric = self._evaluate(plan)
+                lost = trials.share_lost(self._evaluate(plan))
             except (EngineError, LostTrialError):
                 continue
             trials.evaluations += 1
-            if trials.share_lost(metric) <= _HARMLESS:
+            if lost <= _HARMLESS:
                 found.append(fmt)
                 self.subject.tell(
-                    f"all ops in {fmt.label} lose {trials.share_lost(metric):.0%} of what may"
-                    " be lost: their errors are not measured one by one"
+                    f"all ops in {fmt.label} lose {lost:.0%} of what may be lost: their errors"
+                    " are not measured one by one"
                 )
         return tuple(found)
 
