@@ -66,7 +66,8 @@ if TYPE_CHECKING:
 # A plan may miss the criterion if its predicted output error is above this share of the error
 # that the criterion is expected to allow.
 _NEARLY: Final = 0.8
-# A plan is not adjusted if even then its error is predicted to be so many times the allowed one.
+# A plan is not adjusted if its error is then still predicted to be above this many times the
+# allowed one.
 _FAR: Final = 1.5
 # Plans that are aimed at the error that is allowed, one after the other: the share of that
 # error that each is predicted to have.
