@@ -60,3 +60,13 @@ def test_the_converted_model_is_run_alone(path: Path, to: str) -> None:
 def test_it_is_not_tuned(path: Path) -> None:
     with pytest.raises(EngineError, match=r"too much to be loaded in the 0\.0 GB"):
         api.tune(path, path.with_name("low.onnx"), engine="openvino")
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_weights_in_a_file_of_any_name_count(path: Path, engine: str) -> None:
+    """As bytes of the model, and as what tells it from another one."""
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="some weights")
+    assert path.stat().st_size < 10_000
+    with pytest.raises(EngineError, match=r"too much to be loaded in the 0\.0 GB"):
+        get_engine(engine).load(path)

@@ -287,6 +287,7 @@ class OnnxRuntimeEngine(Engine):
             model=model,
             where=where,
             fix=other_engines(self.name),
+            data=source.data,
         ).load()
         try:
             session = opener.open(None)

@@ -10,7 +10,7 @@ and 64-bit integers in 32 bits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
@@ -545,7 +545,7 @@ class OpenVinoEngine(Engine):
                 )
             stated = self._made_for(None, source, settings)
             with without_links(model) as place:
-                tried = attempt(self._dry_run(place, where, stated))
+                tried = attempt(self._dry_run(place, where, stated, data=source.data))
                 read = self._core.read_model(place)
 
                 def names(ops: Sequence[OpFacts] | None = None) -> _Names:
@@ -567,10 +567,12 @@ class OpenVinoEngine(Engine):
         where: str,
         settings: Mapping[str, Any],
         described: int | None = None,
+        data: Collection[str] = (),
     ) -> DryRun:
         """A dry run of the model; that kernels are timed is no part of it.
 
-        Of OpenVINO's own models ``described`` bytes are no weights.
+        Of OpenVINO's own models ``described`` bytes are no weights; ``data`` are files that
+        hold weights of an ONNX model.
         """
         compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
         stated: dict[str, Any] = {"described": described, "compile": compiling}
@@ -582,6 +584,7 @@ class OpenVinoEngine(Engine):
             model=model,
             where=where,
             fix=_OWN_MODEL if described is not None else other_engines(self.name),
+            data=data,
         )
 
 

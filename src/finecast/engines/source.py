@@ -42,6 +42,7 @@ class ModelSource:
     ONNX's own operation set; ``miscomputed`` says what OpenVINO computes wrongly in the model;
     ``rounded`` are labels of the formats that finecast noted at nodes which round;
     ``kv_cache`` is the format that it noted for the keys and values of earlier calls.
+    ``data`` are the names of files in the model's folder that hold weights of it.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -52,6 +53,7 @@ class ModelSource:
     miscomputed: str = ""
     rounded: frozenset[str] = frozenset()
     kv_cache: Format | None = None
+    data: frozenset[str] = frozenset()
 
     @property
     def producers(self) -> dict[str, str]:
@@ -72,7 +74,7 @@ def read_source(model: Path | bytes) -> ModelSource:
     where = str(model) if isinstance(model, Path) else ""
     proto = onnx.ModelProto()
     try:
-        light, initialized = _light(model)
+        light, initialized, data = _light(model)
         proto.ParseFromString(light)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -95,6 +97,7 @@ def read_source(model: Path | bytes) -> ModelSource:
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
         miscomputed=miscomputed(proto.graph),
         rounded=frozenset(_rounded(proto.graph)),
+        data=data,
     )
 
 
@@ -114,7 +117,7 @@ def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         yield from (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
 
 
-def _light(model: Path | bytes) -> tuple[bytes, frozenset[str]]:
+def _light(model: Path | bytes) -> tuple[bytes, frozenset[str], frozenset[str]]:
     if isinstance(model, bytes):
         return without_weights(memoryview(model))
     with model.open("rb") as file:
@@ -177,16 +180,19 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 _GRAPH_SPARSE_INITIALIZER = 15
 _TENSOR_NAME = 8
+_TENSOR_EXTERNAL = 13
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
 
 
-def without_weights(data: memoryview) -> tuple[bytes, frozenset[str]]:
-    """The encoded model without initializers, and their names.
+def without_weights(data: memoryview) -> tuple[bytes, frozenset[str], frozenset[str]]:
+    """The encoded model without initializers, their names, and those of files that hold them.
 
     Raises:
         ValueError: If ``data`` is not a whole protobuf message.
     """
     kept: list[bytes | memoryview] = []
     names: set[str] = set()
+    files: set[str] = set()
     for field in fields(data, 0, len(data)):
         if field.number != MODEL_GRAPH:
             kept.append(data[field.start : field.end])
@@ -194,15 +200,24 @@ def without_weights(data: memoryview) -> tuple[bytes, frozenset[str]]:
         graph: list[memoryview] = []
         for part in fields(data, field.content, field.end):
             if part.number == GRAPH_INITIALIZER:
-                names.update(_tensor_name(data, part))
+                names.update(_texts(data, part, _TENSOR_NAME))
+                files.update(_locations(data, part))
             elif part.number != _GRAPH_SPARSE_INITIALIZER:
                 graph.append(data[part.start : part.end])
         body = b"".join(graph)
         kept.append(prefix(MODEL_GRAPH, len(body)) + body)
-    return b"".join(kept), frozenset(names)
+    return b"".join(kept), frozenset(names), frozenset(files)
 
 
-def _tensor_name(data: memoryview, tensor: Field) -> Iterator[str]:
-    for field in fields(data, tensor.content, tensor.end):
-        if field.number == _TENSOR_NAME:
+def _texts(data: memoryview, message: Field, number: int) -> Iterator[str]:
+    """The fields of a message that are text and have this number."""
+    for field in fields(data, message.content, message.end):
+        if field.number == number:
             yield bytes(data[field.content : field.end]).decode("utf-8", "replace")
+
+
+def _locations(data: memoryview, tensor: Field) -> Iterator[str]:
+    """The file that a tensor's numbers lie in, if they are not in the model's own."""
+    for field in fields(data, tensor.content, tensor.end):
+        if field.number == _TENSOR_EXTERNAL and "location" in _texts(data, field, _ENTRY_KEY):
+            yield from _texts(data, field, _ENTRY_VALUE)

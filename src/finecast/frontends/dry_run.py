@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,20 +106,6 @@ def warm_up(library: str) -> None:
     _workers[library].worker.warm_up()
 
 
-def _files(model: Path) -> list[Path]:
-    """The model's file, and what may lie beside it with its tensors."""
-    beside = (model.with_suffix(".bin"), model.with_name(f"{model.name}.data"))
-    # Path.is_file raises where the name with .data is too long for the file system.
-    return [model, *(part for part in beside if os.path.isfile(part))]
-
-
-def _size(model: Path | bytes) -> int:
-    """Bytes of a model's files, or of a model that is given as bytes."""
-    if isinstance(model, bytes):
-        return len(model)
-    return sum(part.stat().st_size for part in _files(model))
-
-
 @dataclass(slots=True, kw_only=True)
 class DryRun:
     """A model as ``library`` is about to load it, and then to run it on inputs of a new shape.
@@ -128,6 +114,7 @@ class DryRun:
         library: ``openvino``, ``onnxruntime`` or ``tensorflow``.
         settings: What it is loaded with, as ``dry_run_worker`` reads it.
         model: Its path or bytes; None if it is not tried.
+        data: Files in its folder, by name, that hold weights of an ONNX model.
         where: What errors name.
         fix: What a user can do if it crashes.
         key: Tells the model and its settings from others; empty until it is tried.
@@ -139,6 +126,7 @@ class DryRun:
     model: Path | bytes | None
     where: str = ""
     fix: str = ""
+    data: Collection[str] = ()
     key: str = field(default="", init=False)
     shapes: set[Shapes] = field(default_factory=set[Shapes], init=False)
 
@@ -207,7 +195,7 @@ class DryRun:
         model, memory = self.model, memory_bytes()
         if model is None or not self.settings.get("compile", True):
             return
-        size = _size(model)
+        size = self._size(model)
         if size > _MOST_OF_MEMORY * memory:
             raise TooLargeError(
                 f"the model has {size / 1e9:.1f} GB, too much to be loaded in the"
@@ -215,6 +203,18 @@ class DryRun:
                 where=self.where,
                 fix="use a machine with more memory",
             )
+
+    def _files(self, model: Path) -> list[Path]:
+        """The model's file, and those that hold its weights."""
+        beside = (model.with_suffix(".bin"), *(model.parent / name for name in self.data))
+        # Path.is_file raises where a name is too long for the file system.
+        return [model, *(part for part in beside if os.path.isfile(part))]
+
+    def _size(self, model: Path | bytes) -> int:
+        """Bytes of the model's files, or of a model that is given as bytes."""
+        if isinstance(model, bytes):
+            return len(model)
+        return sum(part.stat().st_size for part in self._files(model))
 
     def _raise_known(self, crash: str) -> None:
         """Raise CrashedError if the text is one of a crash."""
@@ -254,7 +254,7 @@ class DryRun:
         if isinstance(model, bytes):
             found.update(model)
         else:
-            for part in _files(model):
+            for part in self._files(model):
                 state = part.stat()
                 found.update(f"{part.resolve()} {state.st_mtime_ns} {state.st_size}".encode())
         return found.hexdigest()
@@ -266,7 +266,7 @@ class DryRun:
         if isinstance(model, bytes):
             return self._ask({**request, "bytes": len(model)}, model)
         path = os.fspath(model.absolute())
-        return self._ask({**request, "bytes": _size(model), "path": path}, b"")
+        return self._ask({**request, "bytes": self._size(model), "path": path}, b"")
 
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         library = _workers[self.library]
