@@ -105,15 +105,18 @@ def _compensated(graph: Graph, node: Node, index: int, found: Scaled, facts: Fac
 
 
 def encodings_in(context: Context, node: Node) -> Encodings:
-    """The encodings of ``node`` in the low format of ``context``, for its engine."""
-    return calibrated(
-        context.graph,
-        node,
-        context.low,
-        context.facts,
-        context.policy.calibration,
-        results=context.low in context.coded_results,
-    )
+    """The encodings of ``node`` in the low format of ``context``, for its engine; cached.
+
+    Raises:
+        ValueError: As ``calibrated`` does.
+    """
+    known, fmt = context.encodings, context.low
+    if node.id not in known:
+        how, results = context.policy.calibration, fmt in context.coded_results
+        known[node.id] = calibrated(
+            context.graph, node, fmt, context.facts, how, results=results
+        )
+    return known[node.id]
 
 
 def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> list[str]:
