@@ -27,6 +27,7 @@ from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.graph import Graph
+from finecast.measure.study import Study, journals, study_at
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
 from finecast.native.census import Census
@@ -64,7 +65,6 @@ from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import is_plan, recorded
 from finecast.tuning.result import Result
-from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from finecast.cli import entry, main
 from finecast.data.functions import load_function, source_digest
 from finecast.errors import ExitCode, OutOfMemoryError, UserCodeError
-from finecast.tuning.study import Study, Trial, TrialKey
+from finecast.measure.study import Study, Trial, TrialKey
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

@@ -22,6 +22,7 @@ from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, 
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Race
+from finecast.measure.study import Study
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.onnx import OnnxModel
 from finecast.numbers.formats import Format
@@ -30,7 +31,6 @@ from finecast.rules.policy import Policy
 from finecast.tuning import tune as tuning
 from finecast.tuning.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.tuning.result import Result, Verdict
-from finecast.tuning.study import Study
 
 _LABELS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",

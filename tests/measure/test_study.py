@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
+from finecast.measure.study import Study, Trial, TrialKey, study_at
 from finecast.planning.sensitivity import Sensitivity
-from finecast.tuning.study import Study, Trial, TrialKey, study_at
 
 KEY = TrialKey(model="m", plan="p", engine="openvino", data="d")
 TRIAL = Trial(key=KEY, name="step 1", metric=0.9, passed=True, latency_s=0.002, plan_json="{}")
@@ -26,7 +26,7 @@ TRIAL = Trial(key=KEY, name="step 1", metric=0.9, passed=True, latency_s=0.002, 
 _WRITER = """
 import sys
 from pathlib import Path
-from finecast.tuning.study import Study, Trial, TrialKey
+from finecast.measure.study import Study, Trial, TrialKey
 
 study = Study(Path(sys.argv[1]))
 for number in range(100_000):
