@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from finecast.graph import Graph, Node, Value
+from finecast.naming import left_out
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format, Grid
 from finecast.numbers.gptq import compensated
@@ -131,8 +132,8 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
     found = list(dict.fromkeys(every))
     if not found:
         return []
-    more = f"; and so for {len(found) - 1} more values" if len(found) > 1 else ""
-    return [f"{found[0]}: ops that read it keep fp32{more}"]
+    more = left_out(len(found), 1, " of the kind")
+    return ["; ".join([f"{found[0]}: ops that read it keep fp32", *more])]
 
 
 def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
