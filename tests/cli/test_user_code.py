@@ -146,7 +146,7 @@ def test_resume_says_when_there_is_nothing(
     assert "there is no study" in answer.err
     assert answer.json["reused_trials"] == 0
     key = TrialKey(model="another", plan="p", engine="openvino", data="d")
-    trial = Trial(key=key, name="step 1", metric=1.0, passed=True, latency_s=1e-3)
+    trial = Trial(key=key, name="plan 1", metric=1.0, passed=True, latency_s=1e-3)
     Study(tmp_path / "low.study.db").add(trial)
     answer = finecast(*line, "--resume")
     assert "no trial in" in answer.err

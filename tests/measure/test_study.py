@@ -20,7 +20,7 @@ from finecast.measure.study import Study, Trial, TrialKey, study_at
 from finecast.planning.sensitivity import Sensitivity
 
 KEY = TrialKey(model="m", plan="p", engine="openvino", data="d")
-TRIAL = Trial(key=KEY, name="step 1", metric=0.9, passed=True, latency_s=0.002, plan_json="{}")
+TRIAL = Trial(key=KEY, name="plan 1", metric=0.9, passed=True, latency_s=0.002, plan_json="{}")
 
 # Adds trials until it is killed: says each number only after ``add`` returned.
 _WRITER = """

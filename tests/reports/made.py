@@ -94,7 +94,7 @@ def result(count: int = 5, *, improved: bool = True) -> Result:
             passed=False,
         ),
         Found(
-            name="step 1",
+            name="plan 1",
             plan=plan,
             predicted_cost=count * 50 * US,
             predicted_error=0.002,
@@ -120,7 +120,7 @@ def result(count: int = 5, *, improved: bool = True) -> Result:
     verdict = Verdict.IMPROVED if improved else Verdict.UNCHANGED
     return Result(
         verdict=verdict,
-        why="step 1 keeps the criterion" if improved else "no plan is faster here",
+        why="plan 1 keeps the accuracy asked for" if improved else "no plan is faster here",
         plan=plan if improved else planner.unchanged("no plan is faster here"),
         counts=plan.counts,
         casts=2,
