@@ -384,7 +384,8 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
     )
     named = beyond or ([] if worst is None else [worst])
     texts = [
-        f"output {n} is off by {deviations[n]:.3g}, and {allowed.get(n, 0.0):.3g} is allowed"
+        f"output {n} is off by {100 * deviations[n]:.3g}%, and"
+        f" {100 * allowed.get(n, 0.0):.3g}% is allowed"
         for n in named[:_MOST_CHANGES]
     ]
     state = State.DRIFTED if beyond else State.HOLDS
