@@ -321,6 +321,7 @@ def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
     assert outcome.evaluations == len(calls) - BASELINE + 1
     tried = len(calls) - BASELINE
     assert f"none of the {tried} plans tried keeps the accuracy asked for" in outcome.why
+    assert "last race" in outcome.phases  # of fp32 and hints, after the evaluations
     assert outcome.trials
     assert not any(t.passed for t in outcome.trials)
     assert outcome.baseline == outcome.tuned

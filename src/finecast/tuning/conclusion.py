@@ -185,6 +185,7 @@ class Conclusion:
         return self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
 
     def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
+        self.trials.progress("last race", 0, 1)
         return self.measuring.measure(built, effort, self.planner, self.analysis)
 
     def _fp32(self, measurements: Measurements) -> Measured:
@@ -235,6 +236,7 @@ class Conclusion:
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
+            self.trials.progress(f"evaluation of {name}", 0, 1)
             try:
                 metric = self.executor.evaluate(built).metric
             except LostTrialError as error:
