@@ -45,8 +45,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from finecast.measure.study import Study
 from finecast.planning.plan import Plan
-from finecast.tuning.study import Study
 
 # A process that is told to end by its parent's end may take a moment; a node of Ray has to
 # see first that the search is gone.

@@ -17,6 +17,7 @@ import finecast
 from finecast import get_engine
 from finecast.engines.base import Session
 from finecast.errors import UsageError
+from tests import decoder
 
 pytest.importorskip("transformers")
 torch: Any = pytest.importorskip("torch")
@@ -188,38 +189,6 @@ def own_tokens(session: Session) -> list[int]:
     return made
 
 
-def made_stateful(path: Path, output: Path) -> None:
-    """Write IR whose cache is a state, with an input for the order of beams.
-
-    optimum-intel exports decoders so.
-    """
-    import openvino
-    from openvino import opset13
-    from openvino._offline_transformations import apply_make_stateful_transformation
-
-    ops: Any = opset13  # its functions are made at run time
-    model = openvino.Core().read_model(path)
-    beams = ops.parameter([-1], np.int32, name="beam_idx")
-    beams.output(0).set_names({"beam_idx"})
-    model.add_parameters([beams])
-    zero = ops.constant(0)
-    state = {p.any_name: p for p in model.inputs if p.any_name.startswith("past")}
-    for port in state.values():
-        readers = port.get_target_inputs()
-        ordered = ops.gather(port.get_node(), beams, zero)
-        for reader in readers:
-            reader.replace_source_output(ordered.output(0))
-    pairs = {name: name.replace("past_key_values", "present") for name in state}
-    apply_make_stateful_transformation(model, pairs)
-    texts = ops.gather(ops.shape_of(model.input("input_ids").get_node()), [0], zero)
-    sizes = ops.concat([texts, ops.constant([2, 0, 16], dtype=np.int64)], 0)
-    for op in model.get_ops():
-        if op.get_type_name() == "ReadValue":
-            op.set_arguments([ops.broadcast(ops.constant(np.float32(0)), sizes)])
-    model.validate_nodes_and_infer_types()
-    openvino.save_model(model, output, compress_to_fp16=False)
-
-
 def test_openvino_genai_generates_our_tokens(exported: Path, tmp_path: Path) -> None:
     genai = pytest.importorskip("openvino_genai")
     tokenizers = pytest.importorskip("openvino_tokenizers")
@@ -232,7 +201,9 @@ def test_openvino_genai_generates_our_tokens(exported: Path, tmp_path: Path) -> 
     parts = tokenizers.convert_tokenizer(fast, with_detokenizer=True)
     for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
         openvino.save_model(part, tmp_path / f"openvino_{name}.xml")
-    made_stateful(exported, tmp_path / "fp32.xml")
+    stateful = openvino.Core().read_model(exported)
+    decoder.example("make_stateful").keep_cache(stateful)
+    openvino.save_model(stateful, tmp_path / "fp32.xml", compress_to_fp16=False)
     path = tmp_path / "openvino_model.xml"
     finecast.convert(tmp_path / "fp32.xml", path, policy="all:int8_weights,bf16")
     asked = genai.GenerationConfig(max_new_tokens=NEW, ignore_eos=True, do_sample=False)
@@ -251,7 +222,7 @@ def test_onnxruntime_genai_generates_our_tokens(
     path, end = tmp_path / "model.onnx", len(PROMPT) + NEW
     asked = finecast.Policy(policy, io_state=True)
     finecast.convert(exported, path, policy=asked, engine="onnxruntime")
-    decoder = {
+    described = {
         "filename": path.name,
         "session_options": {"provider_options": []},
         "head_size": 16,
@@ -268,7 +239,7 @@ def test_onnxruntime_genai_generates_our_tokens(
             "present_value_names": "present.%d.value",
         },
     }
-    model = {"type": "llama", "vocab_size": 64, "context_length": end, "decoder": decoder}
+    model = {"type": "llama", "vocab_size": 64, "context_length": end, "decoder": described}
     model |= {"bos_token_id": 61, "eos_token_id": END, "pad_token_id": 63}
     search = {"max_length": end, "min_length": end, "past_present_share_buffer": False}
     config = json.dumps({"model": model, "search": search})

@@ -121,7 +121,7 @@ def test_the_time_is_told_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     for moment, stage in (
         (12.0, "baseline"),
         (13.0, "timing"),
-        (20.0, "evaluation of step 1"),
+        (20.0, "evaluation of plan 1"),
     ):
         now[0] = moment
         phases(stage, 0, 1)
@@ -129,4 +129,4 @@ def test_the_time_is_told_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(phases.seconds().items()) == [
         ("timing", 7.0), ("baseline", 4.0), ("evaluation", 4.0)
     ]  # fmt: skip
-    assert seen == ["baseline", "timing", "evaluation of step 1"]
+    assert seen == ["baseline", "timing", "evaluation of plan 1"]

@@ -10,6 +10,7 @@ kernel OpenVINO keeps the cache.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def keep_cache(model: openvino.Model) -> None:
         ordered = ops.gather(port.get_node(), beams, zero)
         for reader in readers:
             reader.replace_source_output(ordered.output(0))
-    pairs = {name: name.replace("past", "present") for name in state}
+    # transformers calls them past_key_values.0.key and present.0.key.
+    pairs = {name: re.sub("^past(_key_values)?", "present", name) for name in state}
     apply_make_stateful_transformation(model, pairs)
     texts = ops.gather(ops.shape_of(model.input("input_ids").get_node()), [0], zero)
     sizes = ops.concat([texts, ops.constant([heads, 0, size], dtype=np.int64)], 0)

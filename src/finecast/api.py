@@ -25,8 +25,9 @@ from finecast.engines import ENGINES, get_engine
 from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
-from finecast.files import CommandFiles, write_text
+from finecast.files import CommandFiles, holds_object, write_text
 from finecast.graph import Graph
+from finecast.measure.study import Study, journals, study_at
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
 from finecast.native.census import Census
@@ -64,7 +65,6 @@ from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import is_plan, recorded
 from finecast.tuning.result import Result
-from finecast.tuning.study import Study, journals, study_at
 from finecast.tuning.tune import tune as search
 
 if TYPE_CHECKING:
@@ -919,8 +919,10 @@ def diff(before: Plan | Model, after: Plan | Model, **options: Any) -> Differenc
 def _plan_or_model(given: Plan | Model, how: ReadOptions) -> Plan | OpenedModel:
     if isinstance(given, Plan):
         return given
-    if isinstance(given, str | Path) and Path(given).suffix.lower() == ".json":
-        return Plan.load(Path(given))
+    if isinstance(given, str | Path):
+        path = Path(given)
+        if path.suffix.lower() == ".json" or holds_object(path):
+            return Plan.load(path)
     return opened(given, how)
 
 

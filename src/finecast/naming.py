@@ -61,8 +61,12 @@ def number_of(count: int, noun: str) -> str:
 
 def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first ``most`` texts, and how many are left out: ``a, b and 3 more``."""
-    rest = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return separator.join(texts[:most]) + rest
+    return " ".join([separator.join(texts[:most]), *left_out(len(texts), most)])
+
+
+def left_out(count: int, most: int, what: str = "") -> list[str]:
+    """``and 3 more``, then ``what``, if only the first ``most`` of ``count`` are shown."""
+    return [f"and {count - most} more{what}"] if count > most else []
 
 
 def enumerated(things: Sequence[object]) -> str:

@@ -21,7 +21,7 @@ def test_prices_are_listed_and_cleared(finecast: Callable[..., Answer]) -> None:
     told = finecast("prices", "--json").json
     assert told["path"] == str(book.path)
     assert [(m["machine"], m["prices"]) for m in told["machines"]] == [(book.label, 1)]
-    assert "1 times of kernels are forgotten" in finecast("prices", "--clear").out
+    assert "forgotten: 1 time of kernels" in finecast("prices", "--clear").out
     assert prices.machines(book.path) == []
 
 

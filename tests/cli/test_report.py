@@ -13,8 +13,8 @@ import pytest
 import finecast
 from finecast.cli import main
 from finecast.errors import ExitCode, UsageError
+from finecast.measure.study import Study
 from finecast.reports.plan_report import check_content
-from finecast.tuning.study import Study
 
 DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits"
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from finecast.errors import ExitCode
-from finecast.tuning.study import Study
+from finecast.measure.study import Study
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

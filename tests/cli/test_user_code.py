@@ -15,7 +15,7 @@ import pytest
 from finecast.cli import entry, main
 from finecast.data.functions import load_function, source_digest
 from finecast.errors import ExitCode, OutOfMemoryError, UserCodeError
-from finecast.tuning.study import Study, Trial, TrialKey
+from finecast.measure.study import Study, Trial, TrialKey
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
@@ -146,7 +146,7 @@ def test_resume_says_when_there_is_nothing(
     assert "there is no study" in answer.err
     assert answer.json["reused_trials"] == 0
     key = TrialKey(model="another", plan="p", engine="openvino", data="d")
-    trial = Trial(key=key, name="step 1", metric=1.0, passed=True, latency_s=1e-3)
+    trial = Trial(key=key, name="plan 1", metric=1.0, passed=True, latency_s=1e-3)
     Study(tmp_path / "low.study.db").add(trial)
     answer = finecast(*line, "--resume")
     assert "no trial in" in answer.err

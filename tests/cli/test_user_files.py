@@ -14,8 +14,8 @@ import pytest
 
 import finecast as api
 from finecast.errors import ExitCode, UsageError
+from finecast.measure.study import Study
 from finecast.planning.plan import Plan
-from finecast.tuning.study import Study
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

@@ -166,7 +166,7 @@ def test_data_that_shows_no_range_is_said(net: Path, openvino: OpenVinoEngine) -
     )  # fmt: skip
     (said,) = (w for w in done.warnings if w.startswith("x has no int8 scale, "))
     assert "NaN or Inf was observed" in said
-    assert said.endswith("ops that read it keep fp32; and so for 4 more values")
+    assert said.endswith("ops that read it keep fp32; and 4 more of the kind")
 
 
 def test_data_of_good_numbers_is_not_remarked_on(net: Path, openvino: OpenVinoEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from finecast.frontends import openvino as openvino_frontend
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.ops.flops import flops
+from finecast.planning.adjustments import WHOLE, Adjustment
 from finecast.planning.plan import Plan
 from finecast.planning.range_scaling import RULE
 from finecast.rules.policy import Adjust, Policy
@@ -218,6 +220,25 @@ def test_it_is_taken_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
     assert any("was taken back" in note for note in again.warnings)
     np.testing.assert_array_equal(run(back, {"x": X}), run(path, {"x": X}))
     assert epsilons(back) == epsilons(path)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_value_is_adjusted_along_two_axes(tmp_path: Path, suffix: str) -> None:
+    """A plan may scale a value as a whole for its range, and its channels for codes, too."""
+    text = NORM.partition("  [norm]")[0].replace("] a =", "] y =") + "}"
+    made, path = parser.parse_model(text), tmp_path / f"net{suffix}"
+    made.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype="f4"), "w"))
+    onnx.save(made, tmp_path / "net.onnx")
+    if suffix == ".xml":
+        openvino.save_model(openvino.convert_model(tmp_path / "net.onnx"), path)
+    plan = api.convert(path, policy=Policy("matmult:bf16", exclude=["."]), verify=False).plan
+    assert plan is not None
+    (op,) = (d.node for d in plan.decisions)
+    whole = Adjustment(node=op, axis=WHOLE, exponents=(3,))
+    channels = Adjustment(node=op, axis=-1, exponents=(*range(8),))
+    api.apply(replace(plan, adjustments=(channels, whole)), path, tmp_path / f"low{suffix}")
+    wanted = X * np.exp2(np.arange(8, dtype="f4")) * 8
+    np.testing.assert_array_equal(run(tmp_path / f"low{suffix}", {"x": X}), wanted)
 
 
 LOG_SUM_EXP = """<ir_version: 8, opset_import: ["" : 17]>

@@ -11,6 +11,7 @@ import numpy as np
 
 from finecast.engines.base import KernelTime
 from finecast.graph.text import from_text
+from finecast.measure.study import Trial, TrialKey
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import WHOLE, Adjustment
@@ -28,7 +29,6 @@ from finecast.tuning.blaming import Blame, Culprit, WrongResult
 from finecast.tuning.difference import Side, difference
 from finecast.tuning.findings import Findings, Found, sensitivities
 from finecast.tuning.result import Measured, Result, Verdict
-from finecast.tuning.study import Trial, TrialKey
 
 FP32, FP16 = Format.FP32, Format.FP16
 US = 1e-6
@@ -94,7 +94,7 @@ def result(count: int = 5, *, improved: bool = True) -> Result:
             passed=False,
         ),
         Found(
-            name="step 1",
+            name="plan 1",
             plan=plan,
             predicted_cost=count * 50 * US,
             predicted_error=0.002,
@@ -120,7 +120,7 @@ def result(count: int = 5, *, improved: bool = True) -> Result:
     verdict = Verdict.IMPROVED if improved else Verdict.UNCHANGED
     return Result(
         verdict=verdict,
-        why="step 1 keeps the criterion" if improved else "no plan is faster here",
+        why="plan 1 keeps the accuracy asked for" if improved else "no plan is faster here",
         plan=plan if improved else planner.unchanged("no plan is faster here"),
         counts=plan.counts,
         casts=2,

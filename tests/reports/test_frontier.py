@@ -42,11 +42,11 @@ def found() -> dict[str, Any]:
         "verdict": "improved",
         "baseline": {"latency_ms": 10.0},
         "tuned": {"latency_ms": 8.0},
-        "frontier": [step("step 0", 6, 0), step("step 1", 4, 0.01), step("step 2", 1, 0.05)],
+        "frontier": [step("plan 0", 6, 0), step("plan 1", 4, 0.01), step("plan 2", 1, 0.05)],
         "candidates": [
-            step("step 1", 4, 0.01, latency_ms=8.0, measured=0.011, passed=True, changes={}),
-            step("step 2", 1, 0.05, latency_ms=5.0, passed=False),
-            step("step 3", 1, 0.06),
+            step("plan 1", 4, 0.01, latency_ms=8.0, measured=0.011, passed=True, changes={}),
+            step("plan 2", 1, 0.05, latency_ms=5.0, passed=False),
+            step("plan 3", 1, 0.06),
         ],
         "anchors": [{"name": "the hint", "latency_ms": 4.0, "metric": 0.9, "passed": True}],
     }
@@ -64,8 +64,8 @@ def test_points_are_what_was_timed_with_measured_errors_where_there_are(
     points = {p.name: (p.kind, p.error, p.speed) for p in points_of(found)}
     assert points == {
         "fp32": ("passed", 0.0, 1.0),
-        "step 1": ("passed", 0.011, 1.25),
-        "step 2": ("failed", 0.05, 2.0),
+        "plan 1": ("passed", 0.011, 1.25),
+        "plan 2": ("failed", 0.05, 2.0),
     }
     assert anchors_of(found) == [("the hint", 2.5)]
 
@@ -76,7 +76,7 @@ def test_plans_keep_their_distance_from_the_chosen_one_in_the_last_race(
     """The chosen plan took 8 ms in the first race and 4 ms in the last one."""
     found["candidates"][0]["last_race"] = {"gain": 2.5, "latency_ms": 4.0}
     speeds = {p.name: p.speed for p in points_of(found)}
-    assert speeds == {"fp32": 1.0, "step 1": 2.5, "step 2": 4.0}
+    assert speeds == {"fp32": 1.0, "plan 1": 2.5, "plan 2": 4.0}
 
 
 def test_the_picture_is_one_drawing_without_scripts_or_requests(found: dict[str, Any]) -> None:

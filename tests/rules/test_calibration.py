@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -59,6 +61,21 @@ def test_values_are_fitted_as_a_whole_and_weights_by_channel(toy: Format) -> Non
     assert x.range == pytest.approx((-1, 3), abs=x.scale[0])
     assert (w.axis, w.zero_point) == (1, 0)
     assert w.scale == (0.5, 1.0, 1.0)
+
+
+def test_scales_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, fmt, calls = product(np.eye(2, dtype=np.float32)), Format.INT8_WEIGHTS, 0
+
+    def counted(*given: Any, **named: Any) -> Encodings:
+        nonlocal calls
+        calls += 1
+        return calibrated(*given, **named)
+
+    monkeypatch.setattr("finecast.rules.calibration.calibrated", counted)
+    policy = Policy("all:int8_weights")
+    found = permit(Context(graph=graph, policy=policy, casts_around=frozenset({fmt})))
+    assert found[0].encodings[fmt].constants
+    assert calls == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import finecast.torch as ft
 from finecast.errors import UsageError
@@ -33,6 +34,16 @@ VERBS = pytest.mark.parametrize("verb", [converted, tuned])
 def test_a_module_without_numbers_is_one_error(verb: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="'weight' is on the meta device"):
         verb(nn.Linear(4, 4, device="meta"), torch.ones(2, 4, device="meta"))
+
+
+@VERBS
+def test_weights_that_stand_for_others_are_one_error(verb: Callable[..., Any]) -> None:
+    """Tools that quantize (torchao) or shard a module make its weights such tensors."""
+    module, x = nn.Linear(4, 4), torch.ones(2, 4)
+    parts = (module.weight.detach(), module.weight.detach().clone())
+    module.weight = nn.Parameter(TwoTensor(*parts))
+    with pytest.raises(UsageError, match="'weight' is a TwoTensor"):
+        verb(module, x)
 
 
 @VERBS

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_plan_and_a_new_version_of_its_model(
     source, again = saved
     low = tmp_path / "low.onnx"
     made = finecast.convert(source, low, policy="all:bf16", verify=False, progress=False)
-    path = tmp_path / "low.plan.json"
+    path = tmp_path / "low.plan"  # by its content it is no model
     path.write_text(made.plan.to_json())
     found = finecast.diff(path, again)
     assert found.placement is not None
@@ -145,6 +146,19 @@ def test_a_plan_and_a_new_version_of_its_model(
     assert types.count(Change.NEW) == made.casts  # they are ops of the low model
     content = json.loads(json.dumps(types.to_dict(), allow_nan=False))
     assert content["counts"]["type"] == made.counts["bf16"]
+
+
+def test_ops_between_codes_have_their_format(tmp_path: Path) -> None:
+    """A model on int8 states float ops between nodes that quantize: no type tells."""
+    source, low = Path("examples/digits/digits.onnx"), tmp_path / "low.onnx"
+    with np.load("examples/digits/digits_calib.npz") as data:
+        given = {"image": data["image"][:8]}
+    made = finecast.convert(source, low, policy="all:int8", data=given, verify=False)
+    found = finecast.diff(source, low)
+    planned = {n for n, fmt in made.plan.formats.items() if fmt is Format.INT8}
+    types = {one.shown.node: one.types for one in found.changed}
+    assert len(planned) > 9
+    assert {types.get(node) for node in planned} == {"fp32 -> int8"}
 
 
 def test_what_is_neither_plan_nor_model_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ numbers = st.integers(0, 20).map(float)
 
 def proposals(costs: list[tuple[float, float]]) -> list[Proposal]:
     return [
-        Proposal(name=f"step {i}", plan=PLAN, time_s=30 + time_s, error=error)
+        Proposal(name=f"plan {i}", plan=PLAN, time_s=30 + time_s, error=error)
         for i, (time_s, error) in enumerate(costs)
     ]
 
@@ -50,7 +50,7 @@ def test_a_lower_cache_is_left_out_if_another_plan_is_as_fast_and_as_accurate(
 def test_the_digest_and_the_file_of_a_plan_have_its_cache() -> None:
     (one,) = proposals([(0.0, 0.0)])
     _, low = with_kv_caches([one], [KvCache(format=Format.INT8, time_s=-1.0, error=1.0)])
-    assert low.name == "step 0, KV cache in int8"
+    assert low.name == "plan 0, KV cache in int8"
     assert low.plan.digest != one.plan.digest
     assert low.plan.lowers
     assert Plan.from_json(low.plan.to_json()) == low.plan

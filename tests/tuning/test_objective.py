@@ -12,10 +12,10 @@ import pytest
 import finecast
 from finecast.engines.base import Feeds, Loadable, Session
 from finecast.errors import UsageError
+from finecast.measure.study import Study
 from finecast.naming import member_of
 from finecast.numbers.formats import Format
 from finecast.tuning.goal import Objective, takes
-from finecast.tuning.study import Study
 from tests.tuning.test_tuning import Bench, ToyEngine, bench
 
 __all__ = ["bench"]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.measure.study import Study
 from finecast.planning.plan import Plan
 from finecast.progress import silent
 from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget, Goal
 from finecast.tuning.search import Candidate
-from finecast.tuning.study import Study
 from finecast.tuning.trials import Trials
 
 

@@ -22,6 +22,7 @@ from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, 
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Race
+from finecast.measure.study import Study
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.onnx import OnnxModel
 from finecast.numbers.formats import Format
@@ -30,7 +31,6 @@ from finecast.rules.policy import Policy
 from finecast.tuning import tune as tuning
 from finecast.tuning.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.tuning.result import Result, Verdict
-from finecast.tuning.study import Study
 
 _LABELS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",
@@ -319,9 +319,9 @@ def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
     outcome = bench.tune(evaluate=score)
     assert outcome.verdict is Verdict.UNCHANGED
     assert outcome.evaluations == len(calls) - BASELINE + 1
-    assert (
-        f"none of the {len(calls) - BASELINE} plans tried keeps the criterion" in outcome.why
-    )
+    tried = len(calls) - BASELINE
+    assert f"none of the {tried} plans tried keeps the accuracy asked for" in outcome.why
+    assert "last race" in outcome.phases  # of fp32 and hints, after the evaluations
     assert outcome.trials
     assert not any(t.passed for t in outcome.trials)
     assert outcome.baseline == outcome.tuned
@@ -388,7 +388,7 @@ def test_nothing_is_compiled_where_nothing_keeps_the_criterion(
 
     outcome = bench.tune(evaluate=score, compiles=True)
     assert outcome.verdict is Verdict.UNCHANGED
-    assert "keeps the criterion" in outcome.why
+    assert "keeps the accuracy asked for" in outcome.why
     assert outcome.findings.fp32_cost is None
     assert not timed
 

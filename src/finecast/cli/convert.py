@@ -30,6 +30,7 @@ from finecast.cli.policy_options import (
     user_rules,
 )
 from finecast.files import write_text
+from finecast.naming import left_out
 from finecast.progress import shown
 
 if TYPE_CHECKING:
@@ -149,12 +150,9 @@ def _kernels(verified: Verified) -> list[tuple[str, str]]:
 
 def _listed(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
     """A row for each of the first lines; only the first row shows the name."""
-    more = len(lines) - _MOST_LINES
-    shown = [
-        *lines[:_MOST_LINES],
-        *([f"and {more} more: --json lists all"] if more > 0 else []),
-    ]
-    return [("" if number else name, line) for number, line in enumerate(shown)]
+    more = left_out(len(lines), _MOST_LINES, ": --json lists all")
+    shown = enumerate([*lines[:_MOST_LINES], *more])
+    return [("" if number else name, line) for number, line in shown]
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

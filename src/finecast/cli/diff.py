@@ -11,7 +11,7 @@ from finecast.cli.common import Json, Trusted
 from finecast.cli.output import write_report
 from finecast.progress import shown
 
-_WHAT: Final = "A plan (.json) or a model."
+_WHAT: Final = "A plan or a model."
 
 
 def run(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.naming import number_of
 
 
 def run(
@@ -53,4 +54,4 @@ def run(
         add_row(table, one.label, day, str(one.prices))
     write_table(table)
     if clear:
-        write_line(f"{forgotten} times of kernels are forgotten")
+        write_line(f"forgotten: {number_of(forgotten, 'time')} of kernels")

@@ -37,6 +37,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
+from finecast.measure.study import Study, journals
 from finecast.naming import number_of
 from finecast.native.artefact import Destination
 from finecast.native.lock import lock_files
@@ -44,7 +45,6 @@ from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside
 from finecast.progress import shown
 from finecast.tuning.goal import Execution, Goal, TuneRequest, study_beside
-from finecast.tuning.study import Study, journals
 
 if TYPE_CHECKING:
     from finecast.native.model import OpenedModel

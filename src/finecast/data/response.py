@@ -14,6 +14,7 @@ import numpy as np
 
 from finecast.data.deviation import NOTICED, deviation
 from finecast.engines.base import Array, Feeds, calls_of, each_call
+from finecast.naming import left_out
 
 _SPREAD: Final = 0.5
 """Standard deviation of the relative noise on resampled numbers, so that a single number or a
@@ -135,6 +136,6 @@ def untold(
     if not said:
         return ()
     name, text = next(iter(said.items()))
-    more = f", and {len(said) - 1} more of the kind" if len(said) > 1 else ""
     doubt = "the inputs cannot tell a right model from a wrong one"
-    return (f"{doubt}: output {name!r} {text}{more}",)
+    more = left_out(len(said), 1, " of the kind")
+    return (", ".join([f"{doubt}: output {name!r} {text}", *more]),)

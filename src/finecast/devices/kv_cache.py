@@ -19,11 +19,12 @@ KV_CACHES: Final = {
 
 Codes have a scale and a zero point for some numbers of a token and a head.
 """
-_BOTH: Final = "KV_CACHE_PRECISION"
+KV_CACHE: Final = "KV_CACHE_PRECISION"
+"""OpenVINO's property for the type of keys and values alike."""
 # Each alone; in the mode ACCURACY they decide, and the property for both does not (2026.4).
 _KEYS_AND_VALUES: Final = ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION")
 
 
 def kv_cache_settings(fmt: Format) -> dict[str, str]:
     """OpenVINO's properties that have a KV cache kept in a format."""
-    return dict.fromkeys((_BOTH, *_KEYS_AND_VALUES), KV_CACHES[fmt])
+    return dict.fromkeys((KV_CACHE, *_KEYS_AND_VALUES), KV_CACHES[fmt])

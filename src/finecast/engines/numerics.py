@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from finecast.devices.kv_cache import kv_cache_settings
+from finecast.devices.kv_cache import KV_CACHE, kv_cache_settings
 from finecast.numbers.formats import DYNAMIC, Format
 
 HINT: Final = "INFERENCE_PRECISION_HINT"
@@ -48,7 +48,7 @@ def openvino_settings(
     return {
         HINT: hint,
         "EXECUTION_MODE_HINT": "ACCURACY",
-        **({"KV_CACHE_PRECISION": hint} if kv_cache is None else kv_cache_settings(kv_cache)),
+        **({KV_CACHE: hint} if kv_cache is None else kv_cache_settings(kv_cache)),
         DYNAMIC_QUANTIZATION: dynamic_group(formats),
         "CPU_DENORMALS_OPTIMIZATION": False,
     }

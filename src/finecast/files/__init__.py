@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Generator, Hashable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -333,6 +333,15 @@ def writing(path: Path | str) -> Generator[None]:
             where=str(path),
             fix="choose a folder that exists, is writable and has room",
         ) from error
+
+
+def holds_object(path: Path) -> bool:
+    """Whether it is a JSON object, as plans are: by a first byte that no model has."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(1) == b"{"
+    return False
 
 
 def read_text(path: Path, *, what: str, most_bytes: int, fix: str) -> str:

@@ -243,7 +243,7 @@ def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
 
     Ops that read the same of a value share what gives it.
     """
-    made: dict[tuple[int, Adjustment], Any] = {}
+    made: dict[tuple[Any, Adjustment], Any] = {}
     for edit in edits:
         value, what = edit.value, edit.what
         if value is None:
@@ -251,9 +251,10 @@ def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
         elif model.graph.values[value].constant is not None:
             model.adjust_constant(edit)
         else:
-            key = value, replace(what, node="", port=0)
+            before = model.read_at(edit.node, what.port)  # adjusted along another axis, maybe
+            key = before, replace(what, node="", port=0)
             if key not in made:
-                made[key] = model.tensor(value)
+                made[key] = before
                 for kind, by in what.steps:
                     made[key] = model.adjusted(made[key], kind, by)
             model.give(value, [Use(node=edit.node, index=what.port)], made[key])

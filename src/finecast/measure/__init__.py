@@ -1,1 +1,1 @@
-"""Measuring time and memory, and recording the environment of a measurement."""
+"""Measuring time and memory, and keeping what was measured, with its environment."""

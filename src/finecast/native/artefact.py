@@ -12,7 +12,7 @@ from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
 from finecast.files import DATA_SUFFIX, check_writable
-from finecast.naming import Option, convert_options, path_of
+from finecast.naming import Option, convert_options, left_out, path_of
 from finecast.native.gains import Gain
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import is_float
@@ -181,5 +181,4 @@ def _apart(got: Mapping[str, Array], wanted: Mapping[str, Array], *, every: bool
             found.append(f"{text}: what is in it decides that")
         elif not is_float(array) and (count or every):
             found.append(f"output {name!r}: {count} of {array.size} values differ")
-    more = len(found) - _MOST_TOLD
-    return found[:_MOST_TOLD] + ([f"and {more} more outputs differ"] if more > 0 else [])
+    return found[:_MOST_TOLD] + left_out(len(found), _MOST_TOLD, " outputs differ")

@@ -19,7 +19,15 @@ from typing import Any, Final
 from finecast.engines.base import feeds_for
 from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
 from finecast.errors import UsageError
-from finecast.naming import Option, assignments, convert_options, number_of, path_of
+from finecast.naming import (
+    Option,
+    assignments,
+    convert_options,
+    left_out,
+    listed,
+    number_of,
+    path_of,
+)
 from finecast.native.lock import (
     Lock,
     LockedKernel,
@@ -353,21 +361,16 @@ def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> Check:
         text = f"the same {number_of(len(now), 'kernel')}"
         return Check(name="kernels", state=State.HOLDS, texts=(text,))
     texts = [
-        f"{second} in place of {first}: {_listed(nodes)}"
+        f"{second} in place of {first}: {listed(nodes, _MOST_NODES)}"
         for (first, second), nodes in changes.items()
     ]
-    more = len(texts) - _MOST_CHANGES
-    texts = [*texts[:_MOST_CHANGES], *([f"and {more} more changes"] if more > 0 else [])]
+    more = left_out(len(texts), _MOST_CHANGES, " changes")
+    texts = [*texts[:_MOST_CHANGES], *more]
     return Check(name="kernels", state=State.DRIFTED, texts=tuple(texts))
 
 
 def _homes(kernels: Sequence[LockedKernel]) -> dict[str, LockedKernel]:
     return {node: kernel for kernel in kernels for node in kernel.nodes}
-
-
-def _listed(nodes: Sequence[str]) -> str:
-    more = len(nodes) - _MOST_NODES
-    return ", ".join(nodes[:_MOST_NODES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
@@ -381,7 +384,8 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
     )
     named = beyond or ([] if worst is None else [worst])
     texts = [
-        f"output {n} is off by {deviations[n]:.3g}, and {allowed.get(n, 0.0):.3g} is allowed"
+        f"output {n} is off by {100 * deviations[n]:.3g}%, and"
+        f" {100 * allowed.get(n, 0.0):.3g}% is allowed"
         for n in named[:_MOST_CHANGES]
     ]
     state = State.DRIFTED if beyond else State.HOLDS

@@ -265,6 +265,8 @@ class OpenedModel(ABC):
         if plan.model == self.digest:
             return plan, ()
         found = self.placement(plan)
+        if found.plan.model == plan.model:  # of PyTorch files plans have the graph's digest
+            return plan, ()
         found.check(where=self.name, partial=partial)
         note = f"the plan is {found.note}"
         return found.plan, (note if found.same else f"{note}; {_NOT_EVALUATED}",)

@@ -21,7 +21,7 @@ from finecast.measure.environment import environment
 from finecast.measure.memory import MemoryUse, peak_memory
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.measure.timing import Latency
-from finecast.naming import Option
+from finecast.naming import Option, left_out
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.opening import check_engine, check_options, file_of, opened, runs_in
 from finecast.numbers.formats import Format
@@ -121,8 +121,7 @@ class ProfileReport(Report):
     def _kernels(self, f: Figures) -> TextTable:
         """The kernels of a model that take the most time."""
         total = sum(k.time_s for k in f.kernels)
-        rest = len(f.kernels) - _MOST_KERNELS
-        more = [f"and {rest} faster ones: --json lists all"] if rest > 0 else []
+        more = left_out(len(f.kernels), _MOST_KERNELS, ", faster ones: --json lists all")
         beside = f"beside {self.figures[0].model.label}: "
         return TextTable(
             title=f"{f.model.label}: kernels, {total * 1e3:.3f} ms",

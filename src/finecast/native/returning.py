@@ -29,7 +29,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph, Value
 from finecast.graph.matching import match
 from finecast.graph.structure import structure_of
-from finecast.naming import number_of
+from finecast.naming import listed, number_of
 from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
 from finecast.native.observing import SHOWN_BYTES, observe, packed
 from finecast.native.source import AS_IT_IS, Source
@@ -110,10 +110,9 @@ class BesideLow(LowModel):
             )
         if not left:
             return []
-        names = ", ".join(v.name for v in left[:_LISTED])
-        more = ", ..." if len(left) > _LISTED else ""
+        names = listed([v.name for v in left], _LISTED)
         count = f"{number_of(len(left), 'value')} of {len(made)} without a partner"
-        return [f"{count} in the low model, computed in fp32: {names}{more}"]
+        return [f"{count} in the low model, computed in fp32: {names}"]
 
     def _outside(self, node: int | None) -> bool:
         return node is not None and not self.graph.nodes[node].region

@@ -18,12 +18,12 @@ from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
 from finecast.errors import EngineError, UsageError
 from finecast.measure.racing import Effort, Race
+from finecast.measure.study import Study
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
-from finecast.planning.sensitivity import SensitivityStore
 from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
@@ -164,7 +164,7 @@ class Subject(ABC):
         reference: The fp32 model, loaded.
         truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
         told: Notes for the user on how the model was read and run, whatever tuning finds.
-        study: Where sensitivities are kept, and found if they were measured before.
+        study: Where trials and sensitivities are kept for later runs, if anywhere.
         reused: Labels of the formats whose sensitivities were found there.
         keeps_prices: Whether measured times of kernels are taken from the user's price book
             and kept there, where kernels are timed at all.
@@ -175,7 +175,7 @@ class Subject(ABC):
     reference: Session
     truth: Session | None = None
     told: Sequence[str] = ()
-    study: SensitivityStore | None = None
+    study: Study | None = None
     reused: tuple[str, ...] = ()
     keeps_prices: bool = False
     prices_all: bool = False

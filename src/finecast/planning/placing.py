@@ -17,7 +17,7 @@ from finecast.errors import ModelError
 from finecast.graph import Graph, Node
 from finecast.graph.matching import Matching, match
 from finecast.graph.structure import OpStructure, Structure, structure_of
-from finecast.naming import number_of
+from finecast.naming import listed, number_of
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -127,8 +127,7 @@ class Placement:
 
 def _some(names: Collection[str]) -> str:
     """The number of the names, and the first of them."""
-    more = ", ..." if len(names) > _MOST_NAMED else ""
-    return f"{len(names)} ({', '.join(list(names)[:_MOST_NAMED])}{more})"
+    return f"{len(names)} ({listed([*names], _MOST_NAMED)})"
 
 
 def structure_in(plan: Plan) -> Structure:

@@ -15,6 +15,7 @@ from finecast.errors import ModelError, UsageError
 from finecast.files import read_text
 from finecast.graph import Graph, Node
 from finecast.graph.structure import Structure, read_structure, write_structure
+from finecast.naming import listed
 from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -162,8 +163,7 @@ class Plan:
         for name, fmt in sorted(self.io.items()):
             names.setdefault(fmt.label, []).append(name)
         ports = (
-            f"inputs and outputs in {label}: {', '.join(of[:_MOST_PORTS])}"
-            + (f" and {len(of) - _MOST_PORTS} more" if len(of) > _MOST_PORTS else "")
+            f"inputs and outputs in {label}: {listed(of, _MOST_PORTS)}"
             for label, of in names.items()
         )
         kept = self.kv_cache

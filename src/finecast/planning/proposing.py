@@ -71,11 +71,11 @@ def frontier_of(
 
 
 def proposal(planner: Planner, analysis: Analysis, choice: Choice, name: str = "") -> Proposal:
-    """The plan of one choice, with its reasons; named after its step by default."""
+    """The plan of one choice, with its reasons; by default named by its number."""
     formats = chosen(planner.permissions, analysis.units, choice)
     plan = planner.plan(formats, "")
     return Proposal(
-        name=name or f"step {choice.index}",
+        name=name or f"plan {choice.index}",
         plan=explained(planner, analysis, plan, choice.problem),
         time_s=choice.time_s,
         error=choice.error,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,18 +236,6 @@ class Sensitivity:
     def shares(self) -> NDArray[np.float64]:
         """The errors of values, scaled so that those of all points add up to ``total``."""
         return self.values * (self.total / self.added if self.known else 1.0)
-
-
-class SensitivityStore(Protocol):
-    """Keeps sensitivities for later runs, each under a digest of all that it depends on."""
-
-    def sensitivity(self, key: str) -> Sensitivity | None:
-        """What is kept under ``key``; its ``probes`` are 0, as no run was made for it now."""
-        ...
-
-    def keep_sensitivity(self, key: str, found: Sensitivity) -> None:
-        """Keep ``found`` under ``key``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

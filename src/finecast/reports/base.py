@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.files import check_writable, write_text
-from finecast.naming import listed
+from finecast.naming import left_out, listed
 from finecast.terminal import Verbatim, finite, one_line, safe
 
 _VERSION: Final = 1
@@ -54,8 +54,7 @@ class TextTable:
             "<tr>" + "".join(f"<td>{escape(safe(cell))}</td>" for cell in row) + "</tr>"
             for row in shown
         )
-        rest = len(self.rows) - len(shown)
-        notes = (*self.notes, *([f"and {rest} more rows"] if rest else ()))
+        notes = (*self.notes, *left_out(len(self.rows), _MOST_ROWS, " rows"))
         below = "".join(f"<p>{escape(safe(note))}</p>" for note in notes)
         title = escape(safe(self.title or self.left[0]))
         return (

@@ -35,7 +35,7 @@ text { fill: #333; } .title { font-size: 15px; font-weight: 600; }
 }"""
 _KINDS: Final = {
     "timed": "not tried on all data",
-    "passed": "keeps the criterion on all data",
+    "passed": "keeps the accuracy on all data",
     "failed": "misses it",
 }
 

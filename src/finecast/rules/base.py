@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.ops import OpInfo, by_name
 from finecast.rules.facts import Facts, ValueFacts
@@ -69,6 +70,8 @@ class Context:
     casts_around: frozenset[Format] = frozenset()
     # Formats with parameters in which the engine needs results stored as codes, too.
     coded_results: frozenset[Format] = frozenset()
+    # The encodings in the low format that were found so far, by node id.
+    encodings: dict[int, Encodings] = field(init=False, default_factory=dict[int, Encodings])
 
     @property
     def low(self) -> Format:

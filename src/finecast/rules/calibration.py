@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from finecast.graph import Graph, Node, Value
+from finecast.naming import left_out
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format, Grid
 from finecast.numbers.gptq import compensated
@@ -105,15 +106,18 @@ def _compensated(graph: Graph, node: Node, index: int, found: Scaled, facts: Fac
 
 
 def encodings_in(context: Context, node: Node) -> Encodings:
-    """The encodings of ``node`` in the low format of ``context``, for its engine."""
-    return calibrated(
-        context.graph,
-        node,
-        context.low,
-        context.facts,
-        context.policy.calibration,
-        results=context.low in context.coded_results,
-    )
+    """The encodings of ``node`` in the low format of ``context``, for its engine; cached.
+
+    Raises:
+        ValueError: As ``calibrated`` does.
+    """
+    known, fmt = context.encodings, context.low
+    if node.id not in known:
+        how, results = context.policy.calibration, fmt in context.coded_results
+        known[node.id] = calibrated(
+            context.graph, node, fmt, context.facts, how, results=results
+        )
+    return known[node.id]
 
 
 def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> list[str]:
@@ -128,8 +132,8 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
     found = list(dict.fromkeys(every))
     if not found:
         return []
-    more = f"; and so for {len(found) - 1} more values" if len(found) > 1 else ""
-    return [f"{found[0]}: ops that read it keep fp32{more}"]
+    more = left_out(len(found), 1, " of the kind")
+    return ["; ".join([f"{found[0]}: ops that read it keep fp32", *more])]
 
 
 def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:

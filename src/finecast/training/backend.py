@@ -28,7 +28,7 @@ from finecast.errors import UsageError
 from finecast.frontends.torch import CASTS, TorchPrepared
 from finecast.frontends.torch.reader import mark_regions
 from finecast.graph import Graph
-from finecast.naming import look_up, suggestion
+from finecast.naming import listed, look_up, suggestion
 from finecast.native.planning import Judging
 from finecast.native.roundings import Times
 from finecast.native.torch.model import slow_formats
@@ -363,14 +363,11 @@ class Coverage:
         self.said = True
         if any(isinstance(m, _RECURRENT) for m in missed.values()):
             reasons = [_RECURRENT_REASON]
-        guessed = (
-            f" (by the weights of {_listed(self.uncounted)}, whose code was not captured)"
-            if self.uncounted
-            else ""
-        )
+        known, rest = (listed([*n], _NAMED) for n in (self.uncounted, missed))
+        guessed = f" (by the weights of {known}, whose code was not captured)" if known else ""
         warnings.warn(
-            f"finecast planned {self.share:.0%} of the FLOPs{guessed}; {_listed([*missed])} "
-            f"stay fp32: {'; '.join(reasons)}",
+            f"finecast planned {self.share:.0%} of the FLOPs{guessed}; {rest} stay fp32:"
+            f" {'; '.join(reasons)}",
             stacklevel=3,
         )
 
@@ -388,10 +385,6 @@ class Coverage:
                     ):
                         seen.add(id(parameter))
                         yield name or own, module, parameter
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])])
 
 
 def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ from finecast.data.workload import Workload, probed, probed_rows
 from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
 from finecast.graph import Graph, Node
-from finecast.naming import number_of
+from finecast.naming import left_out, number_of
 from finecast.native.model import LowModel, Seen
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -244,14 +244,12 @@ class Blame(Report):
             )
             for c in self.culprits[:most]
         ]
-        rest = len(self.culprits) - len(rows)
-        more = [f"and {rest} more"] if rest else []
         return TextTable(
             left=("node", "type", "why"),
             right=("error\nalone",),
             rows=rows,
             fold=("node", "why"),
-            notes=(*more, *self._notes()),
+            notes=(*left_out(len(self.culprits), most), *self._notes()),
         )
 
     def _notes(self) -> list[str]:

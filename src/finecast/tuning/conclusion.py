@@ -88,21 +88,21 @@ class Conclusion:
         gain, least = measurements.costs.speed(name), self.trials.budget.goal.min_speedup
         if gain.median < least:
             built.release()
-            what = f"the plan {found.name} is not {self._wanted} here"
+            what = f"{found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
         losing = self._losing(built)
         if losing and not self._one_call_asked:
             built.release()
             return self.unchanged(
-                f"the plan {found.name} gains in one call by losing in the other: {losing};"
+                f"{found.name} gains in one call by losing in the other: {losing};"
                 " --objective first_token or tokens_per_second asks for one of them"
             )
-        keeps = "keeps the criterion" + (" in emulation" if self.subject.target else "")
+        where = " in emulation" if self.subject.target else ""
         exact = self.measuring.exact()
         errors = exact.errors(self.measuring.session(built))
         kernels = self.subject.kernels(built, self.workload)
         outcome = self._outcome(
-            "; ".join((f"{found.name} {keeps}", *self.left_out)),
+            "; ".join((f"{found.name} keeps the accuracy asked for{where}", *self.left_out)),
             measurements,
             baseline=self._fp32(measurements),
             tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
@@ -185,6 +185,7 @@ class Conclusion:
         return self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
 
     def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
+        self.trials.progress("last race", 0, 1)
         return self.measuring.measure(built, effort, self.planner, self.analysis)
 
     def _fp32(self, measurements: Measurements) -> Measured:
@@ -235,6 +236,7 @@ class Conclusion:
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
+            self.trials.progress(f"evaluation of {name}", 0, 1)
             try:
                 metric = self.executor.evaluate(built).metric
             except LostTrialError as error:

@@ -16,6 +16,7 @@ from finecast.planning.placing import Placement, structure_in
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules.base import DECISION
+from finecast.rules.quantized import computed_in
 from finecast.tuning.explanation import decider_of, why_of
 
 _FACTOR: Final = 1.5
@@ -175,7 +176,7 @@ class Side:
     def of_graph(cls, graph: Graph, name: str) -> Side:
         """A model with the types that it has."""
         states = {
-            node.id: OpState(node=node.name, op=node.op, type=node.format.label)
+            node.id: OpState(node=node.name, op=node.op, type=computed_in(graph, node))
             for node in graph.float_nodes
             if node.format is not None and by_name(node.op).has_numbers
         }

@@ -92,14 +92,14 @@ class EmulationReport(Report):
         scores = by_output(self.metric)
         return TextTable(
             left=("op", "node", "why"),
-            right=("output error", "share"),
+            right=("output error", "share of\nits square"),
             rows=[
                 (
                     c.node.op,
                     c.node.name,
                     "; ".join(c.reasons),
-                    f"{c.error:.2e}",
-                    f"{c.share:.1%}",
+                    f"{c.error:.3g}",
+                    f"{c.share:.3f}",
                 )
                 for c in self.contributions[:most]
             ],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from finecast.measure.study import Trial
 from finecast.native.subject import Examined
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -13,7 +14,6 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, Proposal
 from finecast.rules.facts import ValueFacts
 from finecast.tuning.search import Candidate
-from finecast.tuning.study import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

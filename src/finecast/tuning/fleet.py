@@ -133,9 +133,9 @@ class Choosing:
             return "any lower plan known loses at least as much on some kind"
         tried, judges = [p for p in faster if p.digest in self._judged], self._judging(names)
         if any(all(judge.passes(plan) for judge in judges) for plan in tried):
-            return "no lower plan is proven to keep the criterion on each kind"
+            return "no lower plan is proven to keep the accuracy asked for on each kind"
         limit = self.budget.spent(len(self._judged)) if len(tried) < len(faster) else ""
-        kept = "no lower plan that was tried keeps the criterion on each kind"
+        kept = "no lower plan that was tried keeps the accuracy asked for on each kind"
         return f"{kept}, and {limit}" if limit else kept
 
     @property

@@ -19,6 +19,7 @@ from finecast.data.workload import Workload
 from finecast.engines.base import calls_of
 from finecast.errors import UsageError
 from finecast.files import write_text
+from finecast.measure.study import Study
 from finecast.naming import enumerated
 from finecast.native.artefact import Destination
 from finecast.native.lock import Machine, Runner, samples_of
@@ -36,7 +37,6 @@ from finecast.tuning.fleet import Choosing, KindJudge
 from finecast.tuning.fleet_plans import FleetPlans, KindOutcome
 from finecast.tuning.goal import LOCAL, Budget, Objective, TuneRequest
 from finecast.tuning.result import Measured, Result, Verdict
-from finecast.tuning.study import Study
 from finecast.tuning.workers import WorkerExecutor
 
 

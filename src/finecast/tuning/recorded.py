@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from finecast.errors import UsageError
+from finecast.measure.study import MAGIC, Study
 from finecast.planning.plan import Plan
 from finecast.reports.plan_report import PlanReport
 from finecast.tuning.goal import STUDY_SUFFIX
-from finecast.tuning.study import MAGIC, Study
 
 _PLAN: Final = ".plan.json"
 # A report's data starts with its kind.

@@ -15,6 +15,7 @@ from finecast.engines.base import KernelTime
 from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError
 from finecast.measure.environment import environment
+from finecast.measure.study import Trial
 from finecast.naming import number_of
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
@@ -30,7 +31,6 @@ from finecast.tuning.findings import Findings, Found
 from finecast.tuning.fleet_plans import FleetPlans
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
-from finecast.tuning.study import Trial
 from finecast.tuning.summary import TF32_TIMES, comparison, notes
 
 _NOT_RUN: Final = Verified(engine=None)

@@ -233,7 +233,7 @@ def none_passes(
     plans = "the one plan" if tried == 1 else f"none of the {tried} plans"
     misses = "misses" if tried == 1 else "keeps"
     told = f" ({reused} remembered by the study)" if reused else ""
-    why = f"{plans} tried{told} {misses} the criterion (target {target:.6g})"
+    why = f"{plans} tried{told} {misses} the accuracy asked for (target {target:.6g})"
     rest = proposed - tried
     if rest > 0:
         why += f"; {rest} more were not tried: "

@@ -12,6 +12,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.metrics import Score
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError
+from finecast.measure.study import Study, Trial, TrialKey
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
 from finecast.tuning.certifying import Certifier
@@ -26,7 +27,6 @@ from finecast.tuning.search import (
     rivals,
     same_time,
 )
-from finecast.tuning.study import Study, Trial, TrialKey
 
 # Gives the metric of a plan.
 Measure = Callable[[Plan], float]

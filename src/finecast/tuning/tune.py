@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
@@ -59,9 +59,6 @@ from finecast.tuning.probing import Probing
 from finecast.tuning.result import Result
 from finecast.tuning.search import Adjustments, Candidate, chain, undecided, worth_timing
 from finecast.tuning.trials import Trials, nan_baseline
-
-if TYPE_CHECKING:
-    from finecast.tuning.study import Study
 
 # A plan may miss the criterion if its predicted output error is above this share of the error
 # that the criterion is expected to allow.
@@ -184,7 +181,7 @@ def tune(
             baseline=baseline,
             certifier=certifier,
             runner=goal.objective.keyed(subject.runner),
-            study=cast("Study | None", subject.study),  # all of it, not sensitivities alone
+            study=subject.study,
             progress=progress,
             budget=budget,
         ),

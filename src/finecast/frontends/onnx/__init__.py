@@ -15,6 +15,7 @@ from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.joining import ModelPair
+from finecast.frontends.native_model import adjust
 from finecast.frontends.onnx.coded_products import is_coded
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
@@ -52,7 +53,7 @@ from finecast.frontends.onnx.types import (
 )
 from finecast.frontends.onnx.undo import PLAN_KEY, note_decisions, undo
 from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
-from finecast.frontends.onnx.writer import EditedModel, adjust, apply_edits
+from finecast.frontends.onnx.writer import EditedModel, apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of
 from finecast.graph import PHI, Graph, Node
@@ -190,7 +191,7 @@ class Prepared(PreparedModel):
         """A copy with adjusted operands, to observe; plans are still made for this model."""
         model = self.model.clone()
         graph, binding = read(model, digest=self.file.digest)
-        adjust(binding, edits_by(adjustments, graph))
+        adjust(EditedModel(graph, binding), edits_by(adjustments, graph))
         graph, binding = read(model, digest=self.file.digest)
         return replace(self, model=model, graph=graph, binding=binding, policy="", shaped=())
 
@@ -358,7 +359,8 @@ def _replay(
         values that are rounded before they are cast.
     """
     plan.check(prepared.graph, where=prepared.file.name)
-    adjust(prepared.binding, plan.adjusting(prepared.graph, where=prepared.file.name))
+    edits = plan.adjusting(prepared.graph, where=prepared.file.name)
+    adjust(EditedModel(prepared.graph, prepared.binding), edits)
     if plan.adjustments:
         graph, binding = read(prepared.model, digest=prepared.file.digest)
         prepared = replace(prepared, graph=graph, binding=binding)

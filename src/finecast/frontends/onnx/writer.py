@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
@@ -61,7 +60,7 @@ TIMES: Final = f"{MARK}.exponents."
 # Metadata of a node, with the name of a float attribute as suffix: the exponent of two that
 # the attribute was multiplied by.
 ATTRIBUTE_TIMES: Final = f"{MARK}.attribute."
-# Metadata of a multiplication that was inserted in front of an op: that op's name.
+# Empty metadata of a multiplication or addition that was inserted in front of an op.
 SCALES: Final = f"{MARK}.scales"
 # The type of the numbers in these notes.
 STORED: Final = np.dtype("<f4")
@@ -96,66 +95,6 @@ _TYPE_ATTRIBUTES: Final = {
     "Bernoulli": "dtype",
     "SequenceEmpty": "dtype",
 }
-
-
-def adjust(binding: OnnxBinding, edits: Iterable[AdjustOperand]) -> None:
-    """Adjust operands in the model behind ``binding``, which has to be read again then.
-
-    A constant gets other numbers; where other ops read it, too, the op gets a copy. A value is
-    changed by nodes in front of the op, which all ops share that read the same of it.
-    """
-    editor = Editor(binding.model)
-    made: dict[tuple[ir.Value, Adjustment], ir.Value] = {}
-    for edit in edits:
-        what = edit.what
-        if edit.value is None:
-            _adjust_attribute(binding.nodes[edit.node], what)
-            continue
-        port = binding.ports[edit.node][what.port]
-        assert port is not None
-        assert isinstance(port.owner, ir.Node)
-        value = port.value()
-        tensor = constant_tensor(value)
-        if tensor is None:
-            key = value, replace(what, node="", port=0)
-            if key not in made:
-                made[key] = _adjusted(editor, value, what)
-            port.read(made[key])
-            continue
-        if len(value.uses()) > 1:
-            value = editor.constant(f"{value.name}_scaled", tensor.numpy())
-            port.read(value)
-        notes = port.owner.metadata_props
-        if what.add:
-            before = tensor.numpy().astype(STORED).tobytes()
-            notes[f"{WAS}{port.index}"] = base64.b64encode(before).decode()
-        else:
-            exponents = " ".join(map(str, what.exponents))
-            notes[f"{TIMES}{port.index}.{-what.axis}"] = exponents
-        set_constant(value, ComputedTensor(tensor, what.of))
-
-
-def _adjust_attribute(node: ir.Node | None, what: Adjustment) -> None:
-    """Multiply float attributes of ``node``, and note the exponent."""
-    assert node is not None
-    own = (what.attribute,)
-    for name in SCALAR_NAMES[node.op_type] if what.attribute == SCALARS else own:
-        if name in node.attributes:
-            before = np.array(node.attributes[name].as_float(), np.float32)
-            node.attributes[name] = ir.AttrFloat32(name, float(what.of(before)))
-            node.metadata_props[f"{ATTRIBUTE_TIMES}{name}"] = str(what.exponents[0])
-
-
-def _adjusted(editor: Editor, value: ir.Value, what: Adjustment) -> ir.Value:
-    out, dtype, shape = value, value.dtype, value.shape
-    for kind, by in what.steps:
-        name = editor.fresh(f"{SCALE}_{value.name}")
-        other = editor.constant(f"{name}_by", by)
-        out = editor.op(_KINDS[kind], [out, other], name=name, dtype=dtype, shape=shape)
-    for node in editor.made:
-        node.metadata_props.update({MARK: "", SCALES: what.node})
-    editor.place_after(value)
-    return out
 
 
 def apply_edits(
@@ -258,6 +197,51 @@ class EditedModel(NativeModel):
 
     def _port(self, use: Use) -> Port | None:
         return None if use.node is None else self.binding.ports[use.node][use.index]
+
+    # Adjusted operands, which are noted in the model.
+
+    def adjust_attribute(self, node: int, what: Adjustment) -> None:
+        """Multiply float attributes of the node, and note the exponent."""
+        native = self.binding.nodes[node]
+        assert native is not None
+        own = (what.attribute,)
+        for name in SCALAR_NAMES[native.op_type] if what.attribute == SCALARS else own:
+            if name in native.attributes:
+                before = np.array(native.attributes[name].as_float(), np.float32)
+                native.attributes[name] = ir.AttrFloat32(name, float(what.of(before)))
+                native.metadata_props[f"{ATTRIBUTE_TIMES}{name}"] = str(what.exponents[0])
+
+    def adjust_constant(self, edit: AdjustOperand) -> None:
+        """Give a constant other numbers; where other ops read it, too, the op gets a copy."""
+        what, port = edit.what, self.binding.ports[edit.node][edit.what.port]
+        assert port is not None
+        assert isinstance(port.owner, ir.Node)
+        value = port.value()
+        tensor = constant_tensor(value)
+        assert tensor is not None
+        if len(value.uses()) > 1:
+            value = self._editor.constant(f"{value.name}_scaled", tensor.numpy())
+            port.read(value)
+        notes = port.owner.metadata_props
+        if what.add:
+            before = tensor.numpy().astype(STORED).tobytes()
+            notes[f"{WAS}{port.index}"] = base64.b64encode(before).decode()
+        else:
+            exponents = " ".join(map(str, what.exponents))
+            notes[f"{TIMES}{port.index}.{-what.axis}"] = exponents
+        set_constant(value, ComputedTensor(tensor, what.of))
+
+    def adjusted(self, tensor: ir.Value, kind: str, by: NDArray[np.float32]) -> ir.Value:
+        """The result of a new node, which reads a constant."""
+        name = self._editor.fresh(f"{SCALE}_{tensor.name}")
+        read = [tensor, self._editor.constant(f"{name}_by", by)]
+        out = self._editor.op(
+            _KINDS[kind], read, name=name, dtype=tensor.dtype, shape=tensor.shape
+        )
+        for node in self._editor.made:
+            node.metadata_props.update({MARK: "", SCALES: ""})
+        self._editor.place_after(tensor)
+        return out
 
     # Roundings that switch.
 

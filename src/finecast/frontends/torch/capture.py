@@ -17,6 +17,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.expand import BIASES, expand
@@ -82,9 +83,10 @@ def capture(
 
     Raises:
         ModelError: If ``torch.export`` cannot capture the module; says why.
-        UsageError: If the module has no data.
+        UsageError: If the module has no data, or tensors that stand for others.
     """
     program = exported(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+    _check_plain(program)
     with quiet(), told_apart(program.graph_module):
         unlifted = program.run_decompositions({}).module(check_guards=False)
     assert isinstance(unlifted, GraphModule)
@@ -128,6 +130,17 @@ def shared_copy(original: GraphModule) -> GraphModule:
     for old, new in zip(original.graph.nodes, module.graph.nodes, strict=True):
         new.meta = dict(old.meta)
     return module
+
+
+def _check_plain(program: ExportedProgram) -> None:
+    """Raise UsageError if a tensor is several, as a tool that quantizes or shards makes it."""
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        if is_traceable_wrapper_subclass(tensor):
+            raise UsageError(
+                f"{name!r} is a {type(tensor).__name__}, which stands for other tensors:"
+                " its numbers cannot be planned",
+                fix="give the module as it was before it was quantized or sharded",
+            )
 
 
 def _check_data(module: GraphModule) -> None:

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
+from finecast.measure.study import Study, Trial, TrialKey, study_at
 from finecast.planning.sensitivity import Sensitivity
-from finecast.tuning.study import Study, Trial, TrialKey, study_at
 
 KEY = TrialKey(model="m", plan="p", engine="openvino", data="d")
-TRIAL = Trial(key=KEY, name="step 1", metric=0.9, passed=True, latency_s=0.002, plan_json="{}")
+TRIAL = Trial(key=KEY, name="plan 1", metric=0.9, passed=True, latency_s=0.002, plan_json="{}")
 
 # Adds trials until it is killed: says each number only after ``add`` returned.
 _WRITER = """
 import sys
 from pathlib import Path
-from finecast.tuning.study import Study, Trial, TrialKey
+from finecast.measure.study import Study, Trial, TrialKey
 
 study = Study(Path(sys.argv[1]))
 for number in range(100_000):
