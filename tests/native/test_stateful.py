@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,11 +18,12 @@ from finecast.engines.base import Array, Feeds, Steps, outputs_of_calls
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, ExitCode
 from finecast.frontends import openvino as frontend
+from finecast.frontends.openvino.changes import kv_cache_of
 from finecast.native.observing import observe
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
 from tests.engines.stateful import WIDTH, accumulator, decoder, steps
-from tests.kernels import skip_without_int8
+from tests.kernels import skip_without_bf16, skip_without_int8
 
 openvino = pytest.importorskip("openvino")
 
@@ -286,3 +288,14 @@ def test_a_state_is_empty_at_the_start_of_each_sequence_whatever_ops_are_low(
     session = OpenVinoEngine().load(done.model)
     first, again = (session.run(Steps(SEQUENCES[0]))["y"] for _ in range(2))
     np.testing.assert_array_equal(first, again)
+
+
+def test_a_model_by_hint_states_its_cache() -> None:
+    """A program that loads it without settings had a cache of 8 bits."""
+    skip_without_bf16()
+    policy = replace(Policy.parse("all:bf16"), by_hint=True)
+    done = finecast.convert(decoder(), policy=policy, verify=False)
+    assert done.plan.by_hint
+    compiled = openvino.Core().compile_model(done.model, "CPU")
+    assert str(compiled.get_property("KV_CACHE_PRECISION").to_string()) == "bf16"
+    assert kv_cache_of(done.model) is Format.BF16
