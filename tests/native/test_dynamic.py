@@ -217,8 +217,11 @@ def test_groups_of_two_sizes_are_in_one_model(tmp_path: Path) -> None:
     got = np.asarray(session.run(None, inputs())[0])
     assert close(got, wanted(128))
     assert not close(got, wanted(32))
-    with pytest.raises(UsageError, match="int4_dynamic_128 are made for onnxruntime alone"):
+    with pytest.raises(
+        UsageError, match="int4_dynamic_128 are made for onnxruntime alone"
+    ) as e:
         api.convert(net, None, policy, engine="openvino")
+    assert e.value.fix == "use bf16 or fp16, or --engine onnxruntime"
 
 
 def test_kernels_that_compute_otherwise_are_found(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,11 +18,12 @@ from finecast.engines.base import Array, Feeds, Steps, outputs_of_calls
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, ExitCode
 from finecast.frontends import openvino as frontend
+from finecast.frontends.openvino.changes import kv_cache_of
 from finecast.native.observing import observe
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
 from tests.engines.stateful import WIDTH, accumulator, decoder, steps
-from tests.kernels import skip_without_int8
+from tests.kernels import skip_without_bf16, skip_without_int8
 
 openvino = pytest.importorskip("openvino")
 
@@ -270,3 +272,30 @@ def test_what_openvino_alone_reads_is_sent_to_no_other_engine(tmp_path: Path) ->
     with pytest.raises(EngineError, match="cannot load the model") as error:
         OpenVinoEngine().load(model)
     assert "onnxruntime" not in error.value.fix
+
+
+@pytest.mark.parametrize("low", [Format.BF16, Format.FP16], ids=lambda f: f.label)
+def test_a_state_is_empty_at_the_start_of_each_sequence_whatever_ops_are_low(
+    low: Format,
+) -> None:
+    """The caches' numbers of the sequence before were read: answers were off by 30%."""
+    model = decoder()
+    made = {op.get_friendly_name(): op for op in model.get_ordered_ops()}
+    starts = [name for name, op in made.items() if op.get_type_name() == "Broadcast"]
+    policy = Policy(f"all:{low.label}", include=[f"^{starts[0]}$", "^attention$"])
+    done = finecast.convert(model, policy=policy, verify=False)
+    assert [d.node for d in done.plan.decisions if d.format is low] == ["attention"]
+    session = OpenVinoEngine().load(done.model)
+    first, again = (session.run(Steps(SEQUENCES[0]))["y"] for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+
+
+def test_a_model_by_hint_states_its_cache() -> None:
+    """A program that loads it without settings had a cache of 8 bits."""
+    skip_without_bf16()
+    policy = replace(Policy.parse("all:bf16"), by_hint=True)
+    done = finecast.convert(decoder(), policy=policy, verify=False)
+    assert done.plan.by_hint
+    compiled = openvino.Core().compile_model(done.model, "CPU")
+    assert str(compiled.get_property("KV_CACHE_PRECISION").to_string()) == "bf16"
+    assert kv_cache_of(done.model) is Format.BF16

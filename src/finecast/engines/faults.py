@@ -386,6 +386,20 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
     return found
 
 
+def _state_start(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Ops that make the value with which a state starts, such as an empty KV cache.
+
+    OpenVINO does not empty the cache of keys if its first value is cast and that of the cache
+    of values is not, or the other way round, and their attention is low.
+    """
+    starts = (graph.maker(n.inputs[0]) for n in graph.nodes if n.native == _STATE and n.inputs)
+    return {
+        node.id: f"openvino may not empty a state whose first value is cast from {low.label}"
+        for node in starts
+        if node is not None
+    }
+
+
 def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
     """Products by a constant of several matrices: their kernel on integers does not run."""
     known = graph.once(settled)
@@ -461,6 +475,9 @@ _PADS: Final = {"onnx::Pad": 2, "openvino::Pad": 3}
 _MASKED: Final = frozenset({"onnx::Attention", "openvino::ScaledDotProductAttention"})
 """Ops whose fourth operand is a mask."""
 
+_STATE: Final = "openvino::ReadValue"
+"""The op that gives a state: its operand at first, then what the last call assigned."""
+
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
 _FP16: Final = frozenset({Format.FP16})
 _BF16: Final = frozenset({Format.BF16})
@@ -473,6 +490,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(name="openvino-computed-padding", formats=_FP16 | _BF16, find=_computed_padding),
     Fault(name="openvino-computed-axes", formats=_BF16, find=_computed_axes),
     Fault(name="openvino-masked-rows", formats=_BF16, find=_masked_rows),
+    Fault(name="openvino-state-start", device="", formats=_FP16 | _BF16, find=_state_start),
     Fault(name="openvino-scaled-twice", formats=_INT8, find=scaled_twice),
     Fault(name="openvino-sums-of-codes", formats=_INT8, find=sums_of_codes),
     Fault(

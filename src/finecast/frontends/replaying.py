@@ -40,7 +40,8 @@ def check_made_for(
             f"the plan is one by the precision hint of {plan.engine}, for which this model has"
             " no marks",
             where=where,
-            fix="write OpenVINO's IR, whose name ends in .xml, or leave --by-hint out",
+            fix="write OpenVINO's IR, whose name ends in .xml, or make a plan for this model"
+            " without --by-hint",
         )
     if plan.opset and not opsets:
         raise ModelError(

@@ -11,7 +11,7 @@ from finecast.data.decoding import state_of
 from finecast.devices.emulation import check_formats
 from finecast.engines.base import Engine
 from finecast.engines.faults import faults
-from finecast.engines.integers import codes_results, engines_for
+from finecast.engines.integers import codes_results, engines_for, fuses
 from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
@@ -134,18 +134,19 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
-                fix=f"use bf16 or fp16, or {engines_for(fmt)}{needs}",
+                fix=f"use bf16 or fp16, or --engine {engines_for(fmt)}{needs}",
             )
 
 
 def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
     """Raise the error for a format that a model of this library cannot state."""
     if fmt.has_scales:
+        ir = ", or of TensorFlow OpenVINO's IR (-o NAME.xml)" if fuses("openvino", fmt) else ""
         raise UsageError(
             f"{fmt.label} is planned for models of ONNX and OpenVINO, and this is one of"
             f" {prepared.library}",
             where=f"--auto-cast-type {fmt.label}",
-            fix="write OpenVINO's IR, which may have it (-o NAME.xml), or use bf16 or fp16",
+            fix=f"make it ONNX for {engines_for(fmt)}{ir}, or use bf16 or fp16",
         )
     raise UsageError(
         f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",

@@ -201,19 +201,23 @@ def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
     mark(copy, plan.digest, plan.policy)
     state_hint(copy, TYPES[low])
     state_rounding(copy, plan.low_formats)
-    if plan.kv_cache is not Format.FP32:  # else it has the hint's type
-        _keep_kv_cache(copy, plan, file.name)
+    _keep_kv_cache(copy, plan, file.name, unplanned=low)
     return OvApplied(model=copy, graph=graph, edits=edits_of(graph, plan))
 
 
-def _keep_kv_cache(model: openvino.Model, plan: Plan, where: str) -> None:
+def _keep_kv_cache(
+    model: openvino.Model, plan: Plan, where: str, *, unplanned: Format = Format.FP32
+) -> None:
     """State the format of the plan's KV cache in a model that keeps a state.
+
+    ``unplanned`` is the format where the plan has no lower one: under a hint that of the hint.
 
     Raises:
         ModelError: If it is a low one, and the model keeps none, or OpenVINO none in it.
     """
-    if model.get_sinks() and plan.kv_cache in KV_CACHES:
-        state_kv_cache(model, plan.kv_cache)
+    kept = unplanned if plan.kv_cache is Format.FP32 else plan.kv_cache
+    if model.get_sinks() and kept in KV_CACHES:
+        state_kv_cache(model, kept)
     elif plan.kv_cache is not Format.FP32:
         raise ModelError(
             f"the plan keeps a KV cache in {plan.kv_cache.label}, and this model keeps none",
