@@ -36,6 +36,8 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT4_DYNAMIC: _WEIGHTS,
     Format.INT8_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
     Format.INT4_WEIGHTS_BF16: {"openvino": Fusion(if_named=True)},
+    # For compiled modules of PyTorch, which tell their products on integers as they compile.
+    Format.INT8_DYNAMIC_ROW: {},
     # OpenVINO has one size of groups for the values of a whole model.
     Format.INT8_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
     Format.INT4_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
