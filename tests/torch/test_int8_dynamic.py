@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import finecast.torch as ft
 from finecast import api
@@ -111,7 +112,7 @@ def test_emulated_numbers_are_those_of_the_module(
     assert operands == [Dynamic(format=ROW, group=WHOLE_ROW)] * 4
     copy = with_roundings(TorchNative.of(captured), planned_edits(captured, plan))
     with torch.no_grad():
-        (emulated,) = torch.utils._pytree.tree_leaves(Isolated(copy.module).leaves([x]))
+        (emulated,) = tree_leaves(Isolated(copy.module).leaves([x]))
         assert relative(emulated, made(x)) < 1e-6
 
 

@@ -44,7 +44,8 @@ class TorchEngine(Engine):
     name: str = NAME
     reads_onnx: bool = False
     untried: str = (
-        "int8 is tried where it is named, as auto:bf16,int8 (weights are then frozen)"
+        "int8 and int8_dynamic_row are tried where they are named, as auto:bf16,int8"
+        " (weights are then frozen)"
     )
     lacking: frozenset[str] = frozenset()
 
