@@ -12,7 +12,4 @@ REASONS: Final[Mapping[str, str]] = {
     " the more accurate one is taken",
     "efficientnet_lite0": "it keeps the loss on the 120 samples that it was given, and loses"
     " more of the 200 held ones: so few samples say little of others",
-    "convnext_atto": "with random weights all biases are 0, and of such convolutions OpenVINO"
-    " may scale those in int8 twice where the batch is open (docs/faults.md): finecast keeps"
-    " them from int8, NNCF does not",
 }

@@ -50,6 +50,34 @@ def test_errors_of_all_points(values: list[float], weights: list[float]) -> None
     assert found.probes == model.runs - 1  # all but the reference
 
 
+@given(st.integers(9, 60), st.integers(0, 59), st.integers(0, 3))
+def test_weights_beside_values_are_split_where_one_of_them_matters(
+    count: int, bad: int, worst_values: int
+) -> None:
+    """Also where a few values hide it, which a plan may keep in a higher format."""
+    bad %= count
+    values = [1e-2] * count
+    values[:worst_values] = [1.0] * min(worst_values, count // 4)
+    weights = [1e-5] * count
+    small, planted = list(weights), list(weights)
+    planted[bad] = 0.1 * sum(sorted(values)[: round(count * 0.75)])
+    few = measure(len(values), model := Model(values + small), weights=count)
+    assert few.weights == pytest.approx(np.array(small))
+    assert model.runs <= 2 + len(values) + 2 * math.isqrt(count) + 2
+    found = measure(len(values), Model(values + planted), weights=count)
+    assert found.weights == pytest.approx(np.array(planted))
+
+
+@given(st.integers(9, 60), st.integers(0, 99))
+def test_weights_that_share_their_error_bring_all_of_it(count: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values, weights = draw.random(count), 0.01 * draw.random(count)
+    found = measure(count, Model([*values, *weights]), weights=count)
+    assert found.values == pytest.approx(values)
+    assert found.weights.sum() == pytest.approx(weights.sum())
+    assert found.weights.max() <= weights.max() + 1e-12
+
+
 def test_what_several_readers_share_is_measured_together() -> None:
     """Two branches that are subtracted: a rounding that both read cancels."""
 

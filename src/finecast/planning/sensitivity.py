@@ -6,7 +6,9 @@ add up to the plan's (Higham and Mary, "A new approach to probabilistic rounding
 analysis", 2019), until they saturate. Where several ops read a value, the op that makes it
 rounds it once for all of them. They read the same error, which may cancel or add up in the
 outputs, so the points of such a value are also probed together. Many points are probed in
-groups first: a group whose error is negligible is not probed point by point.
+groups first: a group whose error is negligible is not probed point by point. Weights are
+always probed in groups first, as they mostly bring little beside values: their codes have a
+scale for each channel.
 """
 
 from __future__ import annotations
@@ -142,6 +144,12 @@ Probe = Callable[[NDArray[np.bool_]], Sequence[NDArray[np.generic]]]
 _WORST: Final = 1e6
 # A group that brings less than this share of the largest group's error is not split.
 _NEGLIGIBLE: Final = 1e-3
+# A group of weights is not split if it brings at most this share of the error of all values
+# but the worst ones. Those may stay high, and then what other points bring decides.
+_MINOR: Final = 0.05
+_WORST_VALUES: Final = 0.25
+# Fewer weights than this are probed one by one.
+_FEW: Final = 9
 # Up to this many points each is probed on its own; beyond, in groups first.
 _PROBE_EACH: Final = 160
 # Values with several readers whose points are probed together, too: those of most error, of
@@ -322,7 +330,7 @@ def measure(
         on_probe: Called with the numbers of runs done and expected.
     """
     prober = _Prober(probe, values + weights, counted, on_probe)
-    errors = prober.errors()
+    errors = prober.errors(values)
     return Sensitivity(
         values=errors[:values],
         weights=errors[values:],
@@ -359,20 +367,37 @@ class _Prober:
             self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))
         return min(found, _WORST)
 
-    def errors(self) -> NDArray[np.float64]:
-        result = np.zeros(self.count)
+    def errors(self, values: int) -> NDArray[np.float64]:
+        """The error of each point; the first ``values`` of them are those of values."""
         size = max(1, -(-self.count // _PROBE_EACH))
-        groups = np.array_split(np.arange(self.count), -(-self.count // size) or 1)
-        groups = [g for g in groups if len(g)]
-        found = np.array([self.error(g) for g in groups])
-        worst = float(found.max()) if len(found) else 0.0
+        alone = self._in_groups(np.arange(values), size)
+        weights = self.count - values
+        if not values or weights < _FEW:
+            least = None
+        else:
+            size = max(size, math.isqrt(weights))
+            most = max(1, round((1 - _WORST_VALUES) * values))
+            least = _MINOR * float(np.sort(alone)[:most].sum())
+        return np.append(alone, self._in_groups(np.arange(values, self.count), size, least))
+
+    def _in_groups(
+        self, members: NDArray[np.int64], size: int, least: float | None = None
+    ) -> NDArray[np.float64]:
+        """The error of each member. Groups of at most ``least`` error share it evenly.
+
+        Without ``least`` these are groups of negligible error beside the worst group.
+        """
+        groups = np.array_split(members, -(-len(members) // size) or 1)
+        found = [self.error(group) if len(group) else 0.0 for group in groups]
+        if least is None:
+            least = _NEGLIGIBLE * max(found)
+        errors: list[float] = []
         for group, error in zip(groups, found, strict=True):
-            if len(group) == 1 or error <= _NEGLIGIBLE * worst:
-                result[group] = error / len(group)
-                continue
-            for member in group:
-                result[member] = self.error(np.array([member]))
-        return result
+            if len(group) == 1 or error <= least:
+                errors += len(group) * [error / max(len(group), 1)]
+            else:
+                errors += [self.error(np.array([member])) for member in group]
+        return np.array(errors)
 
     def differences(
         self, errors: NDArray[np.float64], shared: Sequence[Sequence[int]]

@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 # A plan may miss the criterion if its predicted output error is above this share of the error
 # that the criterion is expected to allow.
 _NEARLY: Final = 0.8
+# A plan is not adjusted if its error is then still predicted to be above this many times the
+# allowed one.
+_FAR: Final = 1.5
 # Plans that are aimed at the error that is allowed, one after the other: the share of that
 # error that each is predicted to have.
 _AIMS: Final = (0.98, 0.98)
@@ -81,7 +84,7 @@ _MORE_STEPS: Final = 7
 _PREDICTED: Final = 0.05
 # Plans that are predicted to take at most so many times as long as the fastest race first.
 # Predictions are off by some ten percent for either of two plans.
-_NEARLY_AS_FAST: Final = 1.3
+_NEARLY_AS_FAST: Final = 1.15
 # Where no plan is predicted to gain, one that is predicted to take this many times as long as
 # fp32 is not compiled to be timed. Sums of single kernels' times are off by some ten percent.
 _HOPELESS: Final = 1.5
@@ -533,7 +536,8 @@ class _Tuning:
         if not gaining_kinds(gains):
             return []
         allowed = self.trials.allowed_error() or nearest.error
-        about = [c for c in candidates if c.plan.encodings and c.error > _NEARLY**2 * allowed]
+        least, most = _NEARLY**2 * allowed, _FAR**2 * allowed / share_left(gains)
+        about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
         wanted = [
             *near(self.examined.planner, analysis, allowed / share_left(gains)),
             *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
