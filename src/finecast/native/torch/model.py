@@ -97,7 +97,7 @@ class TorchConverter(Converter):
         return self.feeds.batches[0] if self.feeds.batches else self.source.examples
 
     def convert(self, policy: Policy, **options: Any) -> Converted:
-        """As ``Converter.convert``, but int8 is refused where each op had to be measured."""
+        """As ``Converter.convert``; integers are refused where ops had to be measured."""
         if uses_codes(policy):
             if policy.scope is Scope.AUTO and not options.get("target"):
                 raise UsageError(
