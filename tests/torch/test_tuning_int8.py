@@ -35,8 +35,9 @@ from tests.torch.test_tuning import Branches, Clock, Device, X
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
+ROW = Format.INT8_DYNAMIC_ROW
 # What a product in each format takes off the 8 ms of a call.
-SAVED_MS = {Format.FP32: 0.0, Format.BF16: 1.0, Format.INT8: 3.0}
+SAVED_MS = {Format.FP32: 0.0, Format.BF16: 1.0, Format.INT8: 3.0, ROW: 3.0}
 
 
 class Stated(Device):
@@ -55,7 +56,7 @@ class Stated(Device):
 def device(monkeypatch: pytest.MonkeyPatch) -> Stated:
     clock = Clock()
     monkeypatch.setattr("finecast.measure.timing.time", clock)
-    speeds = {Format.BF16: 2.0, Format.INT8: 4.0}
+    speeds = {Format.BF16: 2.0, Format.INT8: 4.0, ROW: 4.0}
 
     def rate(device: str, fmt: Format, threads: int) -> rates.Rate:
         del device, threads
@@ -119,10 +120,11 @@ def formats_of(found: Any) -> dict[str, Format]:
     return {d.node.partition("/")[0]: d.format for d in decisions if d.op == "linear"}
 
 
-def test_int8_is_tuned_and_its_error_is_as_predicted(device: Stated) -> None:
-    found = tuned(device, 1.0, "auto:int8")
+@pytest.mark.parametrize("fmt", [Format.INT8, ROW])
+def test_int8_is_tuned_and_its_error_is_as_predicted(device: Stated, fmt: Format) -> None:
+    found = tuned(device, 1.0, f"auto:{fmt.label}")
     assert found.improved
-    assert formats_of(found) == {"large": Format.INT8, "small": Format.INT8}
+    assert formats_of(found) == {"large": fmt, "small": fmt}
     assert found.speedup == pytest.approx(8 / 2)
     assert found.measured_error / 1.25 < found.predicted_error < 1.25 * found.measured_error
     assert found.probes >= 4  # both values, and the weights of both products

@@ -45,8 +45,9 @@ class Casting(CastOptions):
             help="bf16, fp16; int8, with --data; weights in codes by exact, rounded or bf16"
             " values: int8_weights, int4_weights, int8_dynamic, int4_dynamic,"
             " int8_weights_bf16, int4_weights_bf16, in ONNX Runtime also int8_dynamic_128,"
-            " int4_dynamic_128; for a device that has it int8, fp8_e4m3 or tf32. Several: auto"
-            " mixes them, other scopes take the first that an op may have.",
+            " int4_dynamic_128, in PyTorch int8_dynamic_row; for a device that has it int8,"
+            " fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first that an"
+            " op may have.",
         ),
     ] = None
 

@@ -39,6 +39,8 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     # OpenVINO has one size of groups for the values of a whole model.
     Format.INT8_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
     Format.INT4_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
+    # For compiled modules, whose products on integers are seen as they compile.
+    Format.INT8_DYNAMIC_ROW: {},
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 
@@ -66,7 +68,7 @@ def codes_results(engine: str, fmt: Format) -> bool:
 
 def engines_for(fmt: Format) -> str:
     """Names of the engines that plans in ``fmt`` are made for, as text."""
-    return " or ".join(FUSIONS.get(fmt, ())) or "no engine"
+    return " or ".join(FUSIONS.get(fmt, ())) or ("PyTorch" if fmt in FUSIONS else "no engine")
 
 
 def not_as_planned(

@@ -70,6 +70,10 @@ class Usage:
     hint: str = ""
 
 
+_FREEZES: Final = (
+    "import torch.ao.quantization.fx._decomposed  # the ops on codes",
+    "torch._inductor.config.freezing = True",
+)
 _COMPILED: Final = Usage(
     modules=("torch",),
     before=("program = torch.export.load({path})",),
@@ -79,12 +83,7 @@ _COMPILED: Final = Usage(
         "with torch.no_grad():",
         "    outputs = model(*args, **kwargs)",
     ),
-    low={
-        "int8": (
-            "import torch.ao.quantization.fx._decomposed  # the ops on codes",
-            "torch._inductor.config.freezing = True",
-        )
-    },
+    low={"int8": _FREEZES, "int8_dynamic_row": _FREEZES},
 )
 
 USAGES: Final[Mapping[str, Usage]] = {
@@ -183,7 +182,8 @@ def how_to_run(
         if label in formats and output.name.endswith(end) and not by_hint
     ]
     lines = [f"import {', '.join(usage.modules)}"]
-    lines += [line for label, of in usage.low.items() if label in formats for line in of]
+    low_lines = [line for label, of in usage.low.items() if label in formats for line in of]
+    lines += dict.fromkeys(low_lines)
     for note in dict.fromkeys(filter(None, notes)):
         indent = "# "
         lines += textwrap.wrap(f"# {note}", _WIDTH, subsequent_indent=indent)

@@ -145,6 +145,13 @@ class NativeModel(ABC):
         """
         raise NotImplementedError
 
+    def round_as_read(self, edit: KernelRounding) -> None:
+        """Have nodes round a value by scales that are found in each run.
+
+        Nothing is to be done where kernels round what meets constants in the format.
+        """
+        del edit
+
     # What adjustments of operands need; the model is read again after them.
 
     def adjust_attribute(self, node: int, what: Adjustment) -> None:
@@ -286,7 +293,7 @@ def replay(model: NativeModel, changes: Iterable[Edit], exact: Collection[int] =
             case RoundTrip():
                 _round_trip(model, edit)
             case KernelRounding():
-                pass  # the engine's kernels do it where they find constants in such a format
+                model.round_as_read(edit)
 
 
 def _round_trip(model: NativeModel, edit: RoundTrip) -> None:
@@ -513,8 +520,9 @@ def coded(op: Op, x: Any, encoding: Scaled) -> Any:
 
 def dynamic(op: Op, x: Any, encoding: Dynamic) -> Any:
     """The tensor ``x`` as a kernel rounds it by scales that it finds for groups of numbers."""
-    rows = op("reshape", x, [-1, encoding.group], special_zero=False)
-    ends = op("reduce_max", op("abs", rows), [1], keep_dims=True)
+    group = encoding.group
+    rows = op("reshape", x, [-1, group], special_zero=False) if group else x
+    ends = op("reduce_max", op("abs", rows), [-1], keep_dims=True)
     scales = op("divide", op("maximum", ends, float(encoding.least)), float(encoding.largest))
     steps = op("round", op("divide", rows, scales), mode="half_to_even")
     return op("reshape", op("multiply", steps, scales), op("shape_of", x), special_zero=False)

@@ -187,7 +187,7 @@ def not_rounded(
         name: how
         for name, encodings in plan.encodings.items()
         for how in encodings.operands.values()
-        if isinstance(how, Dynamic)
+        if isinstance(how, Dynamic) and fuses(engine.name, how.format)
     }
     if not rounded:
         return {}

@@ -17,7 +17,7 @@ from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
 from finecast.native.gains import no_adjustments
 from finecast.native.hint import check_by_hint
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import DYNAMIC, Format
 from finecast.planning.carried import Carried
 from finecast.planning.planner import Planner
 from finecast.rules import Context
@@ -142,11 +142,13 @@ def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
     """Raise the error for a format that a model of this library cannot state."""
     if fmt.has_scales:
         ir = ", or of TensorFlow OpenVINO's IR (-o NAME.xml)" if fuses("openvino", fmt) else ""
+        rounds = [f.label for f in DYNAMIC if fmt in DYNAMIC and f in prepared.states]
+        alike = "".join(f"{label}, " for label in rounds)
         raise UsageError(
             f"{fmt.label} is planned for models of ONNX and OpenVINO, and this is one of"
             f" {prepared.library}",
             where=f"--auto-cast-type {fmt.label}",
-            fix=f"make it ONNX for {engines_for(fmt)}{ir}, or use bf16 or fp16",
+            fix=f"make it ONNX for {engines_for(fmt)}{ir}, or use {alike}bf16 or fp16",
         )
     raise UsageError(
         f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",

@@ -368,9 +368,10 @@ def _split(shape: tuple[int, ...], axis: int, group: int) -> tuple[int, ...]:
 class Dynamic:
     """How a kernel rounds a value that it reads: codes whose scales it finds at run time.
 
-    Each ``group`` numbers in a row along the last axis share a scale, by which the largest of
-    them becomes the largest code. Nothing in a model states this rounding: the engine makes it
-    where it finds constants in ``format``.
+    Each ``group`` numbers in a row along the last axis share a scale, or all of them with
+    ``WHOLE_ROW``. By it the largest of them becomes the largest code. PyTorch states this
+    rounding; nothing in other models does: the engine makes it where it finds constants in
+    ``format``.
 
     Law: a number moves by half a step of its group at most.
     """
@@ -398,9 +399,10 @@ class Dynamic:
         Raises:
             ValueError: If the last axis is not made of whole groups.
         """
-        if x.shape[-1] % self.group:
-            raise ValueError(f"{x.shape[-1]} numbers are no groups of {self.group}")
-        rows = np.asarray(x, np.float32).reshape(-1, self.group)
+        group = self.group or x.shape[-1]
+        if x.shape[-1] % group:
+            raise ValueError(f"{x.shape[-1]} numbers are no groups of {group}")
+        rows = np.asarray(x, np.float32).reshape(-1, group)
         ends = np.maximum(np.abs(rows).max(axis=1, keepdims=True), self.least)
         scale = (ends / np.float32(self.largest)).astype(np.float32)
         return np.asarray(np.rint(rows / scale) * scale, np.float32).reshape(x.shape)
@@ -481,7 +483,7 @@ class Encodings:
 
         constants: dict[str, dict[str, Any]] = content["constants"]
         operands: dict[str, dict[str, Any]] = content["operands"]
-        if operands and not (fmt.runs_on_codes or fmt.dynamic_group):
+        if operands and not fmt.multiplies_integers:
             raise ValueError(f"{fmt.label} encodes constants alone, not operands")
 
         def of_value(content: dict[str, Any]) -> Scaled:

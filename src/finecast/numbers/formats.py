@@ -114,6 +114,9 @@ _INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmet
 _DYNAMIC_GROUP: Final = 32
 # Kernels of ONNX Runtime are faster with fewer scales; 128 is what other tools write for it.
 _LARGE_GROUP: Final = 128
+WHOLE_ROW: Final = 0
+"""As the size of groups: all numbers of a row share a scale. One sum of integers then makes an
+element of a product, which PyTorch's kernels take."""
 # Large groups take the fewest scales; 128 is what other tools take by default, too. OpenVINO's
 # kernels take four groups at least.
 _BY_GROUPS: Final = _Codes(values=None, constants=_INT4, groups=(128, 64, 32), fewest_groups=4)
@@ -150,6 +153,12 @@ class Format(Enum):
         mantissa_bits=7,
         bits=8,
         codes=_Codes(values=None, constants=_INT8, dynamic=_DYNAMIC_GROUP),
+    )
+    INT8_DYNAMIC_ROW = _Layout(
+        exponent_bits=8,
+        mantissa_bits=7,
+        bits=8,
+        codes=_Codes(values=None, constants=_INT8, dynamic=WHOLE_ROW),
     )
     INT4_DYNAMIC = _Layout(
         exponent_bits=8,
@@ -242,7 +251,8 @@ class Format(Enum):
     def dynamic_group(self) -> int | None:
         """How many numbers of a value share a scale that a kernel finds as it reads them.
 
-        None if kernels read values as they are, or as codes that were made before.
+        None if kernels read values as they are, or as codes that were made before;
+        ``WHOLE_ROW`` if it is all numbers of a row.
         """
         codes = self.value.codes
         return None if codes is None else codes.dynamic
@@ -273,6 +283,11 @@ class Format(Enum):
         """Whether kernels in it compute on integer codes, and not on decoded numbers."""
         codes = self.value.codes
         return codes is not None and codes.values is not None
+
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether kernels multiply codes, of values encoded before or as they are read."""
+        return self.runs_on_codes or self.dynamic_group is not None
 
     @property
     def group_sizes(self) -> tuple[int, ...]:

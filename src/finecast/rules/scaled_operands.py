@@ -59,7 +59,7 @@ def rounded_operands(graph: Graph, node: Node, fmt: Format) -> tuple[int, ...]:
     if node.op not in _PRODUCTS or node.attributes.get("transA"):
         raise ValueError(f"no engine here rounds values for {node.op} as it runs")
     count = summed(graph, node)
-    if count is None or count % group:
+    if count is None or (group and count % group):
         raise ValueError(f"its sums of {count} numbers are not whole groups of {group}")
     return (0,)
 

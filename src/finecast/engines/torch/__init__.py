@@ -17,6 +17,7 @@ from finecast.engines.torch.session import ModuleSession, runnable
 from finecast.errors import EngineError
 from finecast.frontends.torch import RunnableModule
 from finecast.frontends.torch.archive import load_program
+from finecast.frontends.torch.codes import CODES
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 
@@ -43,7 +44,8 @@ class TorchEngine(Engine):
     name: str = NAME
     reads_onnx: bool = False
     untried: str = (
-        "int8 is tried where it is named, as auto:bf16,int8 (weights are then frozen)"
+        "int8 and int8_dynamic_row are tried where they are named, as auto:bf16,int8"
+        " (weights are then frozen)"
     )
     lacking: frozenset[str] = frozenset()
 
@@ -63,13 +65,15 @@ class TorchEngine(Engine):
 
     def capability(self, fmt: Format) -> Capability:
         """Of one format. Products on integers are those of compiled modules on a CPU."""
-        if (fmt.storage is fmt and fmt.encodes_results) or fmt is Format.INT8:
+        if (fmt.storage is fmt and fmt.encodes_results) or fmt in CODES:
             return Capability(runs=True, speed=rate_here(self.device.lower(), fmt).speed)
         return self.capabilities()[fmt]
 
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether an op has a kernel, as far as runs of this model have told."""
-        works = takes_codes(node) if fmt.runs_on_codes else node.native not in self.lacking
+        works = (
+            takes_codes(node) if fmt.multiplies_integers else node.native not in self.lacking
+        )
         return None if works else False
 
     def without(self, ops: frozenset[str]) -> TorchEngine:

@@ -90,10 +90,25 @@ class CompiledCost:
             return _FUSED_SHARE * memory_s
         compute_s = (flops(graph, node, self.shapes) or 0.0) / rate.product_tflops / 1e12
         modelled_s = max(compute_s, memory_s) + rate.overhead_s
-        if self.kernels is None:
-            return modelled_s
-        measured_s = self.kernels.time_s(node, fmt, modelled_s)
-        return modelled_s if measured_s is None else measured_s
+        if self.kernels is not None:
+            measured_s = self.kernels.time_s(node, fmt, modelled_s)
+            modelled_s = modelled_s if measured_s is None else measured_s
+        return modelled_s + self._rounding_s(graph, node, fmt)
+
+    def _rounding_s(self, graph: Graph, node: Node, fmt: Format) -> float:
+        """Seconds to find scales and codes of the rows of a product, and to scale its result.
+
+        Each row is read twice. The result is read and written again, by a kernel that may have
+        other ops in it.
+        """
+        value, (result, *_) = graph.read(node, 0), [*graph.following_outputs(node), None]
+        if fmt.dynamic_group is None or value is None or result is None:
+            return 0.0
+        read, made = (math.prod(resolve_shape(v, self.shapes) or ()) for v in (value, result))
+        moved = Format.FP32.bytes_for(2 * read) + fmt.bytes_for(read)
+        moved += _FUSED_SHARE * Format.FP32.bytes_for(2 * made)
+        rate = self.rates[Format.FP32]
+        return rate.overhead_s + moved / rate.bandwidth_gb_s / 1e9
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Seconds to convert ``value``; less if the cast is fused with an op next to it."""
@@ -153,7 +168,7 @@ class KernelTimes:
         """
         if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
             return None
-        formats = [f for f in self.formats if not f.runs_on_codes or takes_codes(node)]
+        formats = [f for f in self.formats if not f.multiplies_integers or takes_codes(node)]
         if fmt not in formats:
             return math.inf
         fx = self.binding.nodes[node.id]
@@ -166,7 +181,7 @@ class KernelTimes:
     @property
     def frozen(self) -> bool:
         """Whether weights are packed: they are if a format with integers is compared."""
-        return any(f.runs_on_codes for f in self.formats)
+        return any(f.multiplies_integers for f in self.formats)
 
     def _is_measured(self, node: Node) -> bool:
         if not by_name(node.op).matmul_engine:
@@ -206,7 +221,7 @@ class KernelTimes:
             if node.op in _PACKED:
                 bias = given.get("bias") is not None
                 return rates.linear(values, weights[0], fmt, bias=bias)
-            if fmt.runs_on_codes:
+            if fmt.multiplies_integers:
                 return rates.coded_conv2d(values, weights, given)
         made: dict[FxNode, Any] = {}
         for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import (
 from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
 from finecast.frontends.torch.aten import DTYPES
+from finecast.frontends.torch.codes import CODES
 from finecast.numbers.formats import Format
 
 # Rows, inner size and columns of products as in models, for a few tokens and a few hundred.
@@ -79,7 +80,7 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
     for rows, inner, columns in _SIZES:
         runs: list[Call] = []
         for fmt in formats:
-            if fmt.runs_on_codes:
+            if fmt.multiplies_integers:
                 runs.append(linear((rows, inner), columns, fmt, bias=False))
                 continue
             a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
@@ -130,11 +131,12 @@ def capabilities(device: str) -> dict[Format, Capability]:
     found[Format.TF32] = Capability(
         runs=False, reason="a switch of fp32: torch.set_float32_matmul_precision"
     )
-    found[Format.INT8] = Capability(
-        runs=False,
-        reason="products alone, in modules that torch.compile makes with frozen weights:"
-        ' finecast.torch.tune(..., policy="auto:int8,bf16")',
-    )
+    for fmt in CODES:
+        found[fmt] = Capability(
+            runs=False,
+            reason="products alone, in modules that torch.compile makes with frozen weights:"
+            f' finecast.torch.tune(..., policy="auto:{fmt.label},bf16")',
+        )
     found[Format.FP32] = Capability(runs=True, speed=1.0)
     for fmt in (Format.BF16, Format.FP16):
         found[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
@@ -174,7 +176,7 @@ def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True
     *front, inner = shape
     rows = math.prod(front)
     added = torch.zeros(columns) if bias else None
-    if fmt.runs_on_codes:
+    if fmt.multiplies_integers:
         codes = torch.full((rows, inner), 130, dtype=torch.uint8)
         weights = torch.ones(columns, inner, dtype=torch.int8)
         packed = torch.ops.onednn.qlinear_prepack(weights, [rows, inner])

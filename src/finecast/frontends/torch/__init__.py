@@ -15,6 +15,7 @@ from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedMode
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture
+from finecast.frontends.torch.codes import CODES
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits
@@ -43,8 +44,8 @@ __all__ = [
 
 CASTS: Final = ModelLibrary(name="PyTorch", types=(), states=(Format.BF16, Format.FP16))
 """What graphs state by casts alone: training graphs, and programs for an emulated device."""
-LIBRARY: Final = replace(CASTS, states=(*CASTS.states, Format.INT8))
-"""What programs state, which are compiled with frozen weights for int8."""
+LIBRARY: Final = replace(CASTS, states=(*CASTS.states, *CODES))
+"""What programs state, which are compiled with frozen weights for products of integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

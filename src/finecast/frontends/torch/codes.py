@@ -16,7 +16,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from finecast.frontends.torch.aten import named_arguments, native_name
 from finecast.frontends.torch.restating import conversion
-from finecast.numbers.encodings import Scaled
+from finecast.numbers.encodings import Dynamic, Scaled
+from finecast.numbers.formats import Format
 
 _CAST: Final = torch.ops.aten._to_copy.default
 _CONV: Final = torch.ops.aten.conv2d.default
@@ -25,6 +26,11 @@ _BY_AXIS: Final = ("stride", "padding", "dilation")
 _LINEAR: Final = torch.ops.aten.linear.default
 _RESHAPE: Final = torch.ops.aten.reshape.default
 _RESHAPES: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
+CODES: Final = (Format.INT8, Format.INT8_DYNAMIC_ROW)
+"""Formats of codes that modules state."""
+_ROWS: Final = (1.0, 128, 1, 255, torch.uint8)
+"""How a row is encoded after the division by its scale: Inductor's kernels take values as
+unsigned codes, with one scale for the whole tensor."""
 OPS_MODULE: Final = "torch.ao.quantization.fx._decomposed"
 """What registers the ops on codes, as it is imported."""
 
@@ -43,6 +49,42 @@ def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNod
     codes = graph.call_function(coded_ops().quantize_per_tensor.default, (value, *range_of))
     back = graph.call_function(coded_ops().dequantize_per_tensor.default, (codes, *range_of))
     return codes, back
+
+
+def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, FxNode]:
+    """New nodes that encode each row of ``value`` by its own scale.
+
+    Gives what is decoded without the scales, and these. ``Dynamic.round`` is their product.
+    """
+    aten = torch.ops.aten
+    magnitudes = _called(graph, aten.abs.default, value)
+    ends = _called(graph, aten.amax.default, magnitudes, [-1], True)
+    ends = _called(graph, aten.clamp_min.default, ends, float(to.least))
+    scales = _called(graph, aten.div.Tensor, ends, float(to.largest))
+    steps = _called(graph, aten.div.Tensor, value, scales)
+    codes = _called(graph, coded_ops().quantize_per_tensor.default, steps, *_ROWS)
+    return _called(graph, coded_ops().dequantize_per_tensor.default, codes, *_ROWS), scales
+
+
+def scaled_rows(product: FxNode, scales: FxNode) -> FxNode:
+    """Multiply a linear layer's rows by ``scales``, and then add its bias; the new result."""
+    given, graph, readers = named_arguments(product), product.graph, list(product.users)
+    product.args, product.kwargs = (given["input"], given["weight"]), {}
+    with graph.inserting_before(product.next):
+        result = _called(graph, torch.ops.aten.mul.Tensor, product, scales)
+        if (bias := given.get("bias")) is not None:
+            result = _called(graph, torch.ops.aten.add.Tensor, result, bias)
+    for reader in readers:
+        reader.replace_input_with(product, result)
+    return result
+
+
+def _called(graph: FxGraph, op: Any, source: FxNode, *args: Any) -> FxNode:
+    """A new node with the fake result of ``op``."""
+    made = graph.call_function(op, (source, *args))
+    plain = (a.meta["val"] if isinstance(a, FxNode) else a for a in made.args)
+    made.meta = {**source.meta, "val": op(*plain)}
+    return made
 
 
 def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:

@@ -33,15 +33,19 @@ from finecast.frontends.torch.aten import (
 )
 from finecast.frontends.torch.capture import Captured, port_names, shared_copy
 from finecast.frontends.torch.codes import (
+    CODES,
     give_bf16,
     read_back,
     round_trip,
+    rounded_rows,
+    scaled_rows,
     state_by_axis,
     state_rows,
     stored_codes,
 )
 from finecast.frontends.torch.reader import (
     FxBinding,
+    ValueSource,
     as_array,
     attribute,
     forget_unused,
@@ -59,7 +63,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_scalar, overflow_limit
 from finecast.numbers.roundmodes import Rounder, Rounding
 from finecast.planning.adjustments import Adjustment, AdjustOperand, edits_by
-from finecast.planning.edits import ConvertConstant, Edit, RoundTrip, Use
+from finecast.planning.edits import ConvertConstant, Edit, KernelRounding, RoundTrip, Use
 from finecast.planning.points import SWITCH
 
 # Makes a node that converts another's result to a type: one of the two functions below.
@@ -133,7 +137,7 @@ class TorchNative(NativeModel):
     """
 
     library: ClassVar[str] = "PyTorch"
-    states: ClassVar[Collection[Format]] = (Format.BF16, Format.FP16, Format.INT8)
+    states: ClassVar[Collection[Format]] = (Format.BF16, Format.FP16, *CODES)
     emulates_all: ClassVar[bool] = True
 
     def __init__(
@@ -288,6 +292,24 @@ class TorchNative(NativeModel):
             codes.append(back)
         _mark(codes, tensor, fake.to(getattr(torch, to.dtype.name)))
         return _mark(back, tensor, fake)
+
+    def round_as_read(self, edit: KernelRounding) -> None:
+        """Have linear layers read codes of rows, and multiply their results by the scales.
+
+        The bias is added behind that. So a result is the value of another node.
+        """
+        made: dict[FxNode, tuple[FxNode, FxNode]] = {}
+        for use in edit.uses:
+            assert use.node is not None
+            read, product = self.read_at(use.node, use.index), self.binding.nodes[use.node]
+            if read not in made:
+                last = max(read, *self._fx.find_nodes(op="placeholder"))
+                with self._fx.inserting_before(last.next):
+                    made[read] = rounded_rows(self._fx, read, edit.to)
+            _read_instead(product, use.index, made[read][0])
+            (value,) = self.graph.following_outputs(self.graph.nodes[use.node])
+            result = scaled_rows(product, made[read][1])
+            self.binding.values[value.id] = ValueSource(node=result)
 
     # Adjusted operands.
 

@@ -97,7 +97,7 @@ class TorchConverter(Converter):
         return self.feeds.batches[0] if self.feeds.batches else self.source.examples
 
     def convert(self, policy: Policy, **options: Any) -> Converted:
-        """As ``Converter.convert``, but int8 is refused where each op had to be measured."""
+        """As ``Converter.convert``; integers are refused where ops had to be measured."""
         if uses_codes(policy):
             if policy.scope is Scope.AUTO and not options.get("target"):
                 raise UsageError(
@@ -126,7 +126,7 @@ class TorchConverter(Converter):
         planner, told = judged(
             self.source, prepared, policy, engine, how, self.examples, self.progress
         )
-        runs = any(d.format.runs_on_codes for d in planner.lowest().decisions)
+        runs = any(d.format.multiplies_integers for d in planner.lowest().decisions)
         self.told.extend((*told, *((HOW_TO_RUN,) if runs else ())))
         return planner
 
@@ -171,7 +171,7 @@ class TorchConverter(Converter):
 
 def slow_formats(plan: Plan, engine: TorchEngine) -> list[str]:
     """Notes on formats of a plan that gain nothing here."""
-    speeds = (speed_of(engine, fmt) for fmt in plan.low_formats if not fmt.runs_on_codes)
+    speeds = (speed_of(engine, fmt) for fmt in plan.low_formats if not fmt.multiplies_integers)
     return [f"{s.text}: no speed is gained here" for s in speeds if not s.gains]
 
 

@@ -217,7 +217,9 @@ def measured_errors(
     """
     captured, feeds, points = prepared.captured, exact.calls[0], times.points
     found: dict[Format, Sensitivity] = {}
-    floats = {fmt: at for fmt, at in points.items() if not fmt.runs_on_codes and not probing}
+    floats = {
+        fmt: at for fmt, at in points.items() if not fmt.multiplies_integers and not probing
+    }
     if floats:
         leaves = ProgramSignature.of(captured.program).leaves(feeds)
         with suppress(RuntimeError, NotImplementedError):
@@ -451,7 +453,9 @@ _NAMED: Final = 3
 
 def uses_codes(policy: Policy) -> bool:
     """Whether ops may read codes: modules are then compiled with frozen weights."""
-    return policy.scope is not Scope.NONE and any(f.runs_on_codes for f in policy.formats)
+    return policy.scope is not Scope.NONE and any(
+        f.multiplies_integers for f in policy.formats
+    )
 
 
 def with_codes(
@@ -465,34 +469,36 @@ def with_codes(
         UsageError: If the module cannot be compiled.
     """
     told: list[str] = []
-    without, nodes = planner, planner.graph.nodes
-    for turn in range(_MOST_TURNS):
-        progress("compile", turn, turn + 1)
-        built = applied(captured, without.lowest(Format.INT8))
-        try:
-            failed = unfused(captured, built, arguments)
-        except EngineError as error:
-            names = [nodes[i].name for i, p in planner.permissions.items()
-                     if Format.INT8 in p.formats]  # fmt: skip
-            text = f"{error.what}: nothing is planned in int8; {error.fix}"
-            return planner.without(Format.INT8, dict.fromkeys(names, _WRONG)), (text,)
-        if not failed:
-            break
-        without = without.without(Format.INT8, dict.fromkeys(failed, "floats"))
-        first = listed([repr(name) for name in failed], _NAMED)
-        told.append(f"not in int8: the compiled module runs {first} on floats")
-    return without, tuple(told)
+    for fmt in (f for f in planner.policy.formats if f.multiplies_integers):
+        before, nodes = planner, planner.graph.nodes
+        for turn in range(_MOST_TURNS):
+            progress("compile", turn, turn + 1)
+            built = applied(captured, planner.lowest(fmt))
+            try:
+                failed = unfused(captured, built, arguments)
+            except EngineError as error:
+                names = [nodes[i].name for i, p in before.permissions.items()
+                         if fmt in p.formats]  # fmt: skip
+                told.append(f"{error.what}: nothing is planned in {fmt.label}; {error.fix}")
+                planner = before.without(fmt, dict.fromkeys(names, _WRONG))
+                break
+            if not failed:
+                break
+            planner = planner.without(fmt, dict.fromkeys(failed, "floats"))
+            first = listed([repr(name) for name in failed], _NAMED)
+            told.append(f"not in {fmt.label}: the compiled module runs {first} on floats")
+    return planner, tuple(told)
 
 
 def unfused(captured: Captured, built: TorchApplied, arguments: Arguments) -> list[str]:
-    """Names of products that the plan puts in int8 and the compiled module runs on floats.
+    """Names of products that the plan puts on codes and the compiled module runs on floats.
 
     Raises:
         UsageError: If the module cannot be compiled.
         EngineError: If what it computes on integers is wrong.
     """
     plan = built.model.finecast_plan
-    if plan is None or Format.INT8 not in plan.formats.values():
+    if plan is None or not any(f.multiplies_integers for f in plan.formats.values()):
         return []
     run, failed = _compiled(built, arguments)
     flat = tree_leaves(arguments)
@@ -532,7 +538,7 @@ def _compiled(
         missing = isinstance(cause, InvalidCxxCompiler)
         lines: Sequence[Any] = str(cause).strip().splitlines() or [""]
         raise UsageError(
-            "int8 runs in compiled modules, and this one cannot be compiled:"
+            "products on integers run in compiled modules, and this one cannot be compiled:"
             f" {type(cause).__name__}: {lines[0]}",
             where="policy",
             fix="install a C++ compiler, or use bf16"
@@ -542,8 +548,10 @@ def _compiled(
 
 
 def check_device(policy: Policy, device: str) -> None:
-    """Raise UsageError for int8 on a device other than the CPU."""
-    if Format.INT8 in policy.formats and device != "cpu":
+    """Raise UsageError for products on integers on a device other than the CPU."""
+    coded = next((f.label for f in policy.formats if f.multiplies_integers), None)
+    if coded is not None and device != "cpu":
         raise UsageError(
-            f"int8 on {device}: plans are made for the CPU's kernels", fix="use bf16 or fp16"
+            f"{coded} on {device}: plans are made for the CPU's kernels",
+            fix="use bf16 or fp16",
         )

@@ -249,7 +249,7 @@ class TorchSubject(EngineSubject):
             run, failed = self._prepare(one.model, arguments)
             if failed:
                 raise EngineError(
-                    f"{failed[0]!r} is planned in int8 and runs in floats",
+                    f"{failed[0]!r} is planned on integers and runs in floats",
                     fix="keep it in fp32 by --exclude",
                 )
             one.run = run

@@ -1,0 +1,203 @@
+"""int8_dynamic_row: linear layers that round what they read, by a scale for each row."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import finecast.torch as ft
+from finecast import api
+from finecast.errors import UsageError
+from finecast.frontends.native_model import with_roundings
+from finecast.frontends.torch import planned_edits
+from finecast.frontends.torch.codes import scales_of_products
+from finecast.frontends.torch.native import TorchNative
+from finecast.frontends.torch.runnable import Isolated
+from finecast.measure.environment import environment
+from finecast.native.torch.model import of_module
+from finecast.numbers.encodings import Dynamic
+from finecast.numbers.formats import WHOLE_ROW, Format
+from tests.torch.test_int8 import converted, relative
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+ROW = Format.INT8_DYNAMIC_ROW
+POLICY = f"matmult:{ROW.label}"
+Array = NDArray[np.float32]
+
+
+class Net(nn.Module):
+    """All spellings of a product by weights; two read the same, and one is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(24, 16), nn.Linear(24, 16, bias=False)
+        self.matrix = nn.Parameter(torch.randn(16, 20))
+        self.added = nn.Parameter(torch.randn(12))
+        self.last = nn.Parameter(torch.randn(20, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = self.query(x)
+        hidden = torch.relu(query) + self.key(x) * query.sigmoid()
+        rows = (hidden @ self.matrix).flatten(0, 1)
+        return torch.addmm(self.added, rows, self.last)
+
+
+@pytest.fixture
+def net() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 24)
+    x[0, 1] = 0  # a row without a scale
+    x[2, :, 7] *= 50
+    return Net().eval(), x
+
+
+def rounded(x: Array) -> Array:
+    """What a kernel makes of a value, written without finecast's code."""
+    scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+    return np.asarray(np.rint(x / np.where(scale == 0, 1, scale)) * scale, np.float32)
+
+
+def product(x: Array, weights: torch.Tensor) -> Array:
+    """By weights of which each row makes an output."""
+    return rounded(x) @ rounded(weights.detach().numpy()).T
+
+
+def expected(net: Any, x: torch.Tensor) -> Array:
+    query = product(x.numpy(), net.query.weight) + net.query.bias.detach().numpy()
+    hidden = np.maximum(query, 0) + product(x.numpy(), net.key.weight) / (1 + np.exp(-query))
+    rows = product(hidden, net.matrix.T).reshape(-1, 20)
+    return product(rows, net.last.T) + net.added.detach().numpy()
+
+
+def test_products_round_rows_as_the_format_says(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    made, told = converted(monkeypatch, net, POLICY)
+    assert made.finecast_plan.counts[ROW.label] == 4
+    assert len(scales_of_products(made)) == 4
+    assert any("freezing" in text for text in told)
+    with torch.no_grad():
+        got = made(x).numpy()
+    np.testing.assert_allclose(got, expected(module, x), rtol=1e-3, atol=1e-3)
+    # Both that read x share its codes.
+    assert sum("quantize_per_tensor" in str(n.target) for n in made.graph.nodes) == 2 * 3
+    stored = [t for n, t in made.named_buffers() if n.endswith("_codes")]
+    assert [t.dtype for t in stored] == [torch.int8] * 4
+
+
+def test_emulated_numbers_are_those_of_the_module(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    made, _ = converted(monkeypatch, net, POLICY)
+    captured = of_module(module, ((x,), {})).file.captured(POLICY)
+    plan = made.finecast_plan
+    operands = [how for e in plan.encodings.values() for how in e.operands.values()]
+    assert operands == [Dynamic(format=ROW, group=WHOLE_ROW)] * 4
+    copy = with_roundings(TorchNative.of(captured), planned_edits(captured, plan))
+    with torch.no_grad():
+        (emulated,) = tree_leaves(Isolated(copy.module).leaves([x]))
+        assert relative(emulated, made(x)) < 1e-6
+
+
+def test_it_mixes_with_bf16_op_by_op(
+    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = net
+    made, _ = converted(
+        monkeypatch, net, f"all:{ROW.label},bf16", left_out=frozenset({"linear"})
+    )
+    counts = made.finecast_plan.counts
+    assert counts[ROW.label] == 3
+    assert counts["bf16"] >= 2
+    with torch.no_grad():
+        assert 0 < relative(made(x), module(x)) < 0.05
+
+
+class Values(nn.Module):
+    """A product of two values, and one by weights that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) @ x.transpose(-1, -2)
+
+
+def test_only_products_by_constant_weights_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    table = nn.Sequential(nn.Embedding(30, 8), nn.Conv1d(4, 4, 3), nn.Linear(6, 5)).eval()
+    made, _ = converted(monkeypatch, (table, torch.randint(30, (2, 4))), POLICY)
+    low = [d.op for d in made.finecast_plan.decisions if d.format is ROW]
+    assert low == ["linear"]
+    made, _ = converted(monkeypatch, (Values().eval(), torch.randn(3, 8)), f"all:{ROW.label}")
+    reasons = {d.op: d.reasons[-1].text for d in made.finecast_plan.decisions}
+    assert ROW.label not in made.finecast_plan.counts
+    assert "not constant" in reasons["matmul"]
+
+
+def test_groups_are_refused_and_rows_named(net: tuple[nn.Module, torch.Tensor]) -> None:
+    module, x = net
+    with pytest.raises(UsageError, match="int8_dynamic is planned for") as told:
+        ft.convert(module, (x,), "matmult:int8_dynamic")
+    assert ROW.label in str(told.value.fix)
+
+
+# In a process that has only PyTorch: no part of finecast is loaded.
+LOADED = """
+import json, sys, torch
+import torch.ao.quantization.fx._decomposed
+program = torch.export.load(sys.argv[1])
+args, kwargs = program.example_inputs
+torch._inductor.config.freezing = True
+with torch.no_grad():
+    got = torch.compile(program.module(), dynamic=False)(*args, **kwargs)
+    own = program.module()(*args, **kwargs)
+assert "finecast" not in sys.modules
+print(json.dumps(float((got - own).norm() / own.norm())))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not {"avx512_vnni", "avx_vnni"} & set(environment().flags), reason="needs VNNI"
+)
+def test_a_written_program_is_compiled_in_a_process_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """Both products are seen to run on integers, by the real compiler."""
+    module, x = (
+        nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8)).eval(),
+        torch.randn(2, 4, 32),
+    )
+    program, out = tmp_path / "net.pt2", tmp_path / "low.pt2"
+    torch.export.save(torch.export.export(module, (x,)), program)
+    done = api.convert(program, out, POLICY)
+    assert done.plan.counts[ROW.label] == 2
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADED, str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) < 1e-5
