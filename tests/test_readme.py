@@ -82,5 +82,8 @@ def test_the_code_is_that_of_the_engine() -> None:
     assert "model = onnxruntime.InferenceSession('a.onnx', options)" in found
     assert "program = torch.export.load('a.pt2')" in how_to_run(Path("a.pt2"), "torch", [])
     assert how_to_run(Path("a.onnx"), "emulator:trn1", ["bf16"]) == ()
+    beams = {"ids": ((4, 7), "int64"), "beam_idx": ((4,), "int32")}
+    texts = how_to_run(Path("a.xml"), "openvino", ["bf16"], inputs=beams)
+    assert "    'beam_idx': numpy.arange(4, dtype='int32')," in texts
     gpu = how_to_run(Path("a.onnx"), "openvino:GPU", ["fp16"])
     assert any("'GPU'" in line for line in gpu)

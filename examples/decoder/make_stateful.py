@@ -10,8 +10,8 @@ kernel OpenVINO keeps the cache.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,4 +76,10 @@ def main(source: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, help="the decoder with its cache as inputs")
+    parser.add_argument("output", type=Path, help="the IR to write, NAME.xml")
+    given = parser.parse_args()
+    main(given.source, given.output)

@@ -20,6 +20,7 @@ from typing import Final, final
 import numpy as np
 
 from finecast.data.sizes import CACHED, WHOLE, input_specs
+from finecast.devices.kv_cache import BEAM_INPUT
 from finecast.engines.base import DTYPES, Array, Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.graph import Graph
@@ -30,8 +31,6 @@ _POSITIONS: Final = 1
 """The axis of positions in tokens, masks and logits, after that of the texts."""
 _STEMS: Final = re.compile(r"^(past|present)(_key_values)?[._]?", re.IGNORECASE)
 """What differs between the name of a cache that is read and of the one that is written."""
-_BEAM: Final = "beam_idx"
-"""The input by which OpenVINO's stateful decoders reorder texts in beam search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ class Decoding:
         return cls(
             steps=steps,
             state=state,
-            inputs=tuple(s for s in inputs if s.name not in state and s.name != _BEAM),
+            inputs=tuple(s for s in inputs if s.name not in state and s.name != BEAM_INPUT),
             initial=tuple(s for s in inputs if s.name in state),
         )
 
@@ -183,11 +182,11 @@ class Decoding:
 
     def _with_beams(self, call: Feeds, session: Session) -> Feeds:
         """A call of a stateful model, with its texts in their own order."""
-        beams = next((s for s in session.inputs if s.name == _BEAM), None)
+        beams = next((s for s in session.inputs if s.name == BEAM_INPUT), None)
         if beams is None:
             return call
         rows = next(len(a) for a in call.values() if a.ndim)
-        return {**call, _BEAM: np.arange(rows, dtype=DTYPES[beams.dtype])}
+        return {**call, BEAM_INPUT: np.arange(rows, dtype=DTYPES[beams.dtype])}
 
 
 @final

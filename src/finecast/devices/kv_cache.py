@@ -21,6 +21,9 @@ Codes have a scale and a zero point for some numbers of a token and a head.
 """
 KV_CACHE: Final = "KV_CACHE_PRECISION"
 """OpenVINO's property for the type of keys and values alike."""
+BEAM_INPUT: Final = "beam_idx"
+"""The input by which OpenVINO's stateful decoders reorder texts in beam search: the text that
+each row goes on with. Without a search it counts up from 0."""
 # Each alone; in the mode ACCURACY they decide, and the property for both does not (2026.4).
 _KEYS_AND_VALUES: Final = ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.devices.kv_cache import kv_cache_settings
+from finecast.devices.kv_cache import BEAM_INPUT, kv_cache_settings
 from finecast.engines.numerics import (
     DYNAMIC_QUANTIZATION,
     HINTS,
@@ -70,6 +70,8 @@ class Usage:
     hint: str = ""
 
 
+# Of OpenVINO's stateful decoders: each row of a batch goes on with its own text.
+_COUNTING: Final = "numpy.arange({shape[0]}, dtype={dtype})"
 _FREEZES: Final = (
     "import torch.ao.quantization.fx._decomposed  # the ops on codes",
     "torch._inductor.config.freezing = True",
@@ -206,8 +208,10 @@ def _zeros(usage: Usage, inputs: Inputs | None) -> list[str]:
         return ["inputs = {}  # an array for each input, by its name"]
     made = {dtype: usage.tensors.get(dtype, (usage.zeros,)) for _, dtype in inputs.values()}
     needed = [line for _, *lines in made.values() for line in lines]
+    made_of = {BEAM_INPUT: _COUNTING} if "openvino" in usage.modules else {}
     zeros = [
-        f"{name!r}: {made[dtype][0].format(shape=shape, dtype=repr(dtype))}"
+        f"{name!r}: "
+        + made_of.get(name, made[dtype][0]).format(shape=shape, dtype=repr(dtype))
         for name, (shape, dtype) in inputs.items()
     ]
     if len(zeros) == 1:

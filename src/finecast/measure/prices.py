@@ -47,7 +47,7 @@ _SAMPLES: Final = (
 )
 _MACHINES: Final = (
     "SELECT label, count(*), max(used_s) FROM machines JOIN prices ON machine = digest"
-    " GROUP BY digest ORDER BY max(used_s) DESC"
+    " GROUP BY label ORDER BY max(used_s) DESC"
 )
 _TRIM: Final = (
     "DELETE FROM prices WHERE rowid IN"
@@ -192,7 +192,10 @@ class PriceBook:
 
 
 def machines(path: Path) -> list[BookedMachine]:
-    """The machines of a book, those used last first; none if there is no book."""
+    """The machines of a book, those used last first; none if there is no book.
+
+    Two that differ in what their names do not tell, such as an engine's settings, are one row.
+    """
     found: list[BookedMachine] = []
     with _opened(path) as db:
         for label, count, used_s in () if db is None else db.execute(_MACHINES):
