@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,7 +146,7 @@ _WORST: Final = 1e6
 _NEGLIGIBLE: Final = 1e-3
 # A group of weights is not split if it brings at most this share of the error of all values
 # but the worst ones. Those may stay high, and then what other points bring decides.
-_MINOR: Final = 0.05
+_MINOR: Final = 0.1
 _WORST_VALUES: Final = 0.25
 # Fewer weights than this are probed one by one.
 _FEW: Final = 9
@@ -328,6 +328,10 @@ def measure(
     )
 
 
+# Points with the error that they cause together.
+_Groups: TypeAlias = list[tuple[NDArray[np.int64], float]]
+
+
 class _Prober:
     """Runs the probes and counts them; ``together`` is the error of all points at once."""
 
@@ -358,31 +362,34 @@ class _Prober:
     def errors(self, values: int) -> NDArray[np.float64]:
         """The error of each point; the first ``values`` of them are those of values."""
         size = max(1, -(-self.count // _PROBE_EACH))
-        alone = self._in_groups(np.arange(values), size)
         weights = self.count - values
-        if not values or weights < _FEW:
-            least = None
-        else:
-            size = max(size, math.isqrt(weights))
+        beside = values > 0 and weights >= _FEW
+        # Groups come first: a probe may have loaded a session of all points by now.
+        large = max(size, math.isqrt(weights)) if beside else size
+        grouped = self._in_groups(np.arange(values, self.count), large)
+        alone = self._split(self._in_groups(np.arange(values), size))
+        least = None
+        if beside:
             most = max(1, round((1 - _WORST_VALUES) * values))
             least = _MINOR * float(np.sort(alone)[:most].sum())
-        return np.append(alone, self._in_groups(np.arange(values, self.count), size, least))
+        return np.append(alone, self._split(grouped, least))
 
-    def _in_groups(
-        self, members: NDArray[np.int64], size: int, least: float | None = None
-    ) -> NDArray[np.float64]:
+    def _in_groups(self, members: NDArray[np.int64], size: int) -> _Groups:
+        """Groups of at most ``size`` members, each with its error."""
+        groups = np.array_split(members, -(-len(members) // size)) if len(members) else []
+        return [(group, self.error(group)) for group in groups]
+
+    def _split(self, found: _Groups, least: float | None = None) -> NDArray[np.float64]:
         """The error of each member. Groups of at most ``least`` error share it evenly.
 
         Without ``least`` these are groups of negligible error beside the worst group.
         """
-        groups = np.array_split(members, -(-len(members) // size) or 1)
-        found = [self.error(group) if len(group) else 0.0 for group in groups]
         if least is None:
-            least = _NEGLIGIBLE * max(found)
+            least = _NEGLIGIBLE * max((error for _, error in found), default=0.0)
         errors: list[float] = []
-        for group, error in zip(groups, found, strict=True):
+        for group, error in found:
             if len(group) == 1 or error <= least:
-                errors += len(group) * [error / max(len(group), 1)]
+                errors += len(group) * [error / len(group)]
             else:
                 errors += [self.error(np.array([member])) for member in group]
         return np.array(errors)
