@@ -60,7 +60,7 @@ def test_weights_beside_values_are_split_where_one_of_them_matters(
     values[:worst_values] = [1.0] * min(worst_values, count // 4)
     weights = [1e-5] * count
     small, planted = list(weights), list(weights)
-    planted[bad] = 0.1 * sum(sorted(values)[: round(count * 0.75)])
+    planted[bad] = 0.5 * sum(sorted(values)[: round(count * 0.75)])
     few = measure(len(values), model := Model(values + small), weights=count)
     assert few.weights == pytest.approx(np.array(small))
     assert model.runs <= 2 + len(values) + 2 * math.isqrt(count) + 2

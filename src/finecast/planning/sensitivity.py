@@ -143,11 +143,11 @@ Probe = Callable[[NDArray[np.bool_]], Sequence[NDArray[np.generic]]]
 # Infinite and larger errors count as this, so that they stay comparable; 1 loses the output.
 _WORST: Final = 1e6
 # A group that brings at most this share of the error of all groups is not split. Of 160 groups
-# most do; what is wrong within one of them moves a plan's error by half a percent.
-_NEGLIGIBLE: Final = 1e-2
+# most do; what is wrong within one of them moves a plan's error by 1.5% at most.
+_NEGLIGIBLE: Final = 0.03
 # A group of weights is not split if it brings at most this share of the error of all values
 # but the worst ones. Those may stay high, and then what other points bring decides.
-_MINOR: Final = 0.1
+_MINOR: Final = 0.25
 _WORST_VALUES: Final = 0.25
 # Fewer weights than this are probed one by one.
 _FEW: Final = 9
