@@ -16,6 +16,10 @@ from benchmarks.peers.tools import FINECAST, TOOLS
 
 # Two whose speeds differ by less are equally fast: what machines differ by from run to run.
 _TIE: Final = 1.02
+# What finecast should take: so many evaluations of all data, and seconds beside them.
+_EVALUATIONS: Final = 5
+_REST_S: Final = 10.0
+_PHASES: Final = 5
 
 _HEAD: Final = """# finecast and other tools
 
@@ -52,6 +56,7 @@ def write(path: Path, rows: Sequence[Row], note: str = "") -> None:
         *filter(None, [note]),
         "## In short\n\n" + _summary(models),
         "## By tool\n\n" + _of_tools(models),
+        "## Where finecast's time goes\n\n" + _of_time(models),
         *(_of_model(found) for found in models.values()),
         "## How each tool is used\n\n"
         + _table(
@@ -139,6 +144,33 @@ def _of_tools(models: Mapping[str, Mapping[str, Row]]) -> str:
     used = "mean speed, fp32 where not valid or slower"
     head = ("tool", "models", "files that run", "valid", used, "median seconds")
     return _table(head, [cells for _, cells in sorted(lines)])
+
+
+def _of_time(models: Mapping[str, Mapping[str, Row]]) -> str:
+    """Seconds of finecast by phase, beside the aim: some evaluations and some seconds more."""
+    lines: list[tuple[str, ...]] = []
+    for rows in models.values():
+        own = rows.get(FINECAST)
+        phases: Mapping[str, float] = own.made.get("phases_s", {}) if own is not None else {}
+        if own is None or not phases:
+            continue
+        taken, aim = own.made["seconds"], _EVALUATIONS * phases.get("baseline", 0.0) + _REST_S
+        longest = sorted(phases.items(), key=lambda one: -one[1])[:_PHASES]
+        tools = [r.made["seconds"] for r in rows.values() if r.keeps and r is not own]
+        lines.append(
+            (
+                own.about, f"{taken:.0f}", f"{aim:.0f}",
+                "met" if taken <= aim else "**missed**",
+                ", ".join(f"{name} {seconds:.1f}" for name, seconds in longest),
+                f"{max(tools):.0f}" if tools else "",
+            )
+        )  # fmt: skip
+    head = ("model", "seconds", "aim", "", "longest phases", "slowest valid tool's seconds")
+    said = (
+        f"The aim is the time of {_EVALUATIONS} evaluations of all search data by the fp32"
+        f" model, with loading it, and {_REST_S:.0f} seconds."
+    )
+    return f"{said}\n\n{_table(head, lines)}"
 
 
 def _of_model(rows: Mapping[str, Row]) -> str:
