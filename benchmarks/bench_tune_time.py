@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from benchmarks.bench_tune import score
-from benchmarks.common import cpu_seconds, report, run_apart, shared_case, skip
+from benchmarks.common import cpu_seconds, report, run_apart, shared_case, skip, tune_aim_s
 from finecast import api
 from finecast.progress import Notice, Progress
 from finecast.tuning.result import Result
@@ -43,7 +43,6 @@ _NETS: Final[Mapping[str, tuple[str, int]]] = {
     "efficientnet_lite0": ("cosine", 32),
     "recogniser": ("agreement", 8),
 }
-_EVALUATIONS, _REST_S = 5, 10.0
 _LIMIT_S: Final = 600.0
 _IMAGES: Final = 64
 
@@ -176,7 +175,7 @@ def main() -> None:
                     why = found["failed"] if found else "the model is absent"
                     skip(f"tune {name}{again}", why)
                     break
-                bar = round(_EVALUATIONS * found["evaluation_s"] + _REST_S, 1)
+                bar = round(tune_aim_s(found["evaluation_s"]), 1)
                 seconds = found.pop("seconds")
                 report(f"tune {name}{again}", "whole run", seconds, "s", bar=bar, **found)
 

@@ -89,6 +89,15 @@ def peak_bytes() -> list[int]:
     return found
 
 
+TUNE_EVALUATIONS, TUNE_REST_S = 5, 10.0
+"""What ``tune`` should take: so many evaluations of all data, and seconds beside them."""
+
+
+def tune_aim_s(evaluation_s: float) -> float:
+    """The seconds that ``tune`` should take at most."""
+    return TUNE_EVALUATIONS * evaluation_s + TUNE_REST_S
+
+
 def cpu_seconds() -> float:
     """Processor time of this process and of each child that runs; Linux."""
     ticks = 0

@@ -10,15 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.common import TUNE_EVALUATIONS, TUNE_REST_S, tune_aim_s
 from benchmarks.peers.reasons import REASONS
 from benchmarks.peers.results import Row
 from benchmarks.peers.tools import FINECAST, TOOLS
 
 # Two whose speeds differ by less are equally fast: what machines differ by from run to run.
 _TIE: Final = 1.02
-# What finecast should take: so many evaluations of all data, and seconds beside them.
-_EVALUATIONS: Final = 5
-_REST_S: Final = 10.0
+# How many phases of finecast's time are shown, the longest ones.
 _PHASES: Final = 5
 
 _HEAD: Final = """# finecast and other tools
@@ -154,7 +153,7 @@ def _of_time(models: Mapping[str, Mapping[str, Row]]) -> str:
         phases: Mapping[str, float] = own.made.get("phases_s", {}) if own is not None else {}
         if own is None or not phases:
             continue
-        taken, aim = own.made["seconds"], _EVALUATIONS * phases.get("baseline", 0.0) + _REST_S
+        taken, aim = own.made["seconds"], tune_aim_s(phases.get("baseline", 0.0))
         longest = sorted(phases.items(), key=lambda one: -one[1])[:_PHASES]
         tools = [r.made["seconds"] for r in rows.values() if r.keeps and r is not own]
         lines.append(
@@ -167,8 +166,8 @@ def _of_time(models: Mapping[str, Mapping[str, Row]]) -> str:
         )  # fmt: skip
     head = ("model", "seconds", "aim", "", "longest phases", "slowest valid tool's seconds")
     said = (
-        f"The aim is the time of {_EVALUATIONS} evaluations of all search data by the fp32"
-        f" model, with loading it, and {_REST_S:.0f} seconds."
+        f"The aim is the time of {TUNE_EVALUATIONS} evaluations of all search data by the fp32"
+        f" model, with loading it, and {TUNE_REST_S:.0f} seconds."
     )
     return f"{said}\n\n{_table(head, lines)}"
 

@@ -160,6 +160,13 @@ def test_groups_are_refused_and_rows_named(net: tuple[nn.Module, torch.Tensor]) 
     assert ROW.label in str(told.value.fix)
 
 
+def test_an_onnx_model_is_not_sent_to_an_engine_that_does_not_read_it() -> None:
+    with pytest.raises(UsageError, match="made for PyTorch alone") as told:
+        api.convert("examples/digits/digits.onnx", policy=f"all:{ROW.label}")
+    assert "PyTorch's module" in str(told.value.fix)
+    assert "--engine" not in str(told.value.fix)
+
+
 # In a process that has only PyTorch: no part of finecast is loaded.
 LOADED = """
 import json, sys, torch

@@ -44,6 +44,7 @@ class Usage:
             the call needs no ``inputs``.
         tensors: For a type that NumPy lacks, by its name, that expression, and statements
             that it needs.
+        named: For an input by its name, an expression in place of zeros.
         before: Statements that stand before the model.
         throughput: Statements that follow them for many requests at once.
         settings: Whether there are settings that change numbers, and why they are stated.
@@ -60,6 +61,7 @@ class Usage:
     call: tuple[str, ...]
     zeros: str = ""
     tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
     before: tuple[str, ...] = ()
     throughput: tuple[str, ...] = ()
     settings: str = ""
@@ -70,8 +72,6 @@ class Usage:
     hint: str = ""
 
 
-# Of OpenVINO's stateful decoders: each row of a batch goes on with its own text.
-_COUNTING: Final = "numpy.arange({shape[0]}, dtype={dtype})"
 _FREEZES: Final = (
     "import torch.ao.quantization.fx._decomposed  # the ops on codes",
     "torch._inductor.config.freezing = True",
@@ -102,6 +102,8 @@ USAGES: Final[Mapping[str, Usage]] = {
                 "bf16 = lambda bits: openvino.Tensor(bits, bits.shape, openvino.Type.bf16)",
             )
         },
+        # Each row of a batch goes on with its own text.
+        named={BEAM_INPUT: "numpy.arange({shape[0]}, dtype={dtype})"},
         call=("outputs = model(inputs)",),
         settings="without these settings OpenVINO chooses types itself",
         types="f32 is for the ops that the plan left in fp32: low types in the model stay",
@@ -208,10 +210,9 @@ def _zeros(usage: Usage, inputs: Inputs | None) -> list[str]:
         return ["inputs = {}  # an array for each input, by its name"]
     made = {dtype: usage.tensors.get(dtype, (usage.zeros,)) for _, dtype in inputs.values()}
     needed = [line for _, *lines in made.values() for line in lines]
-    made_of = {BEAM_INPUT: _COUNTING} if "openvino" in usage.modules else {}
     zeros = [
         f"{name!r}: "
-        + made_of.get(name, made[dtype][0]).format(shape=shape, dtype=repr(dtype))
+        + usage.named.get(name, made[dtype][0]).format(shape=shape, dtype=repr(dtype))
         for name, (shape, dtype) in inputs.items()
     ]
     if len(zeros) == 1:

@@ -11,7 +11,7 @@ from finecast.data.decoding import state_of
 from finecast.devices.emulation import check_formats
 from finecast.engines.base import Engine
 from finecast.engines.faults import faults
-from finecast.engines.integers import codes_results, engines_for, fuses
+from finecast.engines.integers import FUSIONS, codes_results, engines_for, fuses
 from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
@@ -131,10 +131,11 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             _refuse(fmt, prepared)
         if fmt.has_scales and device is None and not engine.capability(fmt).runs:
             needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
+            there = f"--engine {engines_for(fmt)}" if FUSIONS.get(fmt) else "PyTorch's module"
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
-                fix=f"use bf16 or fp16, or --engine {engines_for(fmt)}{needs}",
+                fix=f"use bf16 or fp16, or {there}{needs}",
             )
 
 
@@ -144,11 +145,12 @@ def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
         ir = ", or of TensorFlow OpenVINO's IR (-o NAME.xml)" if fuses("openvino", fmt) else ""
         rounds = [f.label for f in DYNAMIC if fmt in DYNAMIC and f in prepared.states]
         alike = "".join(f"{label}, " for label in rounds)
+        onnx = f"make it ONNX for {engines_for(fmt)}{ir}, or " if FUSIONS.get(fmt) else ""
         raise UsageError(
             f"{fmt.label} is planned for models of ONNX and OpenVINO, and this is one of"
             f" {prepared.library}",
             where=f"--auto-cast-type {fmt.label}",
-            fix=f"make it ONNX for {engines_for(fmt)}{ir}, or use {alike}bf16 or fp16",
+            fix=f"{onnx}use {alike}bf16 or fp16",
         )
     raise UsageError(
         f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",

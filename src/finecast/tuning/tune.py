@@ -410,7 +410,6 @@ class _Tuning:
         evaluation_s = self.progress.seconds().get("baseline", 0.0)
 
         def race(racing: Sequence[Candidate]) -> Measurements:
-            self.progress("last race", len(races), len(races) + 1)
             errors = {c.plan.digest: c.error for c in racing}
             effort = replace(
                 measuring.FINAL,
@@ -533,10 +532,11 @@ class _Tuning:
         if not gaining_kinds(gains):
             return []
         allowed = self.trials.allowed_error() or nearest.error
-        least, most = _NEARLY**2 * allowed, _FAR**2 * allowed / share_left(gains)
+        before = allowed / share_left(gains)  # what a plan may have that is then adjusted
+        least, most = _NEARLY**2 * allowed, _FAR**2 * before
         about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
         wanted = [
-            *near(self.examined.planner, analysis, allowed / share_left(gains)),
+            *near(self.examined.planner, analysis, before),
             *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]

@@ -303,8 +303,7 @@ class TorchNative(NativeModel):
             assert use.node is not None
             read, product = self.read_at(use.node, use.index), self.binding.nodes[use.node]
             if read not in made:
-                last = max(read, *self._fx.find_nodes(op="placeholder"))
-                with self._fx.inserting_before(last.next):
+                with self._after(read):
                     made[read] = rounded_rows(self._fx, read, edit.to)
             _read_instead(product, use.index, made[read][0])
             (value,) = self.graph.following_outputs(self.graph.nodes[use.node])
@@ -476,7 +475,8 @@ class TorchNative(NativeModel):
         last = max((*nodes, *self._fx.find_nodes(op="placeholder")), default=None)
         if last is None:
             return self._fx.inserting_before(next(iter(self._fx.nodes)))
-        return self._fx.inserting_after(last)
+        # Before the next one: of several that are inserted after a node the last stands first.
+        return self._fx.inserting_before(last.next)
 
 
 def _rounded(
