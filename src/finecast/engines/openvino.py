@@ -56,7 +56,7 @@ from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.changes import hint_of
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.model import load, reads, sent
+from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
 from finecast.frontends.openvino.types import LABELS
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
@@ -564,7 +564,10 @@ class OpenVinoEngine(Engine):
         _check_depth(source, where)
         settings = self._made_for(own, source, settings)
         with sent(own) if settings else nullcontext((None, 0)) as (content, described):
-            tried = attempt(self._dry_run(content, where, settings, described))
+            beside = (
+                [content.with_suffix(WEIGHTS_SUFFIX).name] if isinstance(content, Path) else []
+            )
+            tried = attempt(self._dry_run(content, where, settings, described, beside))
         yield own, source, lambda ops=None: op_names(own), tried
 
     def _dry_run(
@@ -577,8 +580,8 @@ class OpenVinoEngine(Engine):
     ) -> DryRun:
         """A dry run of the model; that kernels are timed is no part of it.
 
-        Of OpenVINO's own models ``described`` bytes are no weights; ``data`` are files that
-        hold weights of an ONNX model.
+        Of OpenVINO's own models ``described`` bytes are no weights; ``data`` are the names of
+        files that hold weights.
         """
         compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
         stated: dict[str, Any] = {"described": described, "compile": compiling}
