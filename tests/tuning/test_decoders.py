@@ -187,7 +187,7 @@ def test_the_format_of_a_kv_cache_is_part_of_the_plan(
     assert "KV cache kept in int8" in str(
         finecast.explain(decoder.stateful(), plan=result.plan)
     )
-    (said, *_) = finecast.report(result.plan_out).lines
+    (said, *_) = finecast.report(out.with_name("low.xml.plan.json")).lines
     assert "(KV cache kept in int8)" in said
     fp32 = finecast.diff(replace(result.plan, kv_cache=Format.FP32), result.plan)
     assert fp32.summary[1:] == ["only after: KV cache kept in int8"]
