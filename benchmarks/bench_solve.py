@@ -1,6 +1,7 @@
 """Times of the solver against its bars, one JSON line each. Not a test.
 
-Bars: one lambda over 100,000 ops in 0.5 s; the whole frontier of 10,000 ops in 5 s.
+Bars: one lambda over 100,000 ops in 0.5 s; the whole frontier of 10,000 ops in 5 s, with two
+formats and with three.
 
     python benchmarks/bench_solve.py
 """
@@ -12,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from itertools import permutations
 from statistics import median
 from time import perf_counter
 
@@ -19,8 +21,11 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from finecast.planning.proposing import MAX_STEPS
 from finecast.solver.assignment import PINNED_HIGH, Problem, evaluate
+from finecast.solver.expansion import envelope
 from finecast.solver.frontier import frontier
+from finecast.solver.labelling import LabelProblem, RoundingErrors, Rows
 from finecast.solver.mincut import solve
 
 _CAST_S = 12e-6  # time to launch a cast; the time of its transfer is added
@@ -86,6 +91,28 @@ def tangle(n: int) -> Problem:
     return _problem(reads, 4, rng.random(n) < 0.3)
 
 
+def third_format(of: Problem) -> LabelProblem:
+    """The same ops with a second low format: most are faster in it, and all err more."""
+    rng = np.random.default_rng(5)
+    n, m = len(of.error), len(of.producer)
+    lower = np.where(rng.random(n) < 0.1, np.inf, of.time_low * rng.uniform(0.5, 1.2, n))
+    cast = np.zeros((3, 3, m))
+    for a, b in permutations(range(3), 2):
+        cast[a, b] = of.down_cost if a < b else of.up_cost
+    reads = Rows(ptr=of.consumer_ptr, unit=of.consumer_unit)
+    return LabelProblem(
+        time=np.stack([of.time_high, of.time_low, lower], axis=1),
+        error=np.stack([np.zeros(n), of.error, of.error * 10 ** rng.uniform(0, 2, n)], axis=1),
+        producer=of.producer,
+        consumers=reads,
+        cast=cast,
+        roundings=(
+            RoundingErrors(rows=reads, error=of.value_error),
+            RoundingErrors(rows=reads, error=of.value_error * 30),
+        ),
+    )
+
+
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
     times: list[float] = []
     for _ in range(_REPEATS):
@@ -124,6 +151,17 @@ def main() -> None:
             )
         problem = shape(10_000)
         middle, worst = _timed(lambda p=problem: frontier(p))
+        three = third_format(problem)
+        start = perf_counter()
+        found = envelope(three, max_steps=MAX_STEPS)
+        _line(
+            bench="frontier of three formats",
+            shape=shape.__name__,
+            ops=len(problem.error),
+            steps=len(found),
+            seconds=round(perf_counter() - start, 4),
+            bar_s=5.0,
+        )
         steps = frontier(problem)
         last = evaluate(problem, steps[-1].low)
         _line(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
@@ -104,6 +104,21 @@ def test_what_a_labelling_costs(problem: LabelProblem, data: st.DataObject) -> N
     given = tuple(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
     found = evaluate(problem, np.array(given, dtype=np.int64))
     assert (found.time_s, found.error, found.casts) == reference(problem, given)
+
+
+@given(problems(), st.data())
+def test_a_part_has_the_same_differences(problem: LabelProblem, data: st.DataObject) -> None:
+    n = len(problem.time)
+    labels = st.lists(st.integers(0, 2), min_size=n, max_size=n)
+    one, kept = (np.array(data.draw(labels), dtype=np.int64) for _ in range(2))
+    free = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    one = np.where(free, one, kept)
+    whole = [evaluate(problem, x) for x in (one, kept)]
+    assume(all(np.isfinite(x.time_s) for x in whole))
+    part = problem.part(free, kept)
+    own = [evaluate(part, x[free]) for x in (one, kept)]
+    assert whole[0].time_s - whole[1].time_s == own[0].time_s - own[1].time_s
+    assert whole[0].error - whole[1].error == own[0].error - own[1].error
 
 
 def uniform(problem: LabelProblem, amounts: np.ndarray) -> LabelProblem:

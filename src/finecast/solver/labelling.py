@@ -44,6 +44,15 @@ class Rows:
         """The row of each entry of ``unit``."""
         return np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
 
+    def having(self, units: Bools) -> Bools:
+        """Which rows have any of these units and pins."""
+        return np.bincount(self.row, units[self.unit], len(self.ptr) - 1) > 0
+
+    def renamed(self, rows: Bools, names: Ints) -> Rows:
+        """Some of the rows, with ``names`` in place of units and pins."""
+        ends = np.append(0, np.cumsum(np.diff(self.ptr)[rows]))
+        return Rows(ptr=ends, unit=names[self.unit[rows[self.row]]])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingErrors:
@@ -116,6 +125,28 @@ class LabelProblem:
     def with_pins(self, label: Ints) -> Ints:
         """``label`` extended by the pins' labels: to be indexed by units and by pins."""
         return np.concatenate([label, np.arange(self.labels)[::-1]])
+
+    def part(self, free: Bools, label: Ints) -> LabelProblem:
+        """The problem of the units that are ``free``; all others keep their ``label``.
+
+        Law: the costs of two labellings of the part differ by as much as those of all units.
+        """
+        names = np.where(free, np.cumsum(free) - 1, -1 - label)
+        names = np.concatenate([names, np.arange(-self.labels, 0)])
+        either = np.concatenate([free, np.zeros(self.labels, dtype=np.bool_)])
+        values = either[self.producer] | self.consumers.having(either)
+        rounded = [(r, r.rows.having(either)) for r in self.roundings]
+        return LabelProblem(
+            time=self.time[free],
+            error=self.error[free],
+            producer=names[self.producer[values]],
+            consumers=self.consumers.renamed(values, names),
+            cast=self.cast[:, :, values],
+            roundings=tuple(
+                RoundingErrors(rows=r.rows.renamed(rows, names), error=r.error[rows])
+                for r, rows in rounded
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
