@@ -52,7 +52,8 @@ def _verdict(content: Mapping[str, Any]) -> str:
     found, counts = content["result"], content["plan"]["counts"]
     low = {label: count for label, count in counts.items() if label != _FP32}
     total = sum(counts.values())
-    ops = f"{sum(low.values())} of {number_of(total, 'op')} {_in(low)}"
+    named = f"in {' or '.join(low)}" if low else "in a lower format"
+    ops = f"{sum(low.values())} of {number_of(total, 'op')} {named}"
     if found is None or "baseline" not in found:
         told = "No study beside it has its run, which tells how fast and accurate it is."
         return f"This plan has {ops}. {told}"
@@ -82,10 +83,6 @@ def _kept(before: float | None, after: float | None) -> str:
     if before is None:
         return f"is {now}"  # such as a ratio to the error of fp32, which has none
     return f"stays {now}" if was == now else f"is {now} instead of {was}"
-
-
-def _in(low: Mapping[str, int]) -> str:
-    return f"in {' or '.join(low)}" if low else "in a lower format"
 
 
 def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
