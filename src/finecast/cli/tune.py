@@ -81,7 +81,7 @@ def run(
 ) -> int:
     """Find the fastest mixed-precision model that keeps your accuracy.
 
-    Never writes a model that misses the criterion or is slower than fp32: then it says so,
+    Never writes a model that loses more than allowed or is slower than fp32: then it says so,
     writes nothing and exits with 1.
 
     With --target the device need not be here: accuracy is that of its emulation, times are
