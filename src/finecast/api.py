@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.golden import chosen
-from finecast.data.sources import Data, DataOptions, calibration_batches, workload_of
+from finecast.data.sources import Data, DataOptions, calibration_batches
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.devices.targets import list_targets
 from finecast.engines import ENGINES, get_engine
@@ -85,27 +85,6 @@ _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "
 _OF_JUDGING: Final = (*_OF_METRICS, "verify", "lock", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _AS_IT_IS: Final = ReadOptions()
-
-__all__ = [
-    "DataOptions",
-    "apply",
-    "blame",
-    "convert",
-    "diff",
-    "emulate",
-    "explain",
-    "graph_for",
-    "inspect",
-    "judge",
-    "ladder",
-    "load",
-    "profile",
-    "report",
-    "tune",
-    "tuned",
-    "verify",
-    "workload_of",
-]
 
 
 @checked(ReadOptions, without=("from_type",))

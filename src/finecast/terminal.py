@@ -29,14 +29,18 @@ class Verbatim(str):
     __slots__ = ()
 
 
-def finite(value: Any) -> Any:
-    """``value`` as strict JSON has it: NaN and infinities become null."""
+def finite(value: Any, digits: int | None = None) -> Any:
+    """``value`` as strict JSON has it: NaN and infinities become null.
+
+    With ``digits`` numbers are rounded to so many.
+    """
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        shown = value if digits is None else float(f"{value:.{digits}g}")
+        return shown if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): finite(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [finite(item, digits) for item in value]
     return value
 
 

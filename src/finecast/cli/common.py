@@ -75,7 +75,8 @@ def open_model(
     from finecast import api
     from finecast.native.opening import check_options, check_output_name, written_with
 
-    assert written.path is not None
+    if written.path is None:
+        return api.load(model, trust=how.trust)
     result = written_with(model, written)
     files.write("--output", written.path, beside=result.beside, folder=result.folder)
     try:

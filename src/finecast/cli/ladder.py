@@ -34,8 +34,6 @@ from finecast.reports.base import output_lines
 
 if TYPE_CHECKING:
     from finecast.devices.emulation import Emulation
-    from finecast.files import CommandFiles
-    from finecast.native.model import OpenedModel, ReadOptions
     from finecast.rules.policy import Policy
     from finecast.tuning.ladder import LadderOutcome, Rung
 
@@ -108,7 +106,7 @@ def run(
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", _compiled_name(compile_with))
-    opened = _opened(files, model, written, how)
+    opened = open_model(files, model, written, how)
     with telling_stale(files), files.locked() as removed:
         warn(*removed)
         with shown("ladder", quiet=as_json) as bar:
@@ -139,16 +137,6 @@ def run(
     if not done:
         return ExitCode.FAILED
     return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
-
-
-def _opened(
-    files: CommandFiles, model: Path, written: Destination, how: ReadOptions
-) -> OpenedModel:
-    from finecast import api
-
-    if written.path is not None:
-        return open_model(files, model, written, how)
-    return api.load(model, trust=how.trust)
 
 
 def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:

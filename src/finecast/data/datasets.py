@@ -26,6 +26,7 @@ from finecast.engines.base import (
     Array,
     TensorSpec,
     dtype_label,
+    fits,
     in_native_order,
     shape_text,
 )
@@ -323,7 +324,7 @@ def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) ->
     if spec.shape is None:
         return
     declared = [None if i == axis else dim for i, dim in enumerate(spec.shape)]
-    if not _fits(array.shape, declared):
+    if not fits(array.shape, declared):
         raise UsageError(
             f"array {spec.name!r} has shape {shape_text(array.shape)}, "
             f"expected {shape_text(spec.shape)}",
@@ -331,13 +332,6 @@ def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) ->
             fix=_transposed(array.shape, declared)
             or "save samples in the model's input shape",
         )
-
-
-def _fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
-    return len(shape) == len(declared) and all(
-        not isinstance(dim, int) or dim == size
-        for dim, size in zip(declared, shape, strict=True)
-    )
 
 
 def _transposed(shape: Sequence[int], declared: Sequence[int | str | None]) -> str:
@@ -352,7 +346,7 @@ def _transposed(shape: Sequence[int], declared: Sequence[int | str | None]) -> s
     }
     others = (p for p in permutations(range(rank)) if p[0] == 0 and p not in named)
     for order in (*named, *others):
-        if _fits([shape[i] for i in order], declared):
+        if fits([shape[i] for i in order], declared):
             why = named.get(order, "axes are in another order")
             return f"in the data {why}: save array.transpose{order}"
     return ""

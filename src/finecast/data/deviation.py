@@ -11,8 +11,9 @@ import numpy as np
 
 from finecast.engines.base import Array
 from finecast.graph import Graph, Node, Value
+from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
-from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
+from finecast.ops import OpKind, by_name
 
 ROUNDINGS_PER_OP: Final = 3
 """An op in a low format rounds its operand, its weight and its result."""

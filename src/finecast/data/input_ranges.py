@@ -145,7 +145,7 @@ def _added(graph: Graph, node: Node, value: int) -> int | None:
 
 def _rows(graph: Graph, node: Node) -> int | None:
     """The number of rows of the table that a Gather reads; None if unknown."""
-    table = graph.values[node.inputs[0]] if node.inputs[0] is not None else None
+    table = graph.read(node, 0)
     axis = node.attributes.get("axis", 0)
     if table is None or not table.shape or not isinstance(axis, int):
         return None
@@ -291,8 +291,8 @@ def _other_operand(graph: Graph, node: Node, value: int) -> Floats | None:
 
 def _constant(graph: Graph, node: Node, port: int) -> Floats | None:
     """What ``node`` reads at ``port``, if that is a constant of numbers, and no large one."""
-    index = node.inputs[port] if port < len(node.inputs) else None
-    constant = None if index is None else graph.values[index].constant
+    value = graph.read(node, port)
+    constant = None if value is None else value.constant
     if constant is None or not 0 < constant.size <= _MOST_READ:
         return None
     array = constant.read()

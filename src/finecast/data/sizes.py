@@ -287,10 +287,8 @@ def affordable(limits: Mapping[str, int], graph: Graph) -> dict[str, int]:
 
 def _table_rows(graph: Graph, node: Node) -> int | None:
     """The number of rows of the constant that a Gather or a Slice reads; None if unknown."""
-    if node.op not in ("gather", "slice") or node.inputs[0] is None:
-        return None
-    table = graph.values[node.inputs[0]]
-    if table.constant is None or not table.shape:
+    table = graph.read(node, 0) if node.op in ("gather", "slice") else None
+    if table is None or table.constant is None or not table.shape:
         return None
     axis = node.attributes.get("axis", 0)
     if node.op == "slice":
@@ -347,8 +345,7 @@ def _named(graph: Graph, shape: Node, reader: Node | None) -> Iterator[str]:
 
 def _numbers(graph: Graph, node: Node, port: int) -> list[int]:
     """The numbers of a small integer constant; empty if the port has none."""
-    index = node.inputs[port] if port < len(node.inputs) else None
-    value: Value | None = None if index is None else graph.values[index]
+    value = graph.read(node, port)
     if value is None or value.constant is None or value.constant.size > _READ_MOST:
         return []
     return [int(n) for n in value.constant.read().reshape(-1).tolist()]

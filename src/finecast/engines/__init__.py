@@ -15,16 +15,6 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
 
-__all__ = [
-    "EMULATOR",
-    "ENGINES",
-    "EngineEntry",
-    "default_engine",
-    "devices",
-    "get_engine",
-    "installed",
-]
-
 T = TypeVar("T")
 
 EMULATOR = "emulator"

@@ -570,16 +570,20 @@ def check_array(array: Array, spec: TensorSpec) -> None:
         )
     if spec.shape is None:
         return
-    fits = array.ndim == len(spec.shape) and all(
-        not isinstance(dim, int) or dim == size
-        for dim, size in zip(spec.shape, array.shape, strict=True)
-    )
-    if not fits:
+    if not fits(array.shape, spec.shape):
         raise UsageError(
             f"input {spec.name!r} has shape {shape_text(array.shape)}, "
             f"expected {shape_text(spec.shape)}",
             fix="feed arrays of the declared shape",
         )
+
+
+def fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    """Whether a shape is one that is declared, where a size may be open."""
+    return len(shape) == len(declared) and all(
+        not isinstance(dim, int) or dim == size
+        for dim, size in zip(declared, shape, strict=True)
+    )
 
 
 def shape_text(shape: Sequence[int | str | None]) -> str:

@@ -226,14 +226,11 @@ def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
     """Elementwise ops that may read the block of ``product``, each after the node it reads."""
     node: Node | None = product
     while node is not None:
-        users = [graph.nodes[i] for i in _users(graph, node)]
+        read = {u for i in node.outputs if i is not None for u in graph.values[i].uses}
+        users = [graph.nodes[i] for i in sorted(read)]
         joined = [u for u in users if by_name(u.op).kind in _JOINS]
         yield from ((node, user) for user in joined)
         node = joined[0] if len(users) == len(joined) == 1 else None
-
-
-def _users(graph: Graph, node: Node) -> list[int]:
-    return sorted({u for i in node.outputs if i is not None for u in graph.values[i].uses})
 
 
 def _inputs(graph: Graph, node: Node) -> list[Value]:

@@ -82,7 +82,8 @@ def not_as_planned(
     failed: dict[str, str] = {}
     for name, fmt in planned.items():
         ran = [k for k in kernels if name in k.ops]
-        if ran and not any(_on_codes(k, fmt) for k in ran):
+        on_codes = (k.format in INTEGERS if fmt.runs_on_codes else reads_codes(k) for k in ran)
+        if ran and not any(on_codes):
             failed[name] = " and ".join(sorted({k.format for k in ran}))
     return failed
 
@@ -90,7 +91,3 @@ def not_as_planned(
 def reads_codes(kernel: KernelTime) -> bool:
     """Whether the kernel reads constants of integers of at most 8 bits."""
     return not _CODES.isdisjoint(kernel.constants)
-
-
-def _on_codes(kernel: KernelTime, fmt: Format) -> bool:
-    return kernel.format in INTEGERS if fmt.runs_on_codes else reads_codes(kernel)

@@ -21,7 +21,6 @@ from finecast.engines.usage import in_memory_notes
 from finecast.errors import EngineError, RuleConflictError, UsageError, WrongNumbersError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.prepared import AppliedModel, PreparedModel
-from finecast.frontends.replaying import Restated
 from finecast.graph import Graph
 from finecast.measure.environment import local_target
 from finecast.naming import listed
@@ -275,7 +274,9 @@ class Converter:
             verified=self._named_reference(verified, applied),
             warnings=(*verified.warnings, *(in_memory_notes(built.plan) if in_memory else ())),
             model=self.source.given_back(built) if in_memory else None,
-            restated=tuple(_restated_text(one) for one in applied.restated),
+            restated=tuple(
+                f"{listed(one.nodes, 1)}: {one.reason}" for one in applied.restated
+            ),
         )
 
     def _named_reference(self, verified: Verified, applied: AppliedModel) -> Verified:
@@ -283,10 +284,6 @@ class Converter:
         if verified.reference != Format.FP32.label:
             return verified
         return replace(verified, reference=self.source.reference_name(applied.graph))
-
-
-def _restated_text(restated: Restated) -> str:
-    return f"{listed(restated.nodes, 1)}: {restated.reason}"
 
 
 def _auto_plan(

@@ -288,15 +288,12 @@ class OnnxProgram(NativeProgram):
 
 
 def _formats_in(graph: Graph, plan: Plan) -> dict[int, Format]:
-    """The plan's formats by node id; the steps of an op are found by their names."""
+    """The plan's formats by node id; a step of an op is named ``OP/STEP``."""
     given = plan.formats
-    found = {n.id: given.get(n.name, given.get(_op_of(n.name))) for n in graph.nodes}
+    found = {
+        n.id: given.get(n.name, given.get(n.name.rpartition("/")[0])) for n in graph.nodes
+    }
     return {i: f for i, f in found.items() if f is not None}
-
-
-def _op_of(step: str) -> str:
-    """The name of the op that a step belongs to: a step is named ``OP/STEP``."""
-    return step.rpartition("/")[0]
 
 
 # Writing a model: checked, loaded and run before it takes its name.

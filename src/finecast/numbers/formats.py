@@ -120,6 +120,13 @@ element of a product, which PyTorch's kernels take."""
 # Large groups take the fewest scales; 128 is what other tools take by default, too. OpenVINO's
 # kernels take four groups at least.
 _BY_GROUPS: Final = _Codes(values=None, constants=_INT4, groups=(128, 64, 32), fewest_groups=4)
+_BY_CHANNELS: Final = _Codes(values=None, constants=_INT8)
+
+
+def _coded(codes: _Codes) -> _Layout:
+    """The layout of codes whose sign is a bit of its own, with fp32 scales."""
+    bits = ml_dtypes.iinfo(codes.constants.dtype).bits
+    return _Layout(exponent_bits=8, mantissa_bits=bits - 1, bits=bits, codes=codes)
 
 
 class Format(Enum):
@@ -138,62 +145,20 @@ class Format(Enum):
     FP8_E4M3_IEEE = _Layout(exponent_bits=4, mantissa_bits=3, bits=8)
     FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, bits=8)
     FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, bits=8)
-    INT8 = _Layout(
-        exponent_bits=8,
-        mantissa_bits=7,
-        bits=8,
-        codes=_Codes(values=_UINT8, constants=_INT8, signed=_SIGNED),
-    )
-    INT8_WEIGHTS = _Layout(
-        exponent_bits=8, mantissa_bits=7, bits=8, codes=_Codes(values=None, constants=_INT8)
-    )
-    INT4_WEIGHTS = _Layout(exponent_bits=8, mantissa_bits=3, bits=4, codes=_BY_GROUPS)
-    INT8_DYNAMIC = _Layout(
-        exponent_bits=8,
-        mantissa_bits=7,
-        bits=8,
-        codes=_Codes(values=None, constants=_INT8, dynamic=_DYNAMIC_GROUP),
-    )
-    INT8_DYNAMIC_ROW = _Layout(
-        exponent_bits=8,
-        mantissa_bits=7,
-        bits=8,
-        codes=_Codes(values=None, constants=_INT8, dynamic=WHOLE_ROW),
-    )
-    INT4_DYNAMIC = _Layout(
-        exponent_bits=8,
-        mantissa_bits=3,
-        bits=4,
-        codes=replace(_BY_GROUPS, dynamic=_DYNAMIC_GROUP),
-    )
-    INT8_DYNAMIC_128 = _Layout(
-        exponent_bits=8,
-        mantissa_bits=7,
-        bits=8,
-        codes=_Codes(values=None, constants=_INT8, dynamic=_LARGE_GROUP),
-    )
+    INT8 = _coded(_Codes(values=_UINT8, constants=_INT8, signed=_SIGNED))
+    INT8_WEIGHTS = _coded(_BY_CHANNELS)
+    INT4_WEIGHTS = _coded(_BY_GROUPS)
+    INT8_DYNAMIC = _coded(replace(_BY_CHANNELS, dynamic=_DYNAMIC_GROUP))
+    INT8_DYNAMIC_ROW = _coded(replace(_BY_CHANNELS, dynamic=WHOLE_ROW))
+    INT4_DYNAMIC = _coded(replace(_BY_GROUPS, dynamic=_DYNAMIC_GROUP))
+    INT8_DYNAMIC_128 = _coded(replace(_BY_CHANNELS, dynamic=_LARGE_GROUP))
     # A kernel of ONNX Runtime has one size of groups for both operands.
-    INT4_DYNAMIC_128 = _Layout(
-        exponent_bits=8,
-        mantissa_bits=3,
-        bits=4,
-        codes=_Codes(
-            values=None, constants=_INT4, groups=(_LARGE_GROUP,), dynamic=_LARGE_GROUP
-        ),
+    INT4_DYNAMIC_128 = _coded(
+        _Codes(values=None, constants=_INT4, groups=(_LARGE_GROUP,), dynamic=_LARGE_GROUP)
     )
     # Values in bf16 meet weights that are decoded to bf16: the types of OpenVINO's kernels.
-    INT8_WEIGHTS_BF16 = _Layout(
-        exponent_bits=8,
-        mantissa_bits=7,
-        bits=8,
-        codes=_Codes(values=None, constants=_INT8, decoded="BF16"),
-    )
-    INT4_WEIGHTS_BF16 = _Layout(
-        exponent_bits=8,
-        mantissa_bits=3,
-        bits=4,
-        codes=replace(_BY_GROUPS, decoded="BF16"),
-    )
+    INT8_WEIGHTS_BF16 = _coded(replace(_BY_CHANNELS, decoded="BF16"))
+    INT4_WEIGHTS_BF16 = _coded(replace(_BY_GROUPS, decoded="BF16"))
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
     __hash__ = object.__hash__

@@ -13,8 +13,6 @@ from enum import Enum, auto
 from importlib.resources import files
 from typing import Final
 
-from finecast.graph.structure import READS_SHAPE_ONLY
-
 # --------------------------------------------------- kinds, tiers, and the rows of ``ops.csv``
 
 
@@ -202,19 +200,6 @@ def _names(cell: str, domain: str) -> tuple[str, ...]:
 _FILE = files("finecast.ops").joinpath("ops.csv")
 OP_TABLE: Final = read_rows(_FILE.read_text(encoding="utf-8").splitlines())
 
-
-__all__ = [
-    "OP_TABLE",
-    "READS_ANY_FORMAT",
-    "READS_SHAPE_ONLY",
-    "UNKNOWN",
-    "FlopRule",
-    "OpInfo",
-    "OpKind",
-    "Tier",
-    "by_name",
-    "lookup",
-]
 
 UNKNOWN = OpInfo(name="unknown", kind=OpKind.UNKNOWN, tier=Tier.NEVER)
 

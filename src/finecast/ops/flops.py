@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from finecast.graph import Attribute, Dim, Graph, Node, Value
+from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
-from finecast.ops import READS_SHAPE_ONLY, FlopRule, by_name
+from finecast.ops import FlopRule, by_name
 
 Shape: TypeAlias = tuple[int, ...]
 Shapes: TypeAlias = Mapping[int, Shape]

@@ -7,7 +7,7 @@ rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from finecast.graph import Graph, Node, Value
 from finecast.ops import OpKind, by_name
@@ -74,6 +74,14 @@ def merged(kernels: Sequence[frozenset[int]]) -> list[frozenset[int]]:
         joined = frozenset().union(kernel, *(k for k in result if k & kernel))
         result = [*apart, joined]
     return result
+
+
+def stays_inside(value: Value, kernels: Mapping[int, int]) -> bool:
+    """Whether ``value`` never leaves one kernel; ``kernels`` has their numbers by node id."""
+    if value.producer is None or value.is_output or not value.uses:
+        return False
+    kernel = kernels.get(value.producer)
+    return kernel is not None and all(kernels.get(n) == kernel for n in value.uses)
 
 
 def _is_bias_of(graph: Graph, vector: int | None, result: int | None) -> bool:

@@ -411,9 +411,7 @@ def _joined(here: Units, others: Sequence[Units]) -> Units:
         inside = [node for node in members if node in here.of]
         for node in inside[1:]:
             sets.merge(inside[0], node)
-    joined = sorted(tuple(sorted(found)) for found in sets.subsets())
-    of = {node: number for number, nodes in enumerate(joined) for node in nodes}
-    return Units(members=tuple(joined), of=of)
+    return Units.of_sets(sets.subsets())
 
 
 def _places(units: Units, joined: Units) -> Ints:

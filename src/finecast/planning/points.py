@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.encodings import Reading, Scaled
 from finecast.numbers.formats import Format
-from finecast.ops import READS_SHAPE_ONLY, by_name
+from finecast.ops import by_name
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.rules.scaled_operands import coded_result, origin, reading

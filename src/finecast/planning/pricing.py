@@ -17,6 +17,7 @@ from finecast.graph import Graph, Value
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops.flops import Shapes, is_view, resolve_shape
+from finecast.ops.patterns import stays_inside
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced
 from finecast.rules import Permission
@@ -92,7 +93,7 @@ def rest_in_memory(
         if value.format is None or value.constant is not None or _is_alias(graph, value):
             continue
         shape = resolve_shape(value, shapes)
-        if shape is not None and not _inside(value, kernels):
+        if shape is not None and not stays_inside(value, kernels):
             found += _copies(graph, value, math.prod(shape), formats, last[value.id])
     return found
 
@@ -130,14 +131,6 @@ def _copies(
 
 def _among(value: Value, values: Iterable[Value]) -> bool:
     return any(v.id == value.id for v in values)
-
-
-def _inside(value: Value, kernels: Mapping[int, int]) -> bool:
-    """Whether the value is produced and read inside one kernel only."""
-    if value.producer is None or value.is_output or not value.uses:
-        return False
-    kernel = kernels.get(value.producer)
-    return kernel is not None and all(kernels.get(n) == kernel for n in value.uses)
 
 
 def _is_alias(graph: Graph, value: Value) -> bool:

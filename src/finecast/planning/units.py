@@ -25,6 +25,13 @@ class Units:
     members: tuple[tuple[int, ...], ...]
     of: Mapping[int, int]
 
+    @classmethod
+    def of_sets(cls, sets: Iterable[Iterable[int]]) -> Units:
+        """A unit of each set of node ids."""
+        members = tuple(sorted(tuple(sorted(s)) for s in sets))
+        of = {node: u for u, nodes in enumerate(members) for node in nodes}
+        return cls(members=members, of=of)
+
 
 def make_units(
     graph: Graph,
@@ -57,9 +64,7 @@ def make_units(
         for other in inside[1:]:
             if _stored(free[other]) == _stored(free[inside[0]]):
                 sets.merge(inside[0], other)
-    members = sorted(tuple(sorted(s)) for s in sets.subsets())
-    of = {node: u for u, nodes in enumerate(members) for node in nodes}
-    return Units(members=tuple(members), of=of)
+    return Units.of_sets(sets.subsets())
 
 
 def _beside_codes(

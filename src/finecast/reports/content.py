@@ -28,9 +28,12 @@ from finecast.planning.rescaling import EQUALISATION, SMOOTHING
 from finecast.reports.summary import summary_of
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.rules.facts import Facts, ValueFacts
+from finecast.terminal import finite
 
 KIND: Final = "finecast.report"
 VERSION: Final = 1
+_DIGITS: Final = 6
+"""Of numbers in a report."""
 # Numbers of constants that are read for histograms: a second on one core. Most models have
 # fewer; of the others the constants read first have one.
 _MOST_CONSTANTS: Final = 1 << 27
@@ -104,7 +107,7 @@ def content_of(sources: Sources) -> dict[str, Any]:
     }
     content["summary"] = summary_of(content)
     # The limits of formats stay exact: bins of binades are compared with them.
-    return {**_rounded(content), "formats": content["formats"]}
+    return {**finite(content, _DIGITS), "formats": content["formats"]}
 
 
 def _result(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -453,14 +456,3 @@ def _unknown(sources: Sources) -> Iterator[str]:
             if target
             else "the engine's kernels: times of ops are those that plans were chosen by"
         )
-
-
-def _rounded(value: Any) -> Any:
-    """``value`` as strict JSON, with numbers of six digits; NaN and infinities are null."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value

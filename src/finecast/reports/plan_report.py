@@ -240,7 +240,9 @@ def check_content(content: Any, *, where: str) -> None:
     Raises:
         UsageError: If it is not the content of a report that this release reads.
     """
-    newer = isinstance(content, dict) and _is_newer(content.get("version"))
+    version = content.get("version") if isinstance(content, dict) else None
+    known = schema()["properties"]["version"]["const"]
+    newer = isinstance(version, int) and version > known
     wrong = next(_wrong(content, schema(), "report"), None) or next(_dangling(content), None)
     if wrong is not None:
         raise UsageError(
@@ -248,10 +250,6 @@ def check_content(content: Any, *, where: str) -> None:
             where=where,
             fix="upgrade finecast" if newer else "give one that finecast wrote, unchanged",
         )
-
-
-def _is_newer(version: Any) -> bool:
-    return isinstance(version, int) and version > schema()["properties"]["version"]["const"]
 
 
 def _wrong(value: Any, rule: Mapping[str, Any], at: str) -> Iterator[str]:

@@ -53,7 +53,8 @@ def _verdict(content: Mapping[str, Any]) -> str:
     low = {label: count for label, count in counts.items() if label != _FP32}
     total = sum(counts.values())
     declared = "; ".join(content["plan"].get("declared", ()))
-    ops = f"{sum(low.values())} of {number_of(total, 'op')} {_in(low)}"
+    named = f"in {' or '.join(low)}" if low else "in a lower format"
+    ops = f"{sum(low.values())} of {number_of(total, 'op')} {named}"
     ops += f" ({declared})" if declared else ""
     if found is None or "baseline" not in found:
         told = "No study beside it has its run, which tells how fast and accurate it is."
@@ -84,10 +85,6 @@ def _kept(before: float | None, after: float | None) -> str:
     if before is None:
         return f"is {now}"  # such as a ratio to the error of fp32, which has none
     return f"stays {now}" if was == now else f"is {now} instead of {was}"
-
-
-def _in(low: Mapping[str, int]) -> str:
-    return f"in {' or '.join(low)}" if low else "in a lower format"
 
 
 def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -23,8 +23,9 @@ from enum import IntEnum
 from typing import Final
 
 from finecast.graph import Graph, Node, Value, ops_for_backward
+from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
-from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
+from finecast.ops import OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import scalars
 

@@ -61,13 +61,13 @@ def active(overrides: Overrides | None = None) -> tuple[tuple[str, UserRule], ..
     return tuple((name, _for_op(name, held)) for name in held)
 
 
-def check_overrides(graph: Graph, overrides: Overrides | None = None) -> None:
-    """Refuse overrides, by default the current ones, of ops that ``graph`` does not have.
+def check_overrides(graph: Graph) -> None:
+    """Refuse current overrides of ops that ``graph`` does not have.
 
     Raises:
         UsageError: If one names no op of the graph; gives the closest names.
     """
-    for name in unmatched(current() if overrides is None else overrides, [graph]):
+    for name in unmatched(current(), [graph]):
         raise UsageError(
             f"{name!r} does not match any op of the model",
             where="rules.override",

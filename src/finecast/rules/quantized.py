@@ -52,7 +52,9 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def quantized_notes(graph: Graph) -> list[str]:
     """A note that a model came quantized, if it did."""
-    computed = {n.id for n in graph.nodes if _computes_on_integers(n)}
+    # Such as QLinearConv, which computes on integers itself.
+    steps = (n for n in graph.nodes if by_name(n.op).kind is OpKind.QUANTIZE)
+    computed = {n.id for n in steps if n.op not in STATES_CODES}
     found = graph.once(_regions) | computed
     if not found:
         return []
@@ -87,11 +89,6 @@ def _regions(graph: Graph) -> frozenset[int]:
 def _quantizes(node: Node) -> bool:
     """Whether the node quantizes or dequantizes in the original model, not by a conversion."""
     return by_name(node.op).kind is OpKind.QUANTIZE and ROUNDS not in node.attributes
-
-
-def _computes_on_integers(node: Node) -> bool:
-    """Whether the node computes on integers itself, as QLinearConv does."""
-    return by_name(node.op).kind is OpKind.QUANTIZE and node.op not in STATES_CODES
 
 
 def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:

@@ -12,18 +12,17 @@ from numpy.typing import NDArray
 
 from finecast.compat.neuron.compilers import resolve
 from finecast.compat.neuron.flags import read
-from finecast.devices.emulation import Emulation, Setting
-from finecast.devices.targets import load_target
-from finecast.engines import get_engine
-from finecast.engines.base import Session
-from finecast.engines.emulator import (
-    EmulatorEngine,
-    EmulatorSession,
+from finecast.devices.emulation import (
+    Emulation,
+    Setting,
     device_kernels,
-    prepare,
     setting_of,
     setting_of_plan,
 )
+from finecast.devices.targets import load_target
+from finecast.engines import get_engine
+from finecast.engines.base import Session
+from finecast.engines.emulator import EmulatorEngine, EmulatorSession, prepare
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.native.planning import make_planner

@@ -7,14 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finecast.devices.emulation import Emulation
+from finecast.devices.emulation import Emulation, setting_of, setting_of_plan
 from finecast.devices.targets import load_target
-from finecast.engines.emulator import (
-    EmulatorEngine,
-    prepare,
-    setting_of,
-    setting_of_plan,
-)
+from finecast.engines.emulator import EmulatorEngine, prepare
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to

@@ -12,6 +12,7 @@ from finecast import api
 from finecast.compat.neuron.compilers import ladder
 from finecast.compat.neuron.flags import Given
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.data.sources import workload_of
 from finecast.engines import get_engine
 from finecast.engines.emulator import exact_session
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, search_per_op
@@ -34,7 +35,7 @@ def walk(
     data = model.with_suffix(".npz")
     np.savez(data, x=x, label=labels)
     options = api.DataOptions(data=data, metric="top1")
-    workload = api.workload_of(options, get_engine("onnxruntime").load(model))
+    workload = workload_of(options, get_engine("onnxruntime").load(model))
     return LadderWalk(
         model=api.load(model),
         reference=exact_session(model),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from finecast import api
+from finecast.data.sources import workload_of
 from finecast.data.workload import Run
 from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine
@@ -104,7 +105,7 @@ def searched(
     asked = Policy.parse(policy)
     if forced is not None:  # the rules would not: it is too close to the largest
         asked = replace(asked, op_formats={"MatMul": forced})
-    workload = api.workload_of(data, get_engine("onnxruntime").load(model))
+    workload = workload_of(data, get_engine("onnxruntime").load(model))
     subject = api.load(model).subject(None, emulation)
     assert isinstance(subject, EmulatedSubject)
     found = subject.examine(asked, (), workload, silent)

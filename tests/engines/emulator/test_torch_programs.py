@@ -15,15 +15,15 @@ torch: Any = pytest.importorskip("torch")
 
 from finecast.compat.neuron.compilers import ladder  # noqa: E402
 from finecast.compat.neuron.flags import Given  # noqa: E402
-from finecast.devices.emulation import Emulation, Setting  # noqa: E402
-from finecast.devices.targets import load_target  # noqa: E402
-from finecast.engines.base import Array, EmulatedSession  # noqa: E402
-from finecast.engines.emulator import (  # noqa: E402
-    EmulatorEngine,
-    prepare,
+from finecast.devices.emulation import (  # noqa: E402
+    Emulation,
+    Setting,
     setting_of,
     setting_of_plan,
 )
+from finecast.devices.targets import load_target  # noqa: E402
+from finecast.engines.base import Array, EmulatedSession  # noqa: E402
+from finecast.engines.emulator import EmulatorEngine, prepare  # noqa: E402
 from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402

@@ -85,7 +85,8 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
         return CompilerChoice(policy=_local(given))
     stated = given.fast_math is not None or given.fp32_cast is not None
     own = given.auto_cast is None and not (stated or compiler or sdk is not None)
-    if own or _is_auto(given) or len(_labels(given)) > 1 or asks_for_codes(given):
+    auto = given.auto_cast is not None and Scope.parse(given.auto_cast) is Scope.AUTO
+    if own or auto or len(_labels(given)) > 1 or asks_for_codes(given):
         return _planned(given)
     options = resolve(given, sdk=sdk)
     emulation = options.emulation
@@ -190,10 +191,6 @@ def _format(label: str, given: Given, target: str) -> Format:
         f" {target} shows what it does to the accuracy, finecast ladder compares), or use"
         " bf16 or fp16",
     )
-
-
-def _is_auto(given: Given) -> bool:
-    return given.auto_cast is not None and Scope.parse(given.auto_cast) is Scope.AUTO
 
 
 def _planned(given: Given) -> CompilerChoice:

@@ -11,13 +11,7 @@ from typing import Final, final
 
 import onnx_ir as ir
 
-from finecast.devices.emulation import (
-    Emulation,
-    Setting,
-    device_kernels,
-    setting_of,
-    setting_of_plan,
-)
+from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.devices.targets import load_target
 from finecast.engines import EMULATOR
 from finecast.engines.base import Capability, Engine, Session
@@ -37,16 +31,6 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, lookup
 from finecast.planning.adjustments import Adjustment
 from finecast.rules.policy import Policy, Scope
-
-__all__ = [
-    "EmulatorEngine",
-    "EmulatorSession",
-    "device_kernels",
-    "exact_session",
-    "prepare",
-    "setting_of",
-    "setting_of_plan",
-]
 
 # The first one with casts to bf16; Clip has its bounds as inputs since 11.
 _OPSET: Final = 13

@@ -28,10 +28,12 @@ from finecast.devices.emulation import (
     is_relayout,
 )
 from finecast.graph import PHI, Graph, Node, Value
+from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.encodings import Dynamic, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
-from finecast.ops import READS_SHAPE_ONLY, OpKind, by_name
+from finecast.ops import OpKind, by_name
+from finecast.ops.patterns import stays_inside
 from finecast.rules.quantized import DEQUANTIZES
 
 
@@ -117,7 +119,7 @@ class GraphRoundings:
         """Roundings of ``value``; none if they are deferred until after its only reader."""
         if self.deferred(value):
             return ValueRoundings(stored={}, ports={})
-        inside = self.inside(value)
+        inside = stays_inside(value, self.kernel_of)
         stored = self.stored.get(value.id, {})
         if inside:  # not stored, but the engine may still round or flush its sums
             maker = value.producer
@@ -220,13 +222,6 @@ class GraphRoundings:
         reader = self.graph.nodes[value.uses[0]]
         source = self._moved_from(reader)
         return source is not None and source.id == value.id
-
-    def inside(self, value: Value) -> bool:
-        """Whether ``value`` never leaves one kernel."""
-        if value.producer is None or value.is_output or not value.uses:
-            return False
-        kernel = self.kernel_of.get(value.producer)
-        return kernel is not None and all(self.kernel_of.get(n) == kernel for n in value.uses)
 
     @property
     def _relayout_acts(self) -> bool:

@@ -15,9 +15,9 @@ from finecast.engines.torch.integers import Prepare, takes_codes
 from finecast.engines.torch.rates import capabilities, rate_here
 from finecast.engines.torch.session import ModuleSession, runnable
 from finecast.errors import EngineError
-from finecast.frontends.torch import RunnableModule
 from finecast.frontends.torch.archive import load_program
 from finecast.frontends.torch.codes import CODES
+from finecast.frontends.torch.runnable import RunnableModule
 from finecast.graph import Node
 from finecast.numbers.formats import Format
 

@@ -18,10 +18,9 @@ from finecast.engines.base import Array, Feeds, Session, TensorSpec, ordered_fee
 from finecast.engines.base import dtype_label as dtype_label_of
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.native_model import OFFSET
-from finecast.frontends.torch import RunnableModule
 from finecast.frontends.torch.aten import DTYPES, dtype_label
 from finecast.frontends.torch.capture import evaluating, user_ports
-from finecast.frontends.torch.runnable import Isolated
+from finecast.frontends.torch.runnable import Isolated, RunnableModule
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
 

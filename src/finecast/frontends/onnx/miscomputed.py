@@ -58,10 +58,6 @@ class _Miscomputed:
     when: Callable[[_Op], bool]
 
 
-def _has_a_window(op: _Op) -> bool:
-    return op.integer("left_window_size", -1) >= 0 or op.integer("right_window_size", -1) >= 0
-
-
 def _starts_in_padding(op: _Op) -> bool:
     """Whether the last window of a pooling may begin behind the input, and so not count.
 
@@ -80,7 +76,11 @@ _PEEPHOLES: Final = 7
 
 _MISCOMPUTED: Final[Sequence[_Miscomputed]] = (
     _Miscomputed(
-        fault="openvino-attention-windows", ops=frozenset({"Attention"}), when=_has_a_window
+        fault="openvino-attention-windows",
+        ops=frozenset({"Attention"}),
+        when=lambda op: (
+            op.integer("left_window_size", -1) >= 0 or op.integer("right_window_size", -1) >= 0
+        ),
     ),
     _Miscomputed(
         fault="openvino-dft-onesided",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -318,7 +318,8 @@ def bring_in(model: onnx.ModelProto, folder: Path) -> None:
         model: A message that ``check_tensors`` passed; changed in place.
         folder: The folder of its file.
     """
-    for tensor in chain(_small(model), inner_tensors(model)):
+    small = (t for t in model.graph.initializer if size_bytes(t) <= KEEP_BELOW_BYTES)
+    for tensor in chain(small, inner_tensors(model)):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         entries = {e.key: e.value for e in tensor.external_data}
@@ -327,10 +328,6 @@ def bring_in(model: onnx.ModelProto, folder: Path) -> None:
             tensor.raw_data = file.read(size_bytes(tensor))
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
-
-
-def _small(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    return (t for t in model.graph.initializer if size_bytes(t) <= KEEP_BELOW_BYTES)
 
 
 # Declared sizes that are negative, as exports of PaddlePaddle write free dimensions.

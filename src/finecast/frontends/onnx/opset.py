@@ -157,15 +157,12 @@ def _over_last_axis(model: ir.Model, opset: int) -> list[ir.Node]:
     if opset >= SOFTMAX_FLATTENS_BELOW:
         return []
     nodes = (n for n in model.graph.all_nodes() if not n.domain)
-    found = {n: _axis(n) for n in nodes if n.op_type in _FLATTENING}
+    flattening = (n for n in nodes if n.op_type in _FLATTENING)
+    found = {n: n.attributes.get_int("axis", FLATTENING_AXIS) for n in flattening}
     ranks: Mapping[str, int] = {}
     if any(axis != -1 for axis in found.values()):
         ranks = ranks_of(model)
     return [n for n, axis in found.items() if axis == -1 or axis + 1 == ranks.get(_source(n))]
-
-
-def _axis(node: ir.Node) -> int:
-    return node.attributes.get_int("axis", FLATTENING_AXIS)
 
 
 def _source(node: ir.Node) -> str:

@@ -12,7 +12,7 @@ from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedMode
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
 from finecast.frontends.saved_models import converted_to
 from finecast.frontends.tensorflow.library import DTYPES
-from finecast.frontends.tensorflow.model import FrozenModel, SignaturePort, with_sizes
+from finecast.frontends.tensorflow.model import FrozenModel, with_sizes
 from finecast.frontends.tensorflow.native import TensorFlowNative, observable, with_outputs
 from finecast.frontends.tensorflow.reader import GraphBinding, read
 from finecast.frontends.tensorflow.undo import before_conversion, noted
@@ -21,19 +21,6 @@ from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Adjust, Policy, Scope, conversion_stays
 from finecast.rules.user_rules import check_names
-
-__all__ = [
-    "FrozenModel",
-    "SignaturePort",
-    "TensorFlowApplied",
-    "TensorFlowFile",
-    "TensorFlowPrepared",
-    "apply",
-    "capture",
-    "input_shapes",
-    "prepare",
-    "roundable",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,13 @@ from torch.fx import GraphModule
 
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import check_made_for, edits_of
-from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.capture import Captured, capture
 from finecast.frontends.torch.codes import CODES
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits
 from finecast.frontends.torch.reader import hinted_shapes
-from finecast.frontends.torch.runnable import RunnableModule, Shown
+from finecast.frontends.torch.runnable import Shown
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit
@@ -28,19 +27,6 @@ from finecast.planning.plan import Plan
 from finecast.rules.override import names_biases
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
-
-__all__ = [
-    "Captured",
-    "ConvertedModule",
-    "RunnableModule",
-    "TorchApplied",
-    "TorchFile",
-    "TorchPrepared",
-    "apply",
-    "capture",
-    "native_name",
-    "planned_edits",
-]
 
 CASTS: Final = ModelLibrary(name="PyTorch", types=(), states=(Format.BF16, Format.FP16))
 """What graphs state by casts alone: training graphs, and programs for an emulated device."""

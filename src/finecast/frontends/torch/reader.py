@@ -204,7 +204,7 @@ class _Reader:
         keys: list[tuple[FxNode, int | None]] = [(node, None)]
         if node.target is operator.getitem:
             keys = [cast("tuple[FxNode, int]", node.args)]
-        elif _is_tuple(node):
+        elif isinstance(node.meta.get("val"), tuple | list):
             keys = [(node, index) for index in range(len(node.meta["val"]))]
         found = (self.builder.known(key) for key in keys)
         return [index for index in found if index is not None]
@@ -401,10 +401,6 @@ def written(module: GraphModule) -> set[FxNode]:
 def _names_type(node: FxNode) -> bool:
     """Whether an argument states the type of the result."""
     return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
-
-
-def _is_tuple(node: FxNode) -> bool:
-    return isinstance(node.meta.get("val"), tuple | list)
 
 
 def _name(node: FxNode) -> str:

@@ -36,7 +36,6 @@ from finecast.files import check_writable, digest
 from finecast.frontends import torch as frontend
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import (
-    RunnableModule,
     TorchApplied,
     TorchFile,
     TorchPrepared,
@@ -47,6 +46,7 @@ from finecast.frontends.torch.converted import own_tensors
 from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.native import TorchNative
 from finecast.frontends.torch.reader import device_kind
+from finecast.frontends.torch.runnable import RunnableModule
 from finecast.graph import Dim, Graph
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.conversion import Converter, Request

@@ -24,8 +24,8 @@ from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.integers import compiled_frozen, relative_error
 from finecast.engines.torch.session import Arguments, ProgramSignature
 from finecast.errors import EngineError, ModelError, UsageError
-from finecast.frontends import torch as frontend
 from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
+from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.probing import first_order
 from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
@@ -285,12 +285,12 @@ class _Finder(Isolated):
         except (RuntimeError, NotImplementedError) as error:
             if not _NO_KERNEL.search(str(error)):
                 raise
-            self.failed |= {frontend.native_name(n)}
+            self.failed |= {native_name(n)}
             raise
         if _is_checked(n, result):
             wide = self._in_fp32(n)
             if any(is_wrong(a, b) for a, b in zip(tree_leaves(result), wide, strict=True)):
-                self.failed |= {frontend.native_name(n)}
+                self.failed |= {native_name(n)}
         return result
 
     def _in_fp32(self, node: FxNode) -> list[Any]:
@@ -304,7 +304,7 @@ def _is_checked(node: FxNode, result: Any) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
         return False
-    info = ops.lookup(frontend.native_name(node))
+    info = ops.lookup(native_name(node))
     if info.exact or info.kind in (OpKind.CAST, OpKind.RANDOM, OpKind.CONSTANT):
         return False
     lows = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.dtype in _LOW)

@@ -24,8 +24,9 @@ from finecast.engines.torch.session import (
 )
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
-from finecast.frontends.torch import RunnableModule, TorchPrepared
+from finecast.frontends.torch import TorchPrepared
 from finecast.frontends.torch.capture import evaluating
+from finecast.frontends.torch.runnable import RunnableModule
 from finecast.measure.racing import Effort, Race
 from finecast.native.adjusting import Judged, range_scaled
 from finecast.native.engine_subject import EngineExamined, EngineSubject
