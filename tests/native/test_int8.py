@@ -21,7 +21,6 @@ from finecast.engines.integers import not_as_planned
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
-from finecast.graph.text import from_text
 from finecast.native import integers
 from finecast.native.integers import (
     check_on_integers,
@@ -38,6 +37,7 @@ from finecast.planning.planner import Planner
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 from finecast.rules.ranges import Calibration
+from tests.graph.text import from_text
 from tests.kernels import skip_without_int8
 from tests.native.drawn import write_drawn
 

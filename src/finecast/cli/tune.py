@@ -200,8 +200,7 @@ def _searched(
 
 def _warn(outcome: Result, notes: Sequence[str], request: TuneRequest) -> None:
     """Warn of what weakens the result, of stale files, and of a study without use."""
-    for note in (*notes, *outcome.warnings):
-        warn(note)
+    warn(*notes, *outcome.warnings)
     warn_stale(outcome.stale)
     study = request.study
     if request.resume and study is not None and not outcome.reused:

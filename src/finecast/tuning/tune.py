@@ -801,10 +801,9 @@ class _Tuning:
             self.progress("evaluation", 0, 1)
             try:
                 self.built[plan.digest] = self.subject.model.build(plan)
-                lost = trials.share_lost(self._evaluate(plan))
-            except (EngineError, LostTrialError):
+                lost = trials.share_lost(plan, self._evaluate)
+            except EngineError:  # a lost trial among them
                 continue
-            trials.evaluations += 1
             if lost <= _HARMLESS:
                 found.append(fmt)
                 self.subject.tell(
