@@ -236,8 +236,9 @@ def test_metrics_that_mean_nothing_are_refused(
 def test_a_baseline_at_the_level_of_chance_is_a_warning(
     finecast: Finecast, net: Path, data: Path, learnt: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    options = ["--metric", "accuracy", "--target", "trn1", "--json"]
+    options = ["--metric", "Accuracy", "--target", "trn1", "--json"]
     answer = finecast("tune", net, "-o", tmp_path / "t.onnx", "--data", data, *options)
+    assert answer.json["metric"] == "accuracy"
     (warning,) = answer.json["warnings"]
     assert "is at the level of guessing among 4 classes" in warning
     assert f"warning: {warning}" in answer.err

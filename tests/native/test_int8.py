@@ -19,7 +19,7 @@ from finecast import api
 from finecast.engines.base import Feeds, KernelFormats, KernelTime
 from finecast.engines.integers import not_as_planned
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.native import integers
 from finecast.native.integers import (
@@ -371,6 +371,8 @@ def test_a_conversion_with_another_calibration_takes_the_first_back(
     assert done.verified.reference == "the model given"
     assert all(b < a for a, b in zip(scales[first], scales[again], strict=True))
     assert kinds(again) == kinds(first)
+    with pytest.raises(ModelError, match="to all:int8@percentile already, as the plan says"):
+        api.apply(done.plan, again, None, engine="openvino")
     done = api.convert(again, None, "all:int8@percentile", data=DATA, engine="openvino")
     assert any("all:int8@percentile stays" in note for note in done.warnings)
 

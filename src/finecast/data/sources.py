@@ -231,11 +231,11 @@ class DataOptions:
 
     @property
     def label(self) -> str:
-        """The metric's name in reports."""
+        """The metric's name in reports, a built-in one in lower case."""
         given = self.evaluate
         name = given if isinstance(given, str) else getattr(given, "__qualname__", "")
         name = self.evaluate_name or name
-        return name if self.evaluate is not None else self.metric or "agreement"
+        return name if self.evaluate is not None else spelled(self.metric or "agreement")
 
     @property
     def reads(self) -> list[tuple[str, Path]]:

@@ -194,7 +194,7 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"of {number_of(count, 'op')} in {label} "
+        f"{number_of(count, 'op')} in {label}: "
         + ", ".join(
             _run(n, label, into) for (of, into), n in counts.most_common() if of == label
         )
@@ -207,9 +207,8 @@ def _run(count: int, label: str, into: str) -> str:
     """In which kernels ops of a format run: an fp32 op may be part of a low op's kernel."""
     if into == _REMOVED:
         return f"{count} need no kernel" if count > 1 else "1 needs no kernel"
-    part = label == Format.FP32.label != into
-    runs = "run" if count > 1 else "runs"
-    return f"{count} {runs} {'as part of low kernels, in' if part else 'in'} {into}"
+    inside = label == Format.FP32.label != into
+    return f"{count} inside {into} kernels" if inside else f"{count} run in {into}"
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:
