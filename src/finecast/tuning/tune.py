@@ -385,19 +385,21 @@ class _Tuning:
         return [c for c in chained if c in self.candidates]
 
     def _fastest_misses(self, proposals: Sequence[Proposal]) -> bool:
-        """Whether the plan that is predicted to be fastest fails, tried before others race.
+        """Whether the fastest of the plans predicted to be so fails, before others race.
 
         It is mostly the first that is tried anyway. Where it fails, plans that are predicted
         to fail, too, are not compiled to be raced.
         """
         races = not (self.predicting or self.subject.target or self.start)
-        fastest = sorted(self.frontier, key=lambda p: p.time_s)[:1]
         # Within a budget a trial is worth more than a compilation.
-        if (
-            not races
-            or not self._goal.is_unlimited
-            or not all(p in proposals for p in fastest)
-        ):
+        if not races or not self._goal.is_unlimited or self.analysis is None:
+            return False
+        price = partial(predicted_cost, self.examined.planner, self.analysis)
+        limit = SAME_TIME * min((p.time_s for p in self.frontier), default=0.0)
+        alike = {p.plan.digest for p in as_fast_as_finer(self.frontier)}
+        known = (p for p in proposals if math.isfinite(p.time_s))
+        fastest = [p for p in known if p.plan.digest not in alike and price(p.plan) <= limit]
+        if not fastest or len(fastest) == len(proposals):
             return False
         ranked, fp32 = self._rank(fastest)
         tried = self.trials.first(chain(ranked, fp32, self._min_speedup))
