@@ -396,9 +396,8 @@ class _Tuning:
             return False
         price = partial(predicted_cost, self.examined.planner, self.analysis)
         limit = SAME_TIME * min((p.time_s for p in self.frontier), default=0.0)
-        alike = {p.plan.digest for p in as_fast_as_finer(self.frontier)}
         known = (p for p in proposals if math.isfinite(p.time_s))
-        fastest = [p for p in known if p.plan.digest not in alike and price(p.plan) <= limit]
+        fastest = [p for p in known if not self._is_alike(p) and price(p.plan) <= limit]
         if not fastest or len(fastest) == len(proposals):
             return False
         ranked, fp32 = self._rank(fastest)
@@ -428,16 +427,16 @@ class _Tuning:
             counts = [c for p, c in both if p.error <= allowed]
             most = _FAR**2 * allowed if counts else math.inf
         limit = _NEARLY_AS_FAST * min(counts or costs)
-        alike = {p.plan.digest for p in as_fast_as_finer(self.frontier)}
         first, later = list[Proposal](), list[Proposal]()
         for one, cost in both:
-            digest = one.plan.digest
             fine = one.error <= most or not math.isfinite(one.time_s)
-            now = digest in self.trials.tried or (
-                cost <= limit and fine and digest not in alike
-            )
-            (first if now else later).append(one)
+            now = cost <= limit and fine and not self._is_alike(one)
+            (first if now or one.plan.digest in self.trials.tried else later).append(one)
         return first, later
+
+    def _is_alike(self, one: Proposal) -> bool:
+        """Whether it is a step that is predicted as fast as a more accurate one."""
+        return any(one is step for step in as_fast_as_finer(self.frontier))
 
     def _finer(self, missed: float) -> Sequence[Proposal]:
         """Waiting proposals that race after the plan of error ``missed`` failed.
