@@ -17,6 +17,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.tuning.search import (
     Candidate,
+    as_fast_as_finer,
     chain,
     fastest_passing,
     none_passes,
@@ -247,6 +248,18 @@ def test_what_is_predicted_to_gain_too_little_is_not_timed() -> None:
     assert [p.time_s for p in worth_timing(steps)] == [0.985, 0.6]
     assert [p.time_s for p in worth_timing(steps, 2.0)] == [0.6]
     assert worth_timing([]) == []
+
+
+@given(st.lists(st.tuples(st.integers(900, 1100), st.integers(0, 20)), max_size=12))
+def test_a_step_that_waits_gains_a_percent_at_most(drawn: list[tuple[int, int]]) -> None:
+    """A more accurate one races; of those that race none gains so little over another."""
+    steps = [Proposal(name="", plan=PLAN, time_s=t / 1000, error=e) for t, e in drawn]
+    waiting = as_fast_as_finer(steps)
+    racing = [p for p in steps if not any(p is w for w in waiting)]
+    for one in waiting:
+        assert any(p.error <= one.error and p.time_s <= 1.01 * one.time_s for p in racing)
+    for fine, coarse in pairwise(sorted(racing, key=lambda p: p.error)):
+        assert fine.time_s > 1.01 * coarse.time_s
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.tuning import tune as tuning
+from finecast.tuning.findings import Found
 from finecast.tuning.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.tuning.result import Result, Verdict
 
@@ -266,6 +267,37 @@ def test_what_is_predicted_to_be_slow_races_only_if_the_fastest_misses(bench: Be
     all_raced = bench.tune(evaluate=score)
     assert all_raced.improved
     assert max(c.predicted_cost for c in all_raced.findings.candidates) > 1.3 * least
+
+
+def test_what_is_predicted_to_miss_is_not_compiled(
+    bench: Bench, timed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest is tried before others race; its metric tells which error is allowed.
+
+    How a model computes on one thread, which takes a compilation, is asked of plans that pass.
+    """
+    worst = max(t.metric for t in bench.tune(metric="max_abs", tolerance=0.0).trials)
+    timed.clear()
+    checked: list[str] = []
+
+    def check(self: EngineSubject, built: Any, exact: object) -> None:
+        checked.append(built.plan.digest)
+
+    monkeypatch.setattr(EngineSubject, "check", check)
+    outcome = bench.tune(metric="max_abs", tolerance=0.3 * worst)
+    assert outcome.improved
+    steps = [p for p in outcome.findings.frontier if p.plan.lowers]
+    fastest = min(steps, key=lambda p: p.predicted_cost)
+    assert outcome.trials[0].key.plan == fastest.plan.digest
+    assert not outcome.trials[0].passed
+    far = [p for p in steps if p is not fastest and p.predicted_error > 0.45 * worst_of(steps)]
+    assert far
+    assert timed.isdisjoint(p.plan.digest for p in far)
+    assert {*checked} == {t.key.plan for t in outcome.trials if t.passed}
+
+
+def worst_of(steps: Sequence[Found]) -> float:
+    return max(p.predicted_error for p in steps)
 
 
 def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:

@@ -30,6 +30,8 @@ from finecast.rules.policy import Adjust, Policy
 from finecast.tuning.goal import MIN_SPEEDUP
 from finecast.tuning.measuring import Measuring
 
+# Steps whose predicted times have a lower ratio are not both raced: a third of ``SAME_TIME``.
+_ALIKE: Final = 1 + (SAME_TIME - 1) / 3
 # Evaluations that an aimed search may take beyond those of halving; mostly it takes fewer.
 _SPARE: Final = 2
 
@@ -95,6 +97,23 @@ def worth_timing(
     exact_s = max((p.time_s for p in proposals), default=0.0)
     least = (1 + min_speedup) / 2
     return [p for p in proposals if p.time_s * least <= exact_s]
+
+
+def as_fast_as_finer(steps: Sequence[Proposal]) -> list[Proposal]:
+    """Steps of a frontier that are predicted to gain nearly nothing over a more accurate one.
+
+    Law: of the steps that are left each is faster than the next more accurate one by more than
+    a third of what counts as equally fast, so that a plan left out cannot be clearly faster
+    unless the predicted gain of the few units that differ is off by three times.
+    """
+    kept: Proposal | None = None
+    found: list[Proposal] = []
+    for one in sorted(steps, key=lambda p: p.error):
+        if kept is not None and kept.time_s <= one.time_s * _ALIKE:
+            found.append(one)
+        else:
+            kept = one
+    return found
 
 
 def chain(

@@ -134,6 +134,12 @@ class Trials:
         failed = {d for d, trial in self.tried.items() if not trial.passed}
         return [c for c in candidates if c.plan.digest in failed and c.cost < limit]
 
+    @property
+    def least_missed(self) -> float | None:
+        """The least predicted squared error of the plans that failed; None if none did."""
+        failed = (self.errors[d] for d, t in self.tried.items() if not t.passed)
+        return min(failed, default=None)
+
     def rivals(self, candidates: Sequence[Candidate], found: Candidate) -> list[Candidate]:
         """Candidates that may be better than ``found`` when costs are known better.
 

@@ -58,7 +58,14 @@ from finecast.tuning.kv_cache import KvCache, kv_caches, with_kv_caches
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.probing import Probing
 from finecast.tuning.result import Result
-from finecast.tuning.search import Adjustments, Candidate, chain, undecided, worth_timing
+from finecast.tuning.search import (
+    Adjustments,
+    Candidate,
+    as_fast_as_finer,
+    chain,
+    undecided,
+    worth_timing,
+)
 from finecast.tuning.trials import Trials, nan_baseline
 
 # A plan may miss the criterion if its predicted output error is above this share of the error
@@ -67,6 +74,9 @@ _NEARLY: Final = 0.8
 # A plan is not adjusted if its error is then still predicted to be above this many times the
 # allowed one.
 _FAR: Final = 1.5
+# Adjustments are taken to leave at least this share of a plan's squared error, a tenth of the
+# error itself.
+_LEAST_LEFT: Final = 0.01
 # Plans that are aimed at the error that is allowed, one after the other: the share of that
 # error that each is predicted to have.
 _AIMS: Final = (0.98, 0.98)
@@ -330,27 +340,28 @@ class _Tuning:
 
         None where no plan so found gains enough, and not all raced.
         """
+        alone = self._fastest_misses(proposals)
         first, self.waiting = self._fastest_first(proposals)
         candidates, fp32 = self._rank(first)
         chained = chain(candidates, fp32, self._min_speedup)
         tried = self.trials.first(chained)
         missed = tried is not None and self.trials.misses(tried, self._evaluate)
         if missed or tried is None:
-            finer = [p for p in self.waiting if tried is None or p.error < tried.error]
+            finer = self.waiting if tried is None else self._finer(tried.error)
             candidates += self._rank(finer)[0] if finer else []
             chained = chain(candidates, fp32, self._min_speedup)
-            self.waiting = ()
         tried = self.trials.first(chained)
         if tried is None:
             if self.predicting:
                 return None
             return self._unchanged(self._none_better)
-        if missed or self.trials.misses(tried, self._evaluate):
+        if alone or missed or self.trials.misses(tried, self._evaluate):
             candidates += self._near()
             candidates += self._adjusted(candidates, None)
             chained = chain(candidates, fp32, self._min_speedup)
         chained = self._clearly_faster(chained, tried)
         found = self._search(chained)
+        found = self._waited(candidates, found, fp32)
         found = self._closer(candidates, found, fp32)
         finer = self._refine(chained, found)
         if finer:
@@ -386,6 +397,26 @@ class _Tuning:
         ]
         return [c for c in chained if c in self.candidates]
 
+    def _fastest_misses(self, proposals: Sequence[Proposal]) -> bool:
+        """Whether the fastest of the plans predicted to be so fails, before others race.
+
+        It is mostly the first that is tried anyway. Where it fails, plans that are predicted
+        to fail, too, are not compiled to be raced.
+        """
+        races = not (self.predicting or self.subject.target or self.start)
+        # Within a budget a trial is worth more than a compilation.
+        if not races or not self._goal.is_unlimited or self.analysis is None:
+            return False
+        price = partial(predicted_cost, self.examined.planner, self.analysis)
+        limit = SAME_TIME * min((p.time_s for p in self.frontier), default=0.0)
+        known = (p for p in proposals if math.isfinite(p.time_s))
+        fastest = [p for p in known if not self._is_alike(p) and price(p.plan) <= limit]
+        if not fastest or len(fastest) == len(proposals):
+            return False
+        ranked, fp32 = self._rank(fastest)
+        tried = self.trials.first(chain(ranked, fp32, self._min_speedup))
+        return tried is not None and self.trials.misses(tried, self._evaluate)
+
     def _fastest_first(
         self, proposals: Sequence[Proposal]
     ) -> tuple[Sequence[Proposal], Sequence[Proposal]]:
@@ -393,16 +424,65 @@ class _Tuning:
 
         To build, load and time a model takes far longer than to predict its time. If the
         fastest plan keeps the criterion, none that is predicted to be much slower is chosen;
-        so it is with a plan to start from.
+        so it is with a plan to start from. Where one failed and its metric tells which error
+        is allowed, it is the fastest one of no more error that counts, and plans far above
+        that error wait, too. What a hint lowers has no predicted time, and races; so does a
+        plan that was tried, as its model is loaded.
         """
         if self.predicting or self.analysis is None:
             return proposals, ()
         price = partial(predicted_cost, self.examined.planner, self.analysis)
         costs = [p.time_s if math.isfinite(p.time_s) else price(p.plan) for p in proposals]
-        started = [c for p, c in zip(proposals, costs, strict=True) if p is self.started]
-        limit = _NEARLY_AS_FAST * min(started or costs)
         both = [*zip(proposals, costs, strict=True)]
-        return [p for p, c in both if c <= limit], [p for p, c in both if not c <= limit]
+        allowed, most = self.trials.allowed_error(), math.inf
+        counts = [c for p, c in both if p is self.started]
+        if not counts and allowed is not None:
+            counts = [c for p, c in both if p.error <= allowed]
+            most = _FAR**2 * allowed if counts else math.inf
+        limit = _NEARLY_AS_FAST * min(counts or costs)
+        first, later = list[Proposal](), list[Proposal]()
+        for one, cost in both:
+            fine = one.error <= most or not math.isfinite(one.time_s)
+            now = cost <= limit and fine and not self._is_alike(one)
+            (first if now or one.plan.digest in self.trials.tried else later).append(one)
+        return first, later
+
+    def _is_alike(self, one: Proposal) -> bool:
+        """Whether it is a step that is predicted as fast as a more accurate one."""
+        return any(one is step for step in as_fast_as_finer(self.frontier))
+
+    def _finer(self, missed: float) -> Sequence[Proposal]:
+        """Waiting proposals that race after the plan of error ``missed`` failed.
+
+        All that are more accurate, where it is not known which error is allowed.
+        """
+        left = [p for p in self.waiting if p.error < missed]
+        allowed = self.trials.allowed_error()
+        told = allowed is not None and any(p.error <= allowed for p in left)
+        return self._fastest_first(left)[0] if told else left
+
+    def _waited(
+        self, candidates: list[Candidate], found: Candidate | None, fp32: float
+    ) -> Candidate | None:
+        """The fastest plan that passes after those that waited, as trials tell which may pass.
+
+        New candidates are added to ``candidates``.
+        """
+        while (
+            self.waiting and (missed := self.trials.least_missed) and self.trials.may_go_on()
+        ):
+            limit, raced = self._limit(found), {c.plan.digest for c in self.candidates}
+            least = 0.0 if found is None else found.error
+            left = [p for p in self.waiting if least < p.error < missed and p.time_s < limit]
+            left = [p for p in left if p.plan.digest not in raced]
+            more = self._finer(missed) if left else ()
+            fresh = [p for p in more if p in left]
+            if not fresh:
+                break
+            ranked = self._rank(fresh)[0]
+            candidates += ranked
+            found = self._faster(ranked, found, fp32)
+        return found
 
     def _settled(self, found: Candidate) -> Result | None:
         """The outcome of the last race, between ``found`` and plans that may be better.
@@ -540,11 +620,13 @@ class _Tuning:
         if not coded or analysis is None or not self.trials.may_go_on():
             return []
         nearest = min(coded, key=lambda c: c.error)
+        allowed = self.trials.allowed_error() or nearest.error
+        if not self._any_within(allowed, allowed / _LEAST_LEFT, candidates):
+            return []
         self.progress("adjusting", 0, 1)
         gains = adjustments.measure(nearest.plan)
         if not gaining_kinds(gains):
             return []
-        allowed = self.trials.allowed_error() or nearest.error
         before = allowed / share_left(gains)  # what a plan may have that is then adjusted
         least, most = _NEARLY**2 * allowed, _FAR**2 * before
         about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
@@ -553,6 +635,18 @@ class _Tuning:
             *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
+
+    def _any_within(self, least: float, most: float, candidates: Sequence[Candidate]) -> bool:
+        """Whether a known plan, or one between steps of the frontier, has such an error.
+
+        Where plans far below the allowed error are followed by plans far above it, there is
+        none that an adjustment could make pass, and what adjustments gain is not measured.
+        """
+        assert self.analysis is not None
+        known = (*self.frontier, *candidates)
+        return any(_NEARLY**2 * least < one.error <= most for one in known) or bool(
+            near(self.examined.planner, self.analysis, most, (1.0,))
+        )
 
     def _over_hint(
         self, candidates: Sequence[Candidate], found: Candidate | None
@@ -833,7 +927,8 @@ class _Tuning:
         unique = {p.plan.digest: p for p in reversed(stated)}
         for done, (digest, proposal) in enumerate(unique.items()):
             self.progress("convert", done, len(unique))
-            self.built[digest] = self.subject.model.build(proposal.plan)
+            if digest not in self.built:
+                self.built[digest] = self.subject.model.build(proposal.plan)
         if self.predicting:
             return self._predicted(unique)
         models = {digest: self.built[digest] for digest in unique}
@@ -860,6 +955,7 @@ class _Tuning:
             for digest, p in unique.items()
             if digest in found.costs.names  # the engine may lack kernels for a mix of formats
         ]
+        self.candidates = [c for c in self.candidates if c.plan.digest not in unique]
         self.candidates += candidates
         self.progress("timing", 1, 1)
         return candidates, self.fp32
@@ -914,10 +1010,11 @@ class _Tuning:
                 that the metric does not show.
         """
         built = self.built[plan.digest]
-        try:
-            self.subject.check(built, self.measuring.exact())
-        except EngineError as error:
-            raise LostTrialError(f"is not made: {error.what}") from error
         found = self.executor.evaluate(built)
         self.measuring.errors[plan.digest] = found.error
+        try:
+            if self.trials.passing(found.metric):  # to check costs a compilation
+                self.subject.check(built, self.measuring.exact())
+        except EngineError as error:
+            raise LostTrialError(f"is not made: {error.what}") from error
         return found.metric
