@@ -1,7 +1,7 @@
 """One MatMul and Softmax graph through every stage: the artefacts in docs/architecture/.
 
-    python docs/walkthrough.py            write them into its pages
-    python docs/walkthrough.py --print    print them
+    python -m docs.walkthrough            write them into its pages
+    python -m docs.walkthrough --print    print them
 
 A test checks that its pages and tests/goldens/ have what this prints today. Times come
 from a target's roofline and not from this machine, so that the page is the same everywhere.
@@ -22,7 +22,6 @@ from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
-from finecast.graph.text import to_text
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
@@ -39,6 +38,7 @@ from finecast.progress import silent
 from finecast.rules import Permission
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
+from tests.graph.text import to_text
 
 PAGES = sorted(Path(__file__).with_name("architecture").glob("*.md"))
 POLICY = Policy.parse("auto:bf16")

@@ -58,7 +58,7 @@ def test_the_pages_are_up_to_date(walkthrough: ModuleType, artefacts: dict[str, 
     shown = re.findall("<!-- walkthrough: ([^ ]+) -->", "".join(pages))
     assert sorted(shown) == sorted(STAGES)
     for page in pages:
-        assert walkthrough.render(page, artefacts) == page, "run python docs/walkthrough.py"
+        assert walkthrough.render(page, artefacts) == page, "run python -m docs.walkthrough"
 
 
 def test_the_page_describes_every_layer() -> None:

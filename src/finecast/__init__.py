@@ -40,40 +40,23 @@ if TYPE_CHECKING:
     from finecast.tuning.goal import Goal, Objective
     from finecast.tuning.result import Result, Verdict
 
-_MODULES = {
-    "apply": "finecast.api",
-    "blame": "finecast.api",
-    "convert": "finecast.api",
-    "diff": "finecast.api",
-    "emulate": "finecast.api",
-    "explain": "finecast.api",
-    "inspect": "finecast.api",
-    "ladder": "finecast.api",
-    "load": "finecast.api",
-    "profile": "finecast.api",
-    "report": "finecast.api",
-    "tune": "finecast.api",
-    "verify": "finecast.api",
-    "DataOptions": "finecast.api",
-    "default_engine": "finecast.engines",
-    "get_engine": "finecast.engines",
-    "EngineError": "finecast.errors",
-    "FinecastError": "finecast.errors",
-    "ModelError": "finecast.errors",
-    "RuleConflictError": "finecast.errors",
-    "UsageError": "finecast.errors",
-    "Format": "finecast.numbers.formats",
-    "Criterion": "finecast.data.criterion",
-    "CriterionKind": "finecast.data.criterion",
-    "Goal": "finecast.tuning.goal",
-    "Objective": "finecast.tuning.goal",
-    "Result": "finecast.tuning.result",
-    "Verdict": "finecast.tuning.result",
-    "Decision": "finecast.planning.plan",
-    "Plan": "finecast.planning.plan",
-    "Policy": "finecast.rules.policy",
-    "Scope": "finecast.rules.policy",
+_NAMES = {
+    "finecast.api": (
+        *("DataOptions", "apply", "blame", "convert", "diff", "emulate", "explain", "inspect"),
+        *("ladder", "load", "profile", "report", "tune", "verify"),
+    ),
+    "finecast.data.criterion": ("Criterion", "CriterionKind"),
+    "finecast.engines": ("default_engine", "get_engine"),
+    "finecast.errors": (
+        *("EngineError", "FinecastError", "ModelError", "RuleConflictError", "UsageError"),
+    ),
+    "finecast.numbers.formats": ("Format",),
+    "finecast.planning.plan": ("Decision", "Plan"),
+    "finecast.rules.policy": ("Policy", "Scope"),
+    "finecast.tuning.goal": ("Goal", "Objective"),
+    "finecast.tuning.result": ("Result", "Verdict"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Criterion",

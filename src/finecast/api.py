@@ -263,7 +263,7 @@ def tune(
     progress: Progress | bool = True,
     **options: Any,
 ) -> Result:
-    """Find the fastest mixed-precision model that keeps the criterion; write it if it helps.
+    """Find the fastest mixed-precision model that keeps the accuracy; write it if it helps.
 
     Nothing is written where the verdict is UNCHANGED.
 

@@ -59,6 +59,11 @@ def number_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def percent(share: float) -> str:
+    """``2.5%`` for .025, with three digits; ``inf`` and ``nan`` as they are."""
+    return f"{100 * share:.3g}" + ("%" if math.isfinite(share) else "")
+
+
 def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first ``most`` texts, and how many are left out: ``a, b and 3 more``."""
     return " ".join([separator.join(texts[:most]), *left_out(len(texts), most)])

@@ -5,21 +5,20 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass, fields
-from typing import Annotated
 
 import pytest
-import typer
 
 from finecast.cli import VERBS, command, main
 from finecast.cli.groups import expanded
 from finecast.cli.panels import PANELS
 from finecast.cli.policy_options import Casting, Device
+from finecast.naming import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    size: Annotated[int, typer.Option(help="How many.")] = 3
-    name: Annotated[str | None, typer.Option()] = None
+    size: int = Option(help="How many.", kind=int).field(3)
+    name: str | None = Option(help="What.").field(None)
 
 
 def verb(path: str, group: Group, *, loud: bool = False) -> tuple[str, Group, bool]:

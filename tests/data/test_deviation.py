@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from finecast.data.deviation import ROUNDINGS_PER_OP, deviation, expected
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
+from tests.graph.text import from_text
 
 CHAIN = """input %0 x fp32[4]
 node a relu onnx::Relu fp32 (%0) -> (%1 a fp32[4])

@@ -15,10 +15,10 @@ from finecast.data.feeds import synthetic_feeds
 from finecast.data.input_ranges import Mask, Normal, Range, Whole, input_ranges
 from finecast.engines import installed
 from finecast.engines.base import TensorSpec
-from finecast.graph.text import from_text
 from finecast.native.opening import opened
 from finecast.native.source import NativeSource
 from tests.frontends.tools import parse, tensor
+from tests.graph.text import from_text
 
 
 def spec(name: str, dtype: str, *shape: int | str | None) -> TensorSpec:

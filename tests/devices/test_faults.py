@@ -20,11 +20,11 @@ from finecast.devices import faults
 from finecast.devices.faults import KnownFault, known_faults
 from finecast.engines.faults import FAULTS
 from finecast.engines.faults import faults as found_in
-from finecast.graph.text import from_text
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
 from scripts.faults import page
 from tests.frontends.tools import parse
+from tests.graph.text import from_text
 
 ROOT = Path(__file__).parent.parent.parent
 TEXTS = {f.name: ROOT / f.upstream for f in known_faults().values() if "://" not in f.upstream}

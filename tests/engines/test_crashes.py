@@ -21,7 +21,7 @@ from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError, ExitCode
 from finecast.frontends import dry_run, dry_run_worker
 from finecast.frontends import onnx as frontend
-from finecast.frontends.dry_run import CrashedError, _Library
+from finecast.frontends.dry_run import CrashedError, DryRun, _Library
 from finecast.frontends.openvino import model as openvino_model
 from finecast.processes.worker import Worker
 from tests.engines import crashing_worker
@@ -364,3 +364,14 @@ def test_tune_goes_on_in_the_next_engine(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     assert "Fatal" not in done.stderr
+
+
+def test_a_model_is_another_one_with_other_weights_beside_it(tmp_path: Path) -> None:
+    model, weights = tmp_path / "net.pdmodel", tmp_path / "net.pdiparams"
+    model.write_bytes(b"ops")
+    weights.write_bytes(b"1")
+    run = DryRun(library="openvino", settings={}, model=model, data=[weights.name])
+    first = run._identity(model)
+    assert run._size(model) == 4
+    weights.write_bytes(b"1.0")
+    assert run._identity(model) != first

@@ -15,11 +15,11 @@ from openvino import opset13 as op
 import finecast
 from finecast.engines import get_engine
 from finecast.frontends.exact_casts import in_blocks
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy, Scope
 from tests.frontends.openvino_graphs import model_of
 from tests.frontends.tools import parse, tensor
+from tests.graph.text import from_text
 
 WIDTH = 32
 RNG = np.random.default_rng(0)

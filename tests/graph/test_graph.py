@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.graph import ConstantStats
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
+from tests.graph.text import from_text
 
 NUMBERS = st.lists(st.floats(width=32), max_size=8)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from finecast.errors import ModelError
 from finecast.graph import Attribute, ConstantStats, Dim, Graph, Node, Value
-from finecast.graph.text import from_text, to_text
 from finecast.numbers.formats import Format
+from tests.graph.text import from_text, to_text
 
 ATTENTION = """\
 graph 0123456789abcdef

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finecast.errors import EngineError
 from finecast.measure.racing import Effort, Interval, Race
 
 
@@ -332,3 +333,30 @@ def test_a_speed_is_the_quotient_of_the_times_told(rounds: int, noise: float) ->
     told, back = race.latency_s("fp32") / race.latency_s("low"), race.slowdown("low")
     assert race.speed("low").median == pytest.approx(told)
     assert race.speed("low").low == pytest.approx(1 / back.high)
+
+
+@pytest.mark.parametrize("lasts", [0, 1, 3, 5])
+def test_what_fails_leaves_the_race(clock: Clock, lasts: int) -> None:
+    """In the first run, in a later warm-up, or in a round; another process is told, too."""
+
+    def failing(name: str) -> Callable[[], None]:
+        whole = clock.taking(name, noisy(1.0, 0.0, 0))
+
+        def call() -> None:
+            if clock.calls.count(name) == lasts:
+                raise EngineError("out of memory")
+            whole()
+
+        return call
+
+    calls = calls_of(clock, 0.01, fp32=2.0, low=1.0)
+    found = Race(calls={**calls, "weak": failing("weak")})
+    found.run(effort(7, settle_s=5.0, warmup=3))
+    race = pickle.loads(pickle.dumps(found))
+    assert race.names == {"low"}
+    assert race.speed("low").median == pytest.approx(2.0, rel=0.05)
+    assert race.failed["weak"].what == "out of memory"
+    with pytest.raises(EngineError, match="out of memory"):
+        race.speed("weak")
+    with pytest.raises(EngineError, match="out of memory"):
+        Race(calls={**calls, "fp32": failing("anchor")}).run(effort(7, warmup=3))

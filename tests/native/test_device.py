@@ -5,10 +5,10 @@ from __future__ import annotations
 from finecast.compat.neuron.compilers import resolve
 from finecast.compat.neuron.flags import read
 from finecast.devices.emulation import Emulation
-from finecast.graph.text import from_text
 from finecast.native.device import plan_time_s
 from finecast.numbers.formats import Format
 from finecast.planning.cost import RooflineCost
+from tests.graph.text import from_text
 
 TRANSPOSE = from_text(
     "input %0 x fp32[512, 512]\n"

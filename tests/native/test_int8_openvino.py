@@ -135,7 +135,7 @@ def test_another_calibration_starts_from_the_model_before(
 ) -> None:
     first = low(net)
     again = low(net.with_name("low.xml"), "all:int8@percentile", "again.xml")
-    assert "an earlier conversion to all:int8 was taken back" in again.warnings
+    assert any("to all:int8 was taken back, but weights" in w for w in again.warnings)
     assert again.verified.reference == "the model given"
     assert kinds(net.with_name("again.xml")) == kinds(net.with_name("low.xml"))
     for name, encodings in first.plan.encodings.items():

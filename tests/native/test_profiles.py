@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
-from finecast.graph.text import from_text
 from finecast.measure.prices import PriceBook
 from finecast.measure.timing import Demand
 from finecast.native.profiles import (
@@ -19,6 +18,7 @@ from finecast.native.profiles import (
     profiled_in_turns,
 )
 from finecast.numbers.formats import Format
+from tests.graph.text import from_text
 
 WEIGHTS = Format.INT8_WEIGHTS
 

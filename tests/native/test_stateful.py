@@ -296,6 +296,7 @@ def test_a_model_by_hint_states_its_cache() -> None:
     policy = replace(Policy.parse("all:bf16"), by_hint=True)
     done = finecast.convert(decoder(), policy=policy, verify=False)
     assert done.plan.by_hint
+    assert done.plan.declared == ("KV cache kept in bf16",)
     compiled = openvino.Core().compile_model(done.model, "CPU")
     assert str(compiled.get_property("KV_CACHE_PRECISION").to_string()) == "bf16"
     assert kv_cache_of(done.model) is Format.BF16

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained
 from finecast.planning.plan import Plan
@@ -17,6 +16,7 @@ from finecast.planning.proposing import lowest, propose
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 FP32, BF16, INT8 = Format.FP32, Format.BF16, Format.INT8
 US = 1e-6

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.planner import lowest
 from finecast.rules import Permission
+from tests.graph.text import from_text
 
 FP32, BF16 = Format.FP32, Format.BF16
 FREE, FIXED = frozenset({FP32, BF16}), frozenset({FP32})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from finecast.graph import Value
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.carried import Carried
 from finecast.planning.edits import InsertCast, edits
@@ -18,6 +17,7 @@ from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 FP32, BF16, INT8 = Format.FP32, Format.BF16, Format.INT8
 STATE = {"past_key": "present_key", "past_value": "present_value"}

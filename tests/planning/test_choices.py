@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Choice, Roundings
@@ -13,6 +12,7 @@ from finecast.planning.proposing import frontier_of
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.graph import ROUNDS, ConstantStats, Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.edits import (
     ConvertConstant,
@@ -19,6 +18,7 @@ from finecast.planning.edits import (
     cast_count,
     edits,
 )
+from tests.graph.text import from_text
 
 TF32, FP8 = Format.TF32, Format.FP8_E4M3
 

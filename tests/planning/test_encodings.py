@@ -11,12 +11,12 @@ import pytest
 
 from finecast.errors import ModelError, UsageError
 from finecast.graph import ConstantStats, Graph
-from finecast.graph.text import from_text
 from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.edits import RoundTrip, Use, cast_count, edits
 from finecast.planning.plan import Decision, Plan
 from tests import toy_encoding
+from tests.graph.text import from_text
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
@@ -19,6 +18,7 @@ from finecast.planning.sensitivity import Saturation
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 FP32, BF16 = Format.FP32, Format.BF16
 COUNT = 6

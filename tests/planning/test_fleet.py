@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.fleet import Fleet, PricedKind, Prices
 from finecast.planning.planner import Planner
@@ -20,6 +19,7 @@ from finecast.planning.problem import Analysis, Roundings
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 FORMATS = (FP32, BF16, FP16)

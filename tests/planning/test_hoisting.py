@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.edits import RoundTrip, edits
 from finecast.planning.units import make_units
 from finecast.rules import Permission
+from tests.graph.text import from_text
 
 INT8, FP32, BF16 = Format.INT8, Format.FP32, Format.BF16
 ONE = Scaled(format=INT8, grid=INT8.grid(constant=False), scale=(0.5,), zero_point=3)

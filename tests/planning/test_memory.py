@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.pricing import alive_at_peak, peak_bytes, rest_in_memory
+from tests.graph.text import from_text
 
 FP32, BF16, INT8 = Format.FP32, Format.BF16, Format.INT8
 

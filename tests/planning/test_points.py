@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text, to_text
 from finecast.numbers.formats import Format
 from finecast.planning.points import RoundingPoint, find_points, rounding_points
 from finecast.planning.units import Units, make_units
+from tests.graph.text import from_text, to_text
 from tests.planning.test_units import GRAPH, IDS, permissions
 
 LOW = (Format.BF16,)

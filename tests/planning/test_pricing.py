@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.cost import MeasuredCost
 from finecast.planning.planner import Planner
@@ -22,6 +21,7 @@ from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
 from finecast.solver.labelling import evaluate
+from tests.graph.text import from_text
 
 FP32, BF16, FP8 = Format.FP32, Format.BF16, Format.FP8_E4M3
 # w is read by two products, each in its own format.

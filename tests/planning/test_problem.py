@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from finecast.graph import Graph, Value
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.edits import InsertCast, RoundTrip, edits, storage
 from finecast.planning.points import Place, RoundingPoints, rounding_points
@@ -24,6 +23,7 @@ from finecast.rules import Permission
 from finecast.solver import labelling
 from finecast.solver.assignment import evaluate
 from finecast.solver.labelling import LabelProblem
+from tests.graph.text import from_text
 
 FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 

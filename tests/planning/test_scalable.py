@@ -11,13 +11,13 @@ import pytest
 from finecast.engines.loading import exact_session
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.planning.adjustments import together
 from finecast.planning.rescaling import Rescaling
 from finecast.planning.scalable import Site, sites, sites_in_front
 from finecast.rules.base import Reason
 from finecast.rules.policy import Policy, Scope
 from tests.frontends.tools import parse
+from tests.graph.text import from_text
 from tests.planning import nets
 
 # Each is a body with the shapes of its constants; ``x`` is [2, 4, 6, 6] and ``u`` [2, 5, 4].

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings
@@ -12,6 +11,7 @@ from finecast.planning.proposing import lowered_by_one, raised_by_one
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 FP32, BF16 = Format.FP32, Format.BF16
 LOSS_S = (4.0, 3.0, 2.0, 1.0)  # additional seconds of each op in fp32

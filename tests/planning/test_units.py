@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.planner import chosen
 from finecast.planning.problem import Choice
 from finecast.planning.units import deciding, make_units, pattern_kernels
 from finecast.rules import Permission
+from tests.graph.text import from_text
 
 BOTH = frozenset({Format.FP32, Format.BF16})
 # x -> matmul(w) -> transpose -> gelu parts (erf, mul) -> matmul(w) -> y, with a shape read on

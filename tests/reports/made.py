@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from finecast.engines.base import KernelTime
-from finecast.graph.text import from_text
 from finecast.measure.study import Trial, TrialKey
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
@@ -29,6 +28,7 @@ from finecast.tuning.blaming import Blame, Culprit, WrongResult
 from finecast.tuning.difference import Side, difference
 from finecast.tuning.findings import Findings, Found, sensitivities
 from finecast.tuning.result import Measured, Result, Verdict
+from tests.graph.text import from_text
 
 FP32, FP16 = Format.FP32, Format.FP16
 US = 1e-6

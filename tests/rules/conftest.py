@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.rules import Context, Rule, Ruling
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.graph import ConstantStats, Graph, Node, Value
-from finecast.graph.text import from_text
 from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.rules import Context, permit
@@ -17,6 +16,7 @@ from finecast.rules.calibration import calibrated
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
 from tests import toy_encoding
+from tests.graph.text import from_text
 
 X = np.array([[-1, 0.5], [3, 0]], np.float32)
 

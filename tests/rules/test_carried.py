@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
 from finecast.rules.constants import CARRIED
 from finecast.rules.facts import ValueFacts
+from tests.graph.text import from_text
 
 Judged = Callable[..., dict[str, Ruling | None]]
 MASK = 3.0e38

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 
 def graph(equation: str) -> Graph:

@@ -17,10 +17,10 @@ from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.faults import faults
 from finecast.errors import EngineError
 from finecast.graph import Node
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
 from finecast.rules.support import KERNEL
+from tests.graph.text import from_text
 
 Judged = Callable[..., dict[str, Ruling | None]]
 GRAPH = "input %0 x fp32[4]\nnode n erf onnx::Erf fp32 (%0) -> (%1 y fp32[4])\n"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from finecast.errors import UsageError
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
 from finecast.rules.user_rules import check_names
+from tests.graph.text import from_text
 
 GRAPH = from_text("""\
 input %0 x fp32[4]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from finecast.graph.text import from_text
 from finecast.rules.base import Context, NodeView
 from finecast.rules.override import active, override
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 
 GRAPH = from_text(
     "input %0 x fp32\nnode s softmax aten::softmax fp32 (%0) -> (%1 y fp32)\noutput %1\n"

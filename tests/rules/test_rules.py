@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules import RULES, Context, Permission, permit
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy, Scope
+from tests.graph.text import from_text
 
 GRAPH = from_text("""\
 graph rules

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from finecast.graph import ConstantStats, Graph, Value
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.rules.scaled_operands import (
     coded_result,
@@ -17,6 +16,7 @@ from finecast.rules.scaled_operands import (
     origin,
     scaled_operands,
 )
+from tests.graph.text import from_text
 
 NET = """\
 input %0 x fp32[1, 4, 8, 8]

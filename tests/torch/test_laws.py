@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import finecast.torch as ft
-from finecast.graph.text import from_text
 from finecast.planning.points import find_points
+from tests.graph.text import from_text
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from finecast.graph.text import from_text
 from finecast.planning.points import moves
+from tests.graph.text import from_text
 
 GRAPH = from_text(
     "input %0 x fp32[4, 4]\n"

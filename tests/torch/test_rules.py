@@ -20,7 +20,6 @@ from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import TorchPrepared
 from finecast.graph import Graph
-from finecast.graph.text import from_text
 from finecast.native.torch.planning import planner_of
 from finecast.numbers.formats import Format
 from finecast.planning.edits import InsertCast, edits
@@ -28,6 +27,7 @@ from finecast.planning.plan import Plan
 from finecast.rules import NodeView
 from finecast.rules.override import active
 from finecast.rules.policy import Policy
+from tests.graph.text import from_text
 from tests.torch.planned import plan_of
 
 Held = Mapping[str, Callable[..., Any]]

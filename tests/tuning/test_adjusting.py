@@ -85,7 +85,7 @@ def test_each_is_tried_beside_those_that_gain(
 
 def test_a_gain_is_told() -> None:
     one = Gain(kind=SMOOTH, operands=2, error_without=0.02, error_with=0.01)
-    assert one.text == "smooth: 2 operands, relative output error 0.02 -> 0.01"
+    assert one.text == "smooth: 2 operands, relative output error 2% -> 1%"
     assert one.share == pytest.approx(0.25)
     assert not replace(one, error_with=0.0199).gains
     broken = replace(one, error_without=float("inf"), error_with=float("inf"))

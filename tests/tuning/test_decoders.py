@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from tests import decoder
 
 pytest.importorskip("torch", reason="the example trains with PyTorch")
 pytestmark = pytest.mark.skipif(not installed("onnxruntime"), reason="needs ONNX Runtime")
+
+BY_KLD: dict[str, Any] = {"metric": "kld", "tolerance": 1.0, "progress": False}
+OF_PAIRS: dict[str, Any] = {**BY_KLD, "batch": 2, "lock": False}
 
 # Low plans take half of fp32's time in a first call, and more than fp32 in a step.
 FIRST_S, STEP_S = (10.0, 5.0), (1.0, 1.5)
@@ -54,11 +58,9 @@ def test_no_plan_loses_in_one_call_for_the_other_unasked(
         policy="all:int8",
         engine="onnxruntime",
         objective=objective,
-        metric="kld",
-        tolerance=1.0,
         decode_steps=3,
         batch=4,
-        progress=False,
+        **BY_KLD,
     )
     told = "a step takes 1.5 of what fp32 takes"
     assert result.improved == (objective == "first_token")
@@ -93,12 +95,8 @@ def test_the_type_of_the_state_is_part_of_the_plan(
         data=texts,
         policy=finecast.Policy("all:bf16", io_state=True),
         engine="openvino",
-        metric="kld",
-        tolerance=1.0,
         decode_steps=2,
-        batch=2,
-        lock=False,
-        progress=False,
+        **OF_PAIRS,
     )
     state = {n: n.replace("past", "present") for n in decoder.empty(1)}
     assert result.plan.io == dict.fromkeys([*state, *state.values()], finecast.Format.BF16)
@@ -181,15 +179,18 @@ def test_the_format_of_a_kv_cache_is_part_of_the_plan(
         data=texts,
         policy="auto:int8_weights",
         objective=objective,
-        metric="kld",
-        tolerance=1.0,
         decode_steps=4,
-        batch=2,
-        lock=False,
-        progress=False,
+        **OF_PAIRS,
     )
     assert result.plan.kv_cache is Format.INT8
     assert "KV cache kept in int8" in str(result)
+    assert "KV cache kept in int8" in str(
+        finecast.explain(decoder.stateful(), plan=result.plan)
+    )
+    (said, *_) = finecast.report(out.with_name("low.xml.plan.json")).lines
+    assert "(KV cache kept in int8)" in said
+    fp32 = finecast.diff(replace(result.plan, kv_cache=Format.FP32), result.plan)
+    assert fp32.summary[1:] == ["only after: KV cache kept in int8"]
     step = objective != "latency"
     assert result.gain == pytest.approx(
         SECONDS[Format.FP32][step] / SECONDS[Format.INT8][step]

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.judge import by_finecast, case
-from finecast.graph.text import from_text
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -18,6 +17,7 @@ from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
 from finecast.tuning.probing import Probing
+from tests.graph.text import from_text
 
 FP32, BF16 = Format.FP32, Format.BF16
 OPS = 8

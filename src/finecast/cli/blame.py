@@ -83,8 +83,7 @@ def run(
             trust=how.trust,
             progress=bar,
         )
-    for note in found.warnings:
-        warn(note)
+    warn(*found.warnings)
     write_report(found, found.by_op(ops), as_json=as_json)
     if not found.passed:
         raise typer.Exit(ExitCode.NOT_IMPROVED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from finecast.cli.common import (
@@ -86,7 +86,7 @@ def run(
         shown("converting", quiet=as_json) as told,
         files.locked() as removed,
     ):
-        _warn_of(removed)
+        warn(*removed)
         result = api.convert(
             open_model(files, model, written, how, engine=running.engine, data=data),
             written,
@@ -102,18 +102,13 @@ def run(
         )
         if plan_out is not None:
             write_text(plan_out, result.plan.to_json())
-    _warn_of(choice.told(set(result.plan.formats.values())))
+    warn(*choice.told(set(result.plan.formats.values())))
     report(result, as_json=as_json)
-
-
-def _warn_of(notes: Iterable[str]) -> None:
-    for note in notes:
-        warn(note)
 
 
 def report(result: Result, *, as_json: bool) -> None:
     """Print what a conversion did, and how it was verified."""
-    _warn_of(result.warnings)
+    warn(*result.warnings)
     if as_json:
         write_json(result.to_dict())
         return

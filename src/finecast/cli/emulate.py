@@ -45,6 +45,5 @@ def run(
     with shown("emulating", quiet=as_json) as bar:
         found = api.emulate(model, emulation, data=data, progress=bar, trust=how.trust)
     report = replace(found, options=options)
-    for note in report.warnings:
-        warn(note)
+    warn(*report.warnings)
     write_report(report, report.by_op(ops), as_json=as_json)

@@ -79,8 +79,7 @@ def run(
         from_type=from_type,
         trust=how.trust,
     )
-    for note in found.warnings:
-        warn(note)
+    warn(*found.warnings)
     write_report(found, as_json=as_json)
 
 

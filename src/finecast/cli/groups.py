@@ -6,8 +6,8 @@ made of the values given for these fields.
 
 The dataclasses of the Python API state an ``Option`` at each field that users give: its help,
 its names, and how it is read. ``Annotated[DataOptions, Only("data", "labels")]`` takes some of
-these. Options that a shell alone has, as those of the Neuron compilers, are dataclasses whose
-fields are annotated for Typer.
+these. Options that a shell alone has, as those of the Neuron compilers, are such dataclasses,
+too.
 
 Law: ``given_in`` names the options of such dataclasses that have other values than their
 defaults.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -64,30 +64,17 @@ class _Group:
 
     def parameters(self) -> Iterator[inspect.Parameter]:
         """What Typer reads."""
-        stated = self.options
-        for name, option in stated.items():
+        for name, option in self.options.items():
             required = name in self.only.required
             default = default_of(self.made, name)
             shown = inspect.Parameter.empty if required else _shown(option, default)
             kind = _annotation(name, option, default, optional=shown is None)
             yield inspect.Parameter(name, _KEYWORD, default=shown, annotation=kind)
-        if stated:
-            return
-        inner = get_type_hints(self.made, include_extras=True)
-        for field in fields(self.made):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            annotation = inner[field.name]
-            yield inspect.Parameter(
-                field.name, _KEYWORD, default=default, annotation=annotation
-            )
 
     def make(self, given: dict[str, Any]) -> Any:
         """The dataclass of the values that Typer gives, which are taken out of ``given``."""
-        stated = self.options
-        if not stated:
-            return self.made(**{f.name: given.pop(f.name) for f in fields(self.made)})
         values: dict[str, Any] = {}
-        for name, option in stated.items():
+        for name, option in self.options.items():
             value, default = given.pop(name), default_of(self.made, name)
             if value not in (_shown(option, default), []):
                 values[name] = not value if _negated(option, default) else value
@@ -120,24 +107,11 @@ def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
 def given_in(*groups: Any) -> list[str]:
     """The options of these dataclasses that were given: values that are not the defaults."""
     return [
-        _flag(type(group), field.name)
+        "--" + (option.flags or (name,))[0].lstrip("-").partition("/")[0].replace("_", "-")
         for group in groups
-        for field in fields(group)
-        if field.name in (options_of(type(group)) or {field.name})
-        and getattr(group, field.name) != default_of(type(group), field.name)
+        for name, option in options_of(type(group)).items()
+        if getattr(group, name) != default_of(type(group), name)
     ]
-
-
-def _flag(group: type, name: str) -> str:
-    """The name of a field's option: the first that it states, or the field's own."""
-    stated = options_of(group).get(name)
-    if stated is not None:
-        flags = stated.flags or (name,)
-    else:
-        (typed,) = get_type_hints(group, include_extras=True)[name].__metadata__
-        # Typer keeps an option's first name where a function's default would stand.
-        flags = (typed.default if isinstance(typed.default, str) else name,)
-    return "--" + flags[0].lstrip("-").partition("/")[0].replace("_", "-")
 
 
 def _negated(option: Option, default: Any) -> bool:

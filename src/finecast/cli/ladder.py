@@ -27,6 +27,7 @@ from finecast.cli.groups import Only
 from finecast.cli.output import Verbatim, warn, write_json, write_note, write_report
 from finecast.cli.policy_options import Casting, Device
 from finecast.errors import ExitCode
+from finecast.naming import Option
 from finecast.native.artefact import Destination
 from finecast.progress import shown
 from finecast.reports.base import output_lines
@@ -59,17 +60,13 @@ _Compile = Annotated[
 class ByOp:
     """The plan that chooses formats op by op, which no rung of the ladder does."""
 
-    per_op: Annotated[
-        bool, typer.Option("--per-op/--no-per-op", help="Look for a plan by op as well.")
-    ] = True
-    auto_cast_type: Annotated[
-        str | None,
-        typer.Option(
-            "--auto-cast-type",
-            metavar="FORMAT[,FORMAT]",
-            help="Of the plan by op: bf16, fp16, int8 on inf1; default: the format of a rung.",
-        ),
-    ] = None
+    per_op: bool = Option(
+        help="Look for a plan by op as well.", flags=("--per-op/--no-per-op",), kind=bool
+    ).field(True)
+    auto_cast_type: str | None = Option(
+        help="Of the plan by op: bf16, fp16, int8 on inf1; default: the format of a rung.",
+        metavar="FORMAT[,FORMAT]",
+    ).field(None)
 
     def named(self, target: str, device: Device) -> tuple[Emulation, Policy] | None:
         """The device, and a policy of the named formats; None if none is named."""
@@ -113,8 +110,7 @@ def run(
         files.write("the compiled program", _compiled_name(compile_with))
     opened = _opened(files, model, written, how)
     with telling_stale(files), files.locked() as removed:
-        for text in removed:
-            warn(text)
+        warn(*removed)
         with shown("ladder", quiet=as_json) as bar:
             found = api.ladder(
                 opened,
@@ -131,8 +127,7 @@ def run(
         if compile_with is not None and best is not None:
             done, compiled = _compile(compile_with, best.rung)
     stale = files.stale() if found.plan is None else ()
-    for note in found.warnings:
-        warn(note)
+    warn(*found.warnings)
     warn_stale(stale)
     if as_json:
         seconds = time.perf_counter() - start

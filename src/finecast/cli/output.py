@@ -150,9 +150,10 @@ def write_line(text: str) -> None:
     write(sys.stdout, safe(text))
 
 
-def warn(message: str) -> None:
-    """Write a warning to stderr, as one line."""
-    write(sys.stderr, f"warning: {one_line(message)}")
+def warn(*messages: str) -> None:
+    """Write warnings to stderr, each as one line."""
+    for message in messages:
+        write(sys.stderr, f"warning: {one_line(message)}")
 
 
 def write_error(message: str) -> None:

@@ -13,7 +13,7 @@ import typer
 from finecast.cli.groups import Only
 from finecast.cli.output import warn
 from finecast.compat.neuron.flags import FLAGS_VARIABLE, CastOptions, CompilerFlags, Given
-from finecast.naming import default_of, options_of, spelled
+from finecast.naming import Option, default_of, options_of, spelled
 from finecast.native.model import RunOptions
 from finecast.rules.policy import Policy
 
@@ -28,46 +28,33 @@ if TYPE_CHECKING:
 class Casting(CastOptions):
     """Options that say what is cast."""
 
-    auto_cast: Annotated[
-        str | None,
-        typer.Option(
-            "--auto-cast",
-            metavar="SCOPE",
-            help="none, matmult (or matmul), all; auto (default) where finecast chooses by op;"
-            " like-autocast (PyTorch), like-grappler (TensorFlow): all but what these keep.",
-        ),
-    ] = None
-    auto_cast_type: Annotated[
-        str | None,
-        typer.Option(
-            "--auto-cast-type",
-            metavar="FORMAT[,FORMAT]",
-            help="bf16, fp16; int8, with --data; weights in codes by exact, rounded or bf16"
-            " values: int8_weights, int4_weights, int8_dynamic, int4_dynamic,"
-            " int8_weights_bf16, int4_weights_bf16, in ONNX Runtime also int8_dynamic_128,"
-            " int4_dynamic_128, in PyTorch int8_dynamic_row; for a device that has it int8,"
-            " fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first that an"
-            " op may have.",
-        ),
-    ] = None
+    auto_cast: str | None = Option(
+        help="none, matmult (or matmul), all; auto (default) where finecast chooses by op;"
+        " like-autocast (PyTorch), like-grappler (TensorFlow): all but what these keep.",
+        metavar="SCOPE",
+    ).field(None)
+    auto_cast_type: str | None = Option(
+        help="bf16, fp16; int8, with --data; weights in codes by exact, rounded or bf16"
+        " values: int8_weights, int4_weights, int8_dynamic, int4_dynamic,"
+        " int8_weights_bf16, int4_weights_bf16, in ONNX Runtime also int8_dynamic_128,"
+        " int4_dynamic_128, in PyTorch int8_dynamic_row; for a device that has it int8,"
+        " fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first that an"
+        " op may have.",
+        metavar="FORMAT[,FORMAT]",
+    ).field(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerCasting(Casting):
     """The same options where a compiler's own are meant: one format, and no choice by op."""
 
-    auto_cast: Annotated[
-        str | None,
-        typer.Option("--auto-cast", metavar="SCOPE", help="none, matmult (or matmul), all."),
-    ] = None
-    auto_cast_type: Annotated[
-        str | None,
-        typer.Option(
-            "--auto-cast-type",
-            metavar="FORMAT",
-            help="bf16, fp16; for a device that has it tf32, fp8_e4m3, int8 or int8_weights.",
-        ),
-    ] = None
+    auto_cast: str | None = Option(
+        help="none, matmult (or matmul), all.", metavar="SCOPE"
+    ).field(None)
+    auto_cast_type: str | None = Option(
+        help="bf16, fp16; for a device that has it tf32, fp8_e4m3, int8 or int8_weights.",
+        metavar="FORMAT",
+    ).field(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +71,7 @@ class Device(CompilerFlags):
                 casts that round to nearest.
         """
         given, notes = self.given(casting or Casting(), target)
-        for note in notes:
-            warn(note)
+        warn(*notes)
         return given
 
     def needed(self, casting: Casting | None, target: str | None) -> tuple[Given, str]:
@@ -108,8 +94,7 @@ class Device(CompilerFlags):
         from finecast.compat.neuron.choice import emulated
 
         emulation, label, notes = emulated(self.needed(casting, target)[0], sdk=self.sdk)
-        for note in notes:
-            warn(note)
+        warn(*notes)
         return emulation, label
 
     def choice(self, casting: Casting, target: str | None) -> CompilerChoice:
@@ -142,16 +127,13 @@ Narrowing = Annotated[
     ),
 ]
 """Options that narrow a policy: which ops it keeps or forces, and how int8 is encoded."""
-_CALIBRATION = options_of(Policy)["calibration"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
     """How the range of a value in int8 is chosen; None where nothing was asked for."""
 
-    calibration: Annotated[
-        str | None, typer.Option(metavar=_CALIBRATION.metavar, help=_CALIBRATION.help)
-    ] = None
+    calibration: str | None = options_of(Policy)["calibration"].field(None)
 
 
 Rules = Annotated[RunOptions, Only("user_rules")]

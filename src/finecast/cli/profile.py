@@ -56,6 +56,5 @@ def run(
         found = api.profile(
             models, data=data, engine=engine, rounds=rounds, progress=report, trust=trust
         )
-    for note in found.warnings:
-        warn(note)
+    warn(*found.warnings)
     write_report(found, as_json=as_json)

@@ -81,7 +81,7 @@ def run(
 ) -> int:
     """Find the fastest mixed-precision model that keeps your accuracy.
 
-    Never writes a model that misses the criterion or is slower than fp32: then it says so,
+    Never writes a model that loses more than allowed or is slower than fp32: then it says so,
     writes nothing and exits with 1.
 
     With --target the device need not be here: accuracy is that of its emulation, times are
@@ -200,8 +200,7 @@ def _searched(
 
 def _warn(outcome: Result, notes: Sequence[str], request: TuneRequest) -> None:
     """Warn of what weakens the result, of stale files, and of a study without use."""
-    for note in (*notes, *outcome.warnings):
-        warn(note)
+    warn(*notes, *outcome.warnings)
     warn_stale(outcome.stale)
     study = request.study
     if request.resume and study is not None and not outcome.reused:

@@ -56,7 +56,7 @@ from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.changes import hint_of
 from finecast.frontends.openvino.messages import explain
-from finecast.frontends.openvino.model import load, reads, sent
+from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
 from finecast.frontends.openvino.types import LABELS
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
@@ -109,6 +109,7 @@ class OpenVinoSession(Session):
         self.inputs = specs_of(self._model.inputs, source.inputs)
         self.outputs = specs_of(self._model.outputs, source.outputs)
         self._runs = 0
+        self._shapes: list[tuple[int, ...]] | None = None  # those of the last run
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run once, with an empty state; the outputs are the caller's own copies.
@@ -156,10 +157,12 @@ class OpenVinoSession(Session):
             EngineError: If OpenVINO fails.
         """
         arrays = ordered_feeds(feeds, self.inputs)
+        shapes = [array.shape for array in arrays]
         try:
-            self._sizes.check([array.shape for array in arrays])
+            self._sizes.check(shapes)
             outputs = self._model.infer(arrays)
             self._runs += 1
+            self._shapes = shapes
             return {
                 spec.name: _typed(array, spec)
                 for spec, array in zip(self.outputs, outputs, strict=True)
@@ -185,7 +188,10 @@ class OpenVinoSession(Session):
         """
         if self._names is None or not isinstance(self._model, _Here):
             raise UsageError("this session has no profile", fix="load with profiling=True")
-        self.run(feeds)  # the first run prepares kernels for these shapes
+        if isinstance(feeds, Steps) or self._shapes != [
+            array.shape for array in ordered_feeds(feeds, self.inputs)
+        ]:
+            self.run(feeds)  # the first run prepares kernels for these shapes
         kinds, before_s = self._model.means()
         times: dict[str, list[float]] = defaultdict(list)
         for _ in range(repeats):
@@ -558,7 +564,10 @@ class OpenVinoEngine(Engine):
         _check_depth(source, where)
         settings = self._made_for(own, source, settings)
         with sent(own) if settings else nullcontext((None, 0)) as (content, described):
-            tried = attempt(self._dry_run(content, where, settings, described))
+            beside = (
+                [content.with_suffix(WEIGHTS_SUFFIX).name] if isinstance(content, Path) else []
+            )
+            tried = attempt(self._dry_run(content, where, settings, described, beside))
         yield own, source, lambda ops=None: op_names(own), tried
 
     def _dry_run(
@@ -571,8 +580,8 @@ class OpenVinoEngine(Engine):
     ) -> DryRun:
         """A dry run of the model; that kernels are timed is no part of it.
 
-        Of OpenVINO's own models ``described`` bytes are no weights; ``data`` are files that
-        hold weights of an ONNX model.
+        Of OpenVINO's own models ``described`` bytes are no weights; ``data`` are the names of
+        files that hold weights.
         """
         compiling = {name: value for name, value in settings.items() if name != "PERF_COUNT"}
         stated: dict[str, Any] = {"described": described, "compile": compiling}

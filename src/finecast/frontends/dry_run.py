@@ -114,7 +114,7 @@ class DryRun:
         library: ``openvino``, ``onnxruntime`` or ``tensorflow``.
         settings: What it is loaded with, as ``dry_run_worker`` reads it.
         model: Its path or bytes; None if it is not tried.
-        data: Files in its folder, by name, that hold weights of an ONNX model.
+        data: Further files of the model, by their paths from its folder, as of its weights.
         where: What errors name.
         fix: What a user can do if it crashes.
         key: Tells the model and its settings from others; empty until it is tried.
@@ -126,7 +126,7 @@ class DryRun:
     model: Path | bytes | None
     where: str = ""
     fix: str = ""
-    data: Collection[str] = ()
+    data: Collection[str | Path] = ()
     key: str = field(default="", init=False)
     shapes: set[Shapes] = field(default_factory=set[Shapes], init=False)
 
@@ -205,8 +205,8 @@ class DryRun:
             )
 
     def _files(self, model: Path) -> list[Path]:
-        """The model's file, and those that hold its weights."""
-        beside = (model.with_suffix(".bin"), *(model.parent / name for name in self.data))
+        """The model's own file, or its folder, and those of ``data`` that there are."""
+        beside = (model.parent / name for name in self.data)
         # Path.is_file raises where a name is too long for the file system.
         return [model, *(part for part in beside if os.path.isfile(part))]
 

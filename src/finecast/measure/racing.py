@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.errors import EngineError
 from finecast.measure.timing import Demand, Latency, Took, Turns, now_s
 
 ANCHOR = "fp32"
@@ -119,6 +120,9 @@ class Effort:
 class Race:
     """Callables timed in the same rounds, one of which is the ``ANCHOR``.
 
+    A callable that raises EngineError leaves the race: it is in ``failed``, not in ``names``,
+    and to ask for its times raises that error. An error of the anchor ends the race.
+
     Attributes:
         calls: The callables by name.
         matters: Two whose times have a lower ratio than this count as equally fast.
@@ -144,7 +148,7 @@ class Race:
         """The times, which travel to another process; what was called does not."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}
         calls = dict.fromkeys(self.calls, _never_called)
-        return None, {**state, "calls": calls, "_turns": Turns(calls)}
+        return None, {**state, "calls": calls, "_turns": Turns(calls, self.failed)}
 
     @classmethod
     def of(
@@ -174,6 +178,7 @@ class Race:
     def run(self, effort: Effort) -> None:
         """Time all, then those whose order or speed is not settled."""
         self._turns.warm_up(effort.warmup)
+        self._check_anchor()
         end = now_s() + effort.min_time_s
         self._go_on(self.calls, 1, 0.0)
         names = {n for n in self.names if not self._is_hopeless(n, effort.limit)}
@@ -252,7 +257,7 @@ class Race:
 
     def unsettled(self, limit: float = math.inf) -> set[str]:
         """Names whose order with a neighbour is open, unless both are beyond ``limit``."""
-        left = self.calls.keys() - self._lost
+        left = {*self.names, ANCHOR} - self._lost
         order = sorted(left, key=lambda name: self.slowdown(name).median)
         return {
             name
@@ -264,8 +269,13 @@ class Race:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all callables but the anchor."""
-        return frozenset(self.calls) - {ANCHOR}
+        """Names of all callables but the anchor, and those that failed."""
+        return frozenset(self.calls) - {ANCHOR, *self.failed}
+
+    @property
+    def failed(self) -> dict[str, EngineError]:
+        """Why callables left the race, by name."""
+        return self._turns.failed
 
     def slowdown(self, name: str) -> Interval:
         """The time of ``name`` over the anchor's."""
@@ -306,7 +316,14 @@ class Race:
         )
         return (told,) if self.denied else ()
 
+    def _check_anchor(self) -> None:
+        if ANCHOR in self.failed:
+            raise self.failed[ANCHOR]
+
     def _ratios(self, one: str, other: str = ANCHOR) -> list[float]:
+        for name in (one, other):
+            if name in self.failed:
+                raise self.failed[name]
         first, second = self._samples[one], self._samples[other]
         both = [(first[r], second[r]) for r in first if r in second]
         if self.denied:
@@ -319,6 +336,7 @@ class Race:
         while done < rounds or now_s() < start + min_time_s:
             for name, took in self._turns.round(names).items():
                 self._samples[name][self._rounds] = took / self.share
+            self._check_anchor()
             self._rounds += 1
             done += 1
         self._wanted += Demand.now().since(before)

@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from finecast.engines.base import Feeds, Session, untimed_of
+from finecast.errors import EngineError
 
 # Longer calls are not made twice: filling the caches takes only tenths of a millisecond.
 _SHORT_S = 0.02
@@ -87,9 +88,13 @@ def _run_all(session: Session, feeds: Sequence[Feeds]) -> None:
 
 @dataclass(slots=True)
 class Turns:
-    """Callables that are timed in rounds, one call each, in an order drawn for each round."""
+    """Callables that are timed in rounds, one call each, in an order drawn for each round.
+
+    A callable that raises EngineError is in ``failed``, and is not called again.
+    """
 
     calls: Mapping[str, Callable[[], object]]
+    failed: dict[str, EngineError] = field(default_factory=dict[str, EngineError])
     _random: random.Random = field(init=False)
     _twice: bool = field(init=False, default=False)
 
@@ -103,17 +108,29 @@ class Turns:
         for name in self.calls:
             end, took_s = now_s() + _WARM_S, float("inf")
             for _ in range(calls):
-                took_s = self._timed(name).wall_s
+                took = self._caught(self._timed, name)
+                if took is None:
+                    break
+                took_s = took.wall_s
                 if now_s() > end:
                     break
-            longest = max(longest, took_s)
+            if name not in self.failed:
+                longest = max(longest, took_s)
         self._twice = longest < _SHORT_S
 
     def round(self, names: Collection[str]) -> dict[str, Took]:
-        """What one call of each took."""
-        order = [name for name in self.calls if name in names]
+        """What one call of each took; of those that do not fail."""
+        order = [name for name in self.calls if name in names and name not in self.failed]
         self._random.shuffle(order)
-        return {name: self._in_turn(name) for name in order}
+        took = {name: self._caught(self._in_turn, name) for name in order}
+        return {name: one for name, one in took.items() if one is not None}
+
+    def _caught(self, timed: Callable[[str], Took], name: str) -> Took | None:
+        try:
+            return timed(name)
+        except EngineError as error:
+            self.failed[name] = error
+            return None
 
     def _in_turn(self, name: str) -> Took:
         if self._twice:

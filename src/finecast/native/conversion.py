@@ -48,7 +48,7 @@ from finecast.native.planning import (
 )
 from finecast.native.profiles import profile_ends
 from finecast.native.roundings import Times
-from finecast.native.source import EngineBuilt, Source
+from finecast.native.source import EngineBuilt, Source, VerifyOn
 from finecast.numbers.formats import Format
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
@@ -260,8 +260,8 @@ class Converter:
 
     def _write(self, built: EngineBuilt) -> Converted:
         """Write the model of a plan, and report on it."""
-        engines = self.engines if self.verify else ()
-        size, verified = self.source.store(built, self.output, engines, self.feeds)
+        on = VerifyOn(engines=self.engines if self.verify else (), feeds=self.feeds)
+        size, verified = self.source.store(built, self.output, on)
         applied = built.applied
         in_memory = self.output.path is None
         return Converted(

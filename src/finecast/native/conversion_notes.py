@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 from finecast.graph import Graph, Node
+from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.plan import Decision, Plan
 from finecast.rules.base import DECISION, Reason
@@ -60,7 +62,11 @@ def earlier_conversion(was: str, policy: Policy) -> list[str]:
         return []
     if conversion_stays(was, policy.label):
         return [f"an earlier conversion to {was} stays: for fp32 give the model of before it"]
-    return [f"an earlier conversion to {was} was taken back"]
+    labels = re.split(r"[:,@ ]", was)
+    coded = any(fmt.has_scales for fmt in Format if fmt.label in labels)
+    exact = "for exact ones give the model of before it"
+    codes = f", but weights keep the numbers of their codes: {exact}"
+    return [f"an earlier conversion to {was} was taken back{codes if coded else ''}"]
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

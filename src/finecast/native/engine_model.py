@@ -40,6 +40,7 @@ from finecast.native.source import (
     NativeSource,
     PreparedT,
     Source,
+    VerifyOn,
 )
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
@@ -167,7 +168,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(built, EngineBuilt)
         feeds = FeedMaker(batches=workload.compared())
-        return self.store(built, output, subject.verifiers, feeds)
+        return self.store(built, output, VerifyOn(engines=subject.verifiers, feeds=feeds))
 
     def census(self, options: RunOptions, low: Format) -> Census:
         """Count ops; shapes are those seen on the data, else on one random batch."""

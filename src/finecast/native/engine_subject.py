@@ -242,10 +242,14 @@ class EngineSubject(Subject):
                 session = self.session(one)
                 fed = [feeds_for(session, feeds) for feeds in timing]
                 calls[name] = pass_over(session, fed)
+        race = Race.of(pass_over(self.reference, timing), calls, effort)
+        failed = dict(zip(built, errors, strict=True)) | race.failed
+        for name, error in failed.items():
+            one = built[name]
             # The same plan by casts, if it races, stands for it.
-            elif replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
+            if error and replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
                 self.tell(one.dropped(error))
-        return Race.of(pass_over(self.reference, timing), calls, effort)
+        return race
 
     def check(self, built: Built, exact: Exact) -> None:
         """Raise EngineError for a model on codes that is far less exact on one thread."""
@@ -305,7 +309,9 @@ class EngineSubject(Subject):
                 calls[name] = partial(streams.serve, load)
             except EngineError as error:
                 self.tell(one.dropped(error))
-        return Race.of(partial(anchor.serve, load), calls, effort, share=share)
+        race = Race.of(partial(anchor.serve, load), calls, effort, share=share)
+        self.tell(*(built[name].dropped(error) for name, error in race.failed.items()))
+        return race
 
     def stream_session(self, built: Built) -> Session:
         """A session in the configuration that ``streamed`` times; not kept."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.errors import UsageError
-from finecast.naming import number_of
+from finecast.naming import number_of, percent
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Adjust
 
@@ -61,7 +61,8 @@ class Gain:
     @property
     def change(self) -> str:
         """The errors without and with the adjustment, as text."""
-        return f"relative output error {self.error_without:.3g} -> {self.error_with:.3g}"
+        before, after = percent(self.error_without), percent(self.error_with)
+        return f"relative output error {before} -> {after}"
 
     def to_dict(self) -> dict[str, Any]:
         """The gain in JSON's types."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -21,6 +22,8 @@ from finecast.rules.scaled_operands import summed
 
 # The assumed size of a value of unknown shape, until one of them was seen.
 _GUESSED_BYTES: Final = 4 << 20
+# Threads that make facts of arrays: as many as a small machine has cores.
+_AT_ONCE: Final = 2
 
 
 def observe(
@@ -114,15 +117,14 @@ class _MomentSource:
     ) -> Iterator[tuple[str, tuple[NDArray[np.float64], int]]]:
         totals = dict[str, NDArray[np.float64]]()
         counts, odd = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
-        fed = (
-            item
-            for b in self.batches()
-            for c in calls_of(b)
-            for item in c.items()
-            if item[0] in group
-        )
         given = set(group) <= set(self.inputs)
-        for name, array in fed if given else _shown(self.prepared, group, self.batches()):
+        calls = (
+            (c for b in self.batches() for c in calls_of(b))
+            if given
+            else _shown(self.prepared, group, self.batches())
+        )
+        shown = ((name, call[name]) for call in calls for name in group if name in call)
+        for name, array in shown:
             # Rows of one sample are alike: each sample is in one half.
             cut = (len(array) + odd[name]) // 2
             odd[name] = 1 - odd[name]
@@ -164,19 +166,20 @@ def _show(
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
     facts: dict[int, ValueFacts] = {}
-    for name, array in _shown(prepared, group, batches):
-        facts = merge(facts, {ids[name]: ValueFacts.of(array)})
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for call in _shown(prepared, group, batches):
+            seen = zip(call, threads.map(ValueFacts.of, call.values()), strict=True)
+            facts = merge(facts, {ids[name]: one for name, one in seen})
     return facts
 
 
 def _shown(
     prepared: PreparedModel, group: list[str], batches: Iterable[Feeds]
-) -> Iterator[tuple[str, Array]]:
-    """The values called ``group`` on each call of ``batches``, by name."""
+) -> Iterator[dict[str, Array]]:
+    """The values called ``group`` by name, one mapping for each call of ``batches``."""
     session = exact_session(prepared.with_outputs(group), optimizing=False)
     for feeds in batches:
-        for shown in outputs_of_calls(session, feeds_for(session, feeds)):
-            yield from shown.items()
+        yield from outputs_of_calls(session, feeds_for(session, feeds))
 
 
 def observe_channels(
@@ -197,15 +200,19 @@ def observe_channels(
     sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
     found: dict[int, ChannelFacts] = {}
     for group in packed(sizes, SHOWN_BYTES):
-        for name, array in _shown(prepared, group, batches()):
-            index = names[name]
-            seen = ChannelFacts.of(array, axes[index])
-            found[index] = found[index].merge(seen) if index in found else seen
+        for call in _shown(prepared, group, batches()):
+            for name, array in call.items():
+                index = names[name]
+                seen = ChannelFacts.of(array, axes[index])
+                found[index] = found[index].merge(seen) if index in found else seen
     return found
 
 
-SHOWN_BYTES: Final = 256 << 20
-"""Bytes of values that one run may output: bounds the memory that observing takes."""
+SHOWN_BYTES: Final = 1 << 30
+"""Bytes of values that one run may output: bounds the memory that observing takes.
+
+Each group of values takes a run of the whole model, for each batch.
+"""
 
 
 def input_facts(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]:

@@ -41,14 +41,9 @@ from finecast.native.device import Program
 from finecast.native.emulated import NativeProgram
 from finecast.native.engine_model import EngineModel
 from finecast.native.integers import quantized_mismatch
-from finecast.native.source import AS_IT_IS, EngineBuilt, check_trust
+from finecast.native.source import AS_IT_IS, EngineBuilt, VerifyOn, check_trust
 from finecast.native.subject import Built
-from finecast.native.verifying import (
-    Compared,
-    publish,
-    run_both,
-    verified_by_first,
-)
+from finecast.native.verifying import Compared, publish, run_both, verify
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
@@ -211,14 +206,31 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         output.check(apart=came if apart is None else apart)
 
     def store(
-        self,
-        built: EngineBuilt,
-        output: Destination,
-        engines: Sequence[Engine],
-        feeds: FeedMaker,
+        self, built: EngineBuilt, output: Destination, on: VerifyOn
     ) -> tuple[int, Verified]:
-        """Write the model, which is checked, loaded and run before it takes its name."""
-        return _write(self, built, output, engines, feeds)
+        """Write the model, which is checked, loaded and run before it takes its name.
+
+        With no engines it is only checked.
+        """
+        self.check(output)
+        if output.clean:
+            frontend.drop_dead(built.model)
+        place = output.path.parent if output.path is not None else None
+        with staging(place) as folder:
+            staged = folder / (output.path.name if output.path is not None else "model.onnx")
+            with naming(staged, f"{self.file.name}, converted"):
+                size, told = _saved(self.file, built.applied, staged, output)
+                # Data before the model that names it.
+                parts = sorted(folder.iterdir(), key=lambda p: p.name, reverse=True)
+                if place is not None:
+                    for part in parts:
+                        check_writable(place / part.name, force=output.force)
+                verified = _verify(self, built, staged, on)
+                for text in told:
+                    verified = _with_note(verified, text)
+            if place is not None:
+                publish(parts, place, str(output.path))
+        return size, verified
 
     def given_back(self, built: Built | None) -> onnx.ModelProto | ir.Model:
         """The model of a plan as an onnx.ModelProto, or as an onnx_ir.Model if given so."""
@@ -290,39 +302,6 @@ def _op_of(step: str) -> str:
 # Writing a model: checked, loaded and run before it takes its name.
 
 
-def _write(
-    source: OnnxModel,
-    built: EngineBuilt,
-    output: Destination,
-    engines: Sequence[Engine],
-    feeds: FeedMaker,
-) -> tuple[int, Verified]:
-    """Write the model; returns its bytes on disk, and how it was verified.
-
-    With no engines it is only checked.
-    """
-    file = source.file
-    source.check(output)
-    if output.clean:
-        frontend.drop_dead(built.model)
-    place = output.path.parent if output.path is not None else None
-    with staging(place) as folder:
-        staged = folder / (output.path.name if output.path is not None else "model.onnx")
-        with naming(staged, f"{file.name}, converted"):
-            size, told = _saved(file, built.applied, staged, output)
-            # Data before the model that names it.
-            parts = sorted(folder.iterdir(), key=lambda p: p.name, reverse=True)
-            if place is not None:
-                for part in parts:
-                    check_writable(place / part.name, force=output.force)
-            verified = _verify(source, built, staged, engines, feeds)
-            for text in told:
-                verified = _with_note(verified, text)
-        if place is not None:
-            publish(parts, place, str(output.path))
-    return size, verified
-
-
 def _saved(
     file: OnnxFile, applied: AppliedModel, staged: Path, output: Destination
 ) -> tuple[int, tuple[str, ...]]:
@@ -368,28 +347,15 @@ def _dims(value: ir.Value) -> tuple[Dim, ...] | None:
     return tuple(d if isinstance(d, int) else d.value for d in value.shape.dims)
 
 
-def _verify(
-    source: OnnxModel,
-    built: EngineBuilt,
-    path: Path,
-    engines: Sequence[Engine],
-    feeds: FeedMaker,
-) -> Verified:
+def _verify(source: OnnxModel, built: EngineBuilt, path: Path, on: VerifyOn) -> Verified:
     """Load and run the fp32 model and the one at ``path`` in the first engine that can."""
-    if engines:
-        feeds.check(source.input_shapes)
-
-    def verify_in(engine: Engine) -> Verified:
-        pair = Pair(source=source, built=built, written=path, engine=engine)
-        return _verify_in(pair, feeds)
-
     try:
-        return verified_by_first(engines, verify_in)
+        return verify(source, built, path, on, _verify_in)
     except EngineError as failed:
         if why := _hard_to_run(source.file):
+            pair = Pair(source=source, built=built, written=path, engine=exact_emulator())
             with suppress(EngineError):
-                found = verify_in(exact_emulator())
-                return _with_note(found, f"{why}: {failed.where}")
+                return _with_note(_verify_in(pair, on.feeds), f"{why}: {failed.where}")
         raise
 
 

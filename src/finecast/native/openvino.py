@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from finecast.data.sources import FeedMaker
-from finecast.engines.base import Engine, Session
+from finecast.engines.base import Session
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError, naming
 from finecast.files import check_writable
@@ -22,7 +21,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Dim
 from finecast.native.artefact import Destination, Verified
 from finecast.native.engine_model import EngineModel
-from finecast.native.source import EngineBuilt, check_trust
+from finecast.native.source import EngineBuilt, VerifyOn, check_trust
 from finecast.native.verifying import publish, verify
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
@@ -97,11 +96,7 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
             check_writable(output.path.with_suffix(WEIGHTS_SUFFIX), force=output.force)
 
     def store(
-        self,
-        built: EngineBuilt,
-        output: Destination,
-        engines: Sequence[Engine],
-        feeds: FeedMaker,
+        self, built: EngineBuilt, output: Destination, on: VerifyOn
     ) -> tuple[int, Verified]:
         """Write both files of IR, once the model was loaded and run.
 
@@ -114,7 +109,7 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
             with naming(staged, str(output.path or folder)):
                 size = frontend.save(built.model, staged)
             with naming(staged, f"{self.name}, converted"):
-                verified = verify(self, built, staged, engines, feeds)
+                verified = verify(self, built, staged, on)
             if place is not None:
                 weights, model = staged.with_suffix(WEIGHTS_SUFFIX), staged
                 publish([weights, model], place, str(output.path))

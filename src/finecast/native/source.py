@@ -100,6 +100,19 @@ def check_trust(path: Path, *, trust: bool) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOn:
+    """By what a written model is verified beside the fp32 one.
+
+    Attributes:
+        engines: The first that runs both models counts; none leaves it unverified.
+        feeds: Makes the inputs of both.
+    """
+
+    engines: Sequence[Engine]
+    feeds: FeedMaker
+
+
 @dataclass(slots=True, kw_only=True)
 class EngineBuilt(Built):
     """The model of a plan, with the edits that made it."""
@@ -338,16 +351,11 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     @abstractmethod
     def store(
-        self,
-        built: EngineBuilt,
-        output: Destination,
-        engines: Sequence[Engine],
-        feeds: FeedMaker,
+        self, built: EngineBuilt, output: Destination, on: VerifyOn
     ) -> tuple[int, Verified]:
         """Write the model; returns its bytes on disk, and how it was verified.
 
-        The model is loaded and run before it takes its name. The first of ``engines`` that
-        runs this model and the fp32 one verifies it.
+        The model is loaded and run before it takes its name.
 
         Raises:
             UsageError: If the output cannot be written.

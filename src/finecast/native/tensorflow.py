@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-from finecast.data.sources import FeedMaker
-from finecast.engines.base import Engine
 from finecast.errors import UsageError
 from finecast.files import check_writable_folder, digest, folder_files, publish_folder
 from finecast.files.staging import staging
@@ -32,7 +30,7 @@ from finecast.graph import Dim, Graph
 from finecast.native.artefact import Destination, Verified
 from finecast.native.engine_model import EngineModel
 from finecast.native.opening import check_written
-from finecast.native.source import EngineBuilt, check_trust
+from finecast.native.source import EngineBuilt, VerifyOn, check_trust
 from finecast.native.subject import Built
 from finecast.native.verifying import verify
 from finecast.planning.adjustments import Adjustment
@@ -142,21 +140,17 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
             check_writable_folder(output.path, GRAPH_FILE, force=output.force)
 
     def store(
-        self,
-        built: EngineBuilt,
-        output: Destination,
-        engines: Sequence[Engine],
-        feeds: FeedMaker,
+        self, built: EngineBuilt, output: Destination, on: VerifyOn
     ) -> tuple[int, Verified]:
         """Write a SavedModel, once it was loaded and run; without a path run it in memory."""
         model = built.model
         if output.path is None:
-            return model.size_bytes, verify(self, built, model, engines, feeds)
+            return model.size_bytes, verify(self, built, model, on)
         verified: list[Verified] = []
 
         def staged(folder: Path) -> None:
             save(model, folder)
-            verified.append(verify(self, built, folder, engines, feeds))
+            verified.append(verify(self, built, folder, on))
 
         publish(staged, output.path, force=output.force)
         return model.size_bytes, verified[0]

@@ -24,7 +24,6 @@ from finecast.data.sources import FeedMaker
 from finecast.engines import crashes, what_loads_it
 from finecast.engines.base import (
     Array,
-    Engine,
     Feeds,
     Loadable,
     Session,
@@ -42,7 +41,7 @@ from finecast.native.artefact import Verified, compare
 from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import check_marks
 from finecast.native.integers import check_on_integers
-from finecast.native.source import EngineBuilt, Source
+from finecast.native.source import EngineBuilt, Source, VerifyOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +172,8 @@ def verify(
     source: Source,
     built: EngineBuilt,
     written: Loadable,
-    engines: Sequence[Engine],
-    feeds: FeedMaker,
+    on: VerifyOn,
+    run: Callable[[Pair, FeedMaker], Verified] = lambda pair, feeds: run_both(pair, feeds)[0],
 ) -> Verified:
     """Load and run the fp32 model and ``written``, in the first engine that can.
 
@@ -182,21 +181,27 @@ def verify(
         source: The fp32 model.
         built: The model of a plan.
         written: The same model as it was written.
-        engines: Engines to try; none to leave it unverified.
-        feeds: Makes the inputs of both.
+        on: The engines to try, and the inputs.
+        run: Loads and runs both in one engine.
 
     Raises:
         WrongNumbersError: If its formats do not explain its outputs.
         EngineError: If no engine can run it.
     """
-    if engines:
-        feeds.check(source.input_shapes)
-
-    def verify_in(engine: Engine) -> Verified:
+    if not on.engines:
+        return Verified(engine=None, note="not run: no engine was asked to")
+    on.feeds.check(source.input_shapes)
+    failures: dict[str, EngineError] = {}
+    for engine in on.engines:
         pair = Pair(source=source, built=built, written=written, engine=engine)
-        return run_both(pair, feeds)[0]
-
-    return verified_by_first(engines, verify_in)
+        try:
+            found = run(pair, on.feeds)
+        except EngineError as error:
+            failures[engine.name] = error
+        else:
+            notes = (found.note, *crashes(failures))
+            return replace(found, note="; ".join(filter(None, notes)))
+    raise _not_verified(failures)
 
 
 _MOST_POSITIONS: Final = 1 << 20
@@ -214,28 +219,6 @@ def as_given() -> Generator[None]:
         yield
     except EngineError as error:
         raise GivenModelError(error.what, where=error.where, fix=error.fix) from error
-
-
-def verified_by_first(
-    engines: Sequence[Engine], verify_in: Callable[[Engine], Verified]
-) -> Verified:
-    """The verification by the first of ``engines`` that runs both models.
-
-    Raises:
-        EngineError: If none does.
-    """
-    if not engines:
-        return Verified(engine=None, note="not run: no engine was asked to")
-    failures: dict[str, EngineError] = {}
-    for engine in engines:
-        try:
-            found = verify_in(engine)
-        except EngineError as error:
-            failures[engine.name] = error
-        else:
-            notes = (found.note, *crashes(failures))
-            return replace(found, note="; ".join(filter(None, notes)))
-    raise _not_verified(failures)
 
 
 def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:

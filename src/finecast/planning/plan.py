@@ -18,7 +18,7 @@ from finecast.graph.structure import Structure, read_structure, write_structure
 from finecast.naming import listed
 from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
-from finecast.ops import by_name
+from finecast.ops import OpKind, by_name
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
 from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
@@ -29,6 +29,8 @@ _MOST_PORTS: Final = 4
 PLAN_VERSION: Final = 9
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
+_CACHED: Final = frozenset({"variable", "attention"})
+"""Ops of models whose engine keeps a KV cache: a state, and attention that reads it."""
 _MAKE_ANEW: Final = "make a plan for this model with this version of finecast"
 
 
@@ -158,7 +160,10 @@ class Plan:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """A text for each format of inputs and outputs, and of a KV cache lower than fp32."""
+        """A text for each format of inputs and outputs, and of a KV cache lower than fp32.
+
+        Without one of its own the cache has the type of an engine's hint.
+        """
         names: dict[str, list[str]] = {}
         for name, fmt in sorted(self.io.items()):
             names.setdefault(fmt.label, []).append(name)
@@ -166,7 +171,9 @@ class Plan:
             f"inputs and outputs in {label}: {listed(of, _MOST_PORTS)}"
             for label, of in names.items()
         )
-        kept = self.kv_cache
+        kept, made_of = self.kv_cache, {one.op for one in self.structure}
+        if self.by_hint and self.low_floats and kept is Format.FP32 and made_of >= _CACHED:
+            (kept,) = self.low_floats
         cache = () if kept is Format.FP32 else (f"KV cache kept in {kept.label}",)
         return (*ports, *cache)
 
@@ -176,16 +183,23 @@ class Plan:
         return dict(Counter(d.format.label for d in self.counted).most_common())
 
     def counts_in(self, graph: Graph) -> dict[str, int]:
-        """Like ``counts``; an op of a quantized region counts as what it computes in.
+        """Like ``counts``; an op that keeps its type counts as what it computes in.
 
-        In an older opset an op may have no format of its own, and counts as decided.
+        That may be a type that it came with, or one of a quantized region. In an older opset
+        an op may have no format of its own, and counts as decided.
         """
-        nodes = {n.name: n for n in graph.nodes}
-        labels = (
-            (computed_in(graph, nodes[d.node]) if d.format is Format.FP32 else "")
-            or d.format.label
-            for d in self.counted
-        )
+        decided = {d.node: d.format for d in self.counted}
+
+        def label(node: Node) -> str:
+            chosen = decided.get(node.name)
+            if chosen is not None and chosen is not node.format:
+                return chosen.label
+            info, came_low = by_name(node.op), node.format not in (None, Format.FP32)
+            computes = info.has_numbers and info.kind is not OpKind.CAST
+            kept = chosen is not None or (came_low and computes)
+            return computed_in(graph, node) if kept else ""
+
+        labels = filter(None, map(label, graph.nodes))
         return dict(Counter(labels).most_common())
 
     @property

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 from finecast.files import check_writable, write_text
-from finecast.naming import left_out, listed
+from finecast.naming import left_out, listed, percent
 from finecast.terminal import Verbatim, finite, one_line, safe
 
 _VERSION: Final = 1
@@ -132,14 +132,18 @@ def output_lines(
     """
     if len(errors) + len(left_out) < 2:
         return []
-    lines = [f"error by output, worst first: {_listed(errors)}"]
+    lines = [f"error by output, worst first: {_listed(errors, percent)}"]
     if len(scores) > 1 or scores.keys() != errors.keys():
-        lines += [f"metric by output, worst first: {_listed(scores)}"] if scores else []
+        lines += (
+            [f"metric by output, worst first: {_listed(scores, '{:.4g}'.format)}"]
+            if scores
+            else []
+        )
     if left_out:
         few = listed(left_out, _LISTED)
         lines.append(f"not counted, as they copy an input or --of names others: {few}")
     return lines
 
 
-def _listed(figures: Mapping[str, float]) -> str:
-    return listed([f"{name} {value:.4g}" for name, value in figures.items()], _LISTED)
+def _listed(figures: Mapping[str, float], text: Callable[[float], str]) -> str:
+    return listed([f"{name} {text(value)}" for name, value in figures.items()], _LISTED)

@@ -86,6 +86,7 @@ def content_of(sources: Sources) -> dict[str, Any]:
             "by_hint": plan.by_hint,
             "counts": plan.counts,
             "adjusted": len(plan.adjustments),
+            "declared": list(plan.declared),
         },
         "machine": None if sources.machine is None else dict(sources.machine),
         "result": None if found is None else _result(found),

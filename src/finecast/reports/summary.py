@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from finecast.naming import number_of
+from finecast.naming import number_of, percent
 
 _NAMED: Final = 3
 """Ops that are named as limiting."""
@@ -52,7 +52,9 @@ def _verdict(content: Mapping[str, Any]) -> str:
     found, counts = content["result"], content["plan"]["counts"]
     low = {label: count for label, count in counts.items() if label != _FP32}
     total = sum(counts.values())
+    declared = "; ".join(content["plan"].get("declared", ()))
     ops = f"{sum(low.values())} of {number_of(total, 'op')} {_in(low)}"
+    ops += f" ({declared})" if declared else ""
     if found is None or "baseline" not in found:
         told = "No study beside it has its run, which tells how fast and accurate it is."
         return f"This plan has {ops}. {told}"
@@ -310,7 +312,7 @@ def accuracy_asked(found: Mapping[str, Any]) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "an unknown amount" if value is None else f"{100 * value:.3g}%"
+    return "an unknown amount" if value is None else percent(value)
 
 
 def _figure(value: float | None) -> str:
@@ -320,4 +322,6 @@ def _figure(value: float | None) -> str:
 def _ms(value: float | None) -> str:
     if value is None:
         return "an unknown time"
+    if value >= 1e3:
+        return f"{value / 1e3:.3g} s"
     return f"{value:.3g} ms" if value >= 1 else f"{1e3 * value:.3g} us"

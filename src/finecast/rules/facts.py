@@ -65,7 +65,7 @@ class Histogram:
         normal = found[:, _PER_BINADE : _SIGN - _PER_BINADE]
         counts[_BINS + first :] = normal[0]
         counts[: _BINS - first] = normal[1, ::-1]
-        zeros = numbers.size - np.count_nonzero(numbers)
+        zeros = np.count_nonzero(numbers == 0)  # faster than to count numbers that are not
         if found[:, :_PER_BINADE].sum() > zeros:
             small = numbers[np.abs(numbers) < _SMALLEST_NORMAL]
             counts += np.bincount(_bins(small[small != 0]) + _BINS, minlength=len(counts))

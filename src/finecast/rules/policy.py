@@ -130,8 +130,8 @@ class Policy:
             the engine has kernels for.
         calibration: How the range of an encoding is chosen from observed values.
         adjust: How operands may be adjusted. None: values are scaled that leave the range of
-            a format. ``tune`` tries the other adjustments, too, if a faster plan misses the
-            criterion; ``convert``, which does not measure, makes none of them.
+            a format. ``tune`` tries the other adjustments, too, if a faster plan loses
+            too much; ``convert``, which does not measure, makes none of them.
     """
 
     scope: Scope = field(default=Scope.AUTO, kw_only=False)
@@ -189,8 +189,8 @@ class Policy:
         " (scale values that leave its range by powers of two), made unless this leaves it"
         " out. For int8 products: equalise (scale channels so that their weights are of one"
         " size), smooth (scale them by their values), bias (subtract mean errors from biases);"
-        " convert makes these only if asked, tune tries them where a faster plan misses the"
-        " criterion. Several: smooth,bias. For no adjustment: none.",
+        " convert makes these only if asked, tune tries them where a faster plan loses too"
+        " much accuracy. Several: smooth,bias. For no adjustment: none.",
         metavar="WHAT",
         convert=lambda given: Adjust.parse(given) if isinstance(given, str) else given,
     ).field(None)

@@ -154,11 +154,13 @@ class Side:
         name: Its file.
         structure: Its ops.
         states: The ops that plans decide, by their number in ``structure``.
+        declared: What a plan says of inputs, outputs and a KV cache; None of a model.
     """
 
     name: str
     structure: Structure
     states: Mapping[int, OpState]
+    declared: tuple[str, ...] | None = None
 
     @classmethod
     def of_plan(cls, plan: Plan, name: str) -> Side:
@@ -170,7 +172,7 @@ class Side:
             for n, op in enumerate(structure)
             if op.name in decided
         }
-        return cls._of(name, structure, states)
+        return replace(cls._of(name, structure, states), declared=plan.declared)
 
     @classmethod
     def of_graph(cls, graph: Graph, name: str) -> Side:
@@ -213,6 +215,7 @@ class Difference(Report):
         after: The file of the second.
         ops: All ops of both that plans decide; those that are gone last.
         renamed: How many ops have another name.
+        declared: What one of two plans alone says of inputs, outputs and a KV cache.
         placement: What a plan does to a new version of its model, if that was asked.
     """
 
@@ -220,6 +223,7 @@ class Difference(Report):
     after: str
     ops: tuple[OpDifference, ...]
     renamed: int
+    declared: tuple[str, ...] = ()
     placement: Placement | None = None
 
     @property
@@ -275,8 +279,10 @@ class Difference(Report):
         told = [f"{c.value} ({number_of(n, 'op')})" for c, n in counts.items() if n]
         lines = [
             f"{number_of(both, 'op')} in both{renamed}; {same} without a change",
-            f"changes: {', '.join(told)}" if told else "nothing differs",
+            *self.declared,
         ]
+        if told or not self.declared:
+            lines.append(f"changes: {', '.join(told)}" if told else "nothing differs")
         if self.placement is not None:
             lines.append(f"if it is applied: {self.placement.text}")
         return lines
@@ -325,6 +331,7 @@ class Difference(Report):
             "summary": self.summary,
             "matched_share": self.matched_share,
             "renamed": self.renamed,
+            "declared": list(self.declared),
             "counts": {c.value: self.count(c) for c in Change},
             "ops": [one.to_dict() for one in self.changed],
             "apply": None
@@ -355,12 +362,29 @@ def difference(before: Side, after: Side) -> Difference:
         before=before.name,
         after=after.name,
         ops=tuple(ops),
+        declared=_declared(before, after),
         renamed=sum(
             one.before is not None
             and one.after is not None
             and one.before.node != one.after.node
             for one in ops
         ),
+    )
+
+
+def _declared(before: Side, after: Side) -> tuple[str, ...]:
+    """What one of two plans alone says; of a model nothing is known."""
+    if before.declared is None or after.declared is None:
+        return ()
+    sides = (
+        ("before", before.declared, after.declared),
+        ("after", after.declared, before.declared),
+    )
+    return tuple(
+        f"only {name}: {text}"
+        for name, own, other in sides
+        for text in own
+        if text not in other
     )
 
 

@@ -146,7 +146,8 @@ class Explanation(Report):
             return [f"{named} is {decision.format.label}: {self.why}", *warnings]
         counts = ", ".join(f"{count} in {label}" for label, count in self.plan.counts.items())
         total = number_of(len(self.plan.counted), "op")
-        return [f"{total}: {counts or 'nothing to decide'}"] + [
+        head = f"{total}: {counts or 'nothing to decide'}"
+        return [head, *self.plan.declared] + [
             f"{number_of(len(g.nodes), 'op')} in {g.format} by {g.decided_by}, as"
             f" {g.example}: {g.why}"
             for g in self.groups
@@ -162,7 +163,8 @@ class Explanation(Report):
                 (str(len(g.nodes)), g.format, g.decided_by, f"{g.example}: {g.why}")
                 for g in self.groups
             ]
-            return [TextTable(left=heads, rows=rows, fold=heads[2:], notes=times)]
+            notes = (*self.plan.declared, *times)
+            return [TextTable(left=heads, rows=rows, fold=heads[2:], notes=notes)]
         count = number_of(len(self.silent), "other rule")
         unsaid = [f"{count} without objection: --json names them"] if self.silent else []
         apart = [f"its fp32 kernel falls apart: {text}" for text in self.apart]
@@ -183,7 +185,12 @@ class Explanation(Report):
         node, decision, plan = self.node, self.decision, self.plan
         if node is None:
             kinds = [{**asdict(one), "nodes": list(one.nodes)} for one in self.groups]
-            return {"policy": plan.policy, "formats": plan.counts, "groups": kinds}
+            return {
+                "policy": plan.policy,
+                "formats": plan.counts,
+                "declared": list(plan.declared),
+                "groups": kinds,
+            }
         rows = (*self.verdicts, *((rule, "any", "no objection", "") for rule in self.silent))
         return {
             "node": node.name,

@@ -356,7 +356,7 @@ class TuneRequest:
     ).field(None)
     start: Path | Plan | None = Option(
         help="A plan of this model or of an earlier version of it. It is tried first; if it"
-        " keeps the criterion, only faster ones are tried.",
+        " keeps the accuracy asked for, only faster ones are tried.",
         metavar="PLAN.json",
         kind=Path,
         python=((str, Path, Plan), "a plan or its path"),

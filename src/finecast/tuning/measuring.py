@@ -31,7 +31,7 @@ _LEAST_S: Final = 0.3
 # other one beats well enough to choose which is evaluated first.
 RANKING: Final = Effort(min_time_s=_LEAST_S, settle_s=4.0, known_to=0.05, order=False)
 # The last race, between the plan found and those that may be better. Speeds are timed until
-# they are known to 3%, which takes more rounds on a busy machine: then two runs of one search
+# they are known to 4%, which takes more rounds on a busy machine: then two runs of one search
 # agree within 5%. No more rounds start after these seconds, or after the time of an evaluation
 # on all data, if that is longer: all of a search is to take ten seconds beside some
 # evaluations. Models slower than fp32 cannot be chosen and get no further rounds. Of two plans
@@ -39,7 +39,7 @@ RANKING: Final = Effort(min_time_s=_LEAST_S, settle_s=4.0, known_to=0.05, order=
 FINAL: Final = Effort(
     min_time_s=2 * _LEAST_S,
     settle_s=8.0,
-    known_to=0.03,
+    known_to=0.04,
     rounds=11,
     limit=1.0,
     order=False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.devices.targets import load_target
 from finecast.measure.environment import cpu_label, environment
-from finecast.naming import enumerated, number_of
+from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
 from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import next_faster
@@ -85,9 +85,9 @@ def comparison(result: Result) -> TextTable:
 
 
 def _named(anchor: Anchor, result: Result) -> str:
-    """An anchor's name, and whether it misses the criterion or how it becomes a plan."""
+    """An anchor's name, and whether it loses too much, or how it becomes a plan."""
     if not anchor.passed:
-        return f"{anchor.name} (misses the criterion)"
+        return f"{anchor.name} (loses too much)"
     output = result.output
     faster = "hint" in anchor.name and anchor.cost < result.tuned.cost
     if faster and output is not None and _states_no_hint(result):
@@ -108,8 +108,8 @@ def notes(result: Result) -> list[str]:
     if result.improved:
         seen = "emulated" if result.target else "measured"
         lines.append(
-            f"relative output error: predicted {result.predicted_error:.3g},"
-            f" {seen} {result.measured_error:.3g}"
+            f"relative output error: predicted {percent(result.predicted_error)},"
+            f" {seen} {percent(result.measured_error)}"
         )
         lines += _parts(result.predicted_parts)
         lines += output_lines(result.output_errors, result.left_out, result.tuned.outputs)
@@ -159,7 +159,7 @@ def _parts(errors: Mapping[str, float]) -> list[str]:
     """A line on the error of codes of weights alone and of activations alone, if known."""
     if not errors:
         return []
-    told = ", ".join(f"of {name} alone {error:.3g}" for name, error in errors.items())
+    told = ", ".join(f"of {name} alone {percent(error)}" for name, error in errors.items())
     return [f"predicted for the codes {told}"]
 
 
@@ -194,13 +194,22 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"of {number_of(count, 'op')} planned in {label}, "
+        f"of {number_of(count, 'op')} in {label} "
         + ", ".join(
-            f"{n} run in {into}" for (of, into), n in counts.most_common() if of == label
+            _run(n, label, into) for (of, into), n in counts.most_common() if of == label
         )
         for label, count in planned.items()
     )
-    return [f"as the engine runs them, fused into kernels of one type each: {told}"]
+    return [f"the engine fuses ops into kernels, each of one type: {told}"]
+
+
+def _run(count: int, label: str, into: str) -> str:
+    """In which kernels ops of a format run: an fp32 op may be part of a low op's kernel."""
+    if into == _REMOVED:
+        return f"{count} need no kernel" if count > 1 else "1 needs no kernel"
+    part = label == Format.FP32.label != into
+    runs = "run" if count > 1 else "runs"
+    return f"{count} {runs} {'as part of low kernels, in' if part else 'in'} {into}"
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:

@@ -74,6 +74,7 @@ class Trials:
     evaluations: int = 1
     lost: list[str] = field(default_factory=list[str])
     _measure: Measure = field(init=False)
+    _metrics: dict[str, float] = field(init=False, default_factory=dict[str, float])
     _resume: bool = field(init=False)
     _judged_by: str = field(init=False)
 
@@ -173,11 +174,12 @@ class Trials:
         share = (best - linear(self.target)) / lost
         return (kept + min(max(share, 0.0), 1.0) * (missed - kept)) ** 2
 
-    def share_lost(self, metric: float) -> float:
+    def share_lost(self, plan: Plan, measure: Measure) -> float:
         """The share of what may be lost by which a plan's metric is off; infinite if unknown.
 
         A metric that is better than fp32's is off, too: it shows what chance may do.
         """
+        metric = self._measured(plan, measure)
         lost, allowed = abs(metric - self.baseline), abs(self.target - self.baseline)
         return lost / allowed if math.isfinite(lost) and allowed > 0 else math.inf
 
@@ -274,14 +276,20 @@ class Trials:
             data=self._judged_by,
         )
 
+    def _measured(self, plan: Plan, measure: Measure) -> float:
+        """The metric of a plan's model on all data, which is evaluated once in a run."""
+        if plan.digest not in self._metrics:
+            self.evaluations += 1
+            self._metrics[plan.digest] = measure(plan)
+        return self._metrics[plan.digest]
+
     def _evaluate(self, candidate: Candidate) -> Trial:
         self.progress(f"evaluation of {candidate.name}", len(self.tried), len(self.tried) + 1)
         study = self.study
         try:
-            metric = self._measure(candidate.plan)
+            metric = self._measured(candidate.plan, self._measure)
         except LostTrialError as error:
             metric, study = self.lose(candidate.name, error), None
-        self.evaluations += 1
         trial = Trial(
             key=self._key(candidate),
             name=candidate.name,

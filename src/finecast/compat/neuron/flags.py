@@ -10,12 +10,10 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from finecast.errors import UsageError
-from finecast.naming import plain_dashes, spelled, switch
+from finecast.naming import Option, plain_dashes, spelled, switch
 
 FLAGS_VARIABLE: Final = "NEURON_CC_FLAGS"
 STOCHASTIC_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
@@ -200,66 +198,50 @@ class CastOptions:
 
     auto_cast: str | None = None
     auto_cast_type: str | None = None
-    fast_math: Annotated[
-        str | None,
-        typer.Option(
-            "--fast-math",
-            metavar="KEYWORD...",
-            help="inf1: all, none, fp32-cast-all[-fp16], fp32-cast-matmult[-bf16|-fp16],"
-            " [no-]fast-relayout.",
-        ),
-    ] = None
-    fp32_cast: Annotated[
-        str | None,
-        typer.Option(
-            "--fp32-cast",
-            metavar="KEYWORD",
-            help="inf1, the older spelling: all[-fp16], matmult[-bf16|-fp16].",
-        ),
-    ] = None
+    fast_math: str | None = Option(
+        help="inf1: all, none, fp32-cast-all[-fp16], fp32-cast-matmult[-bf16|-fp16],"
+        " [no-]fast-relayout.",
+        metavar="KEYWORD...",
+    ).field(None)
+    fp32_cast: str | None = Option(
+        help="inf1, the older spelling: all[-fp16], matmult[-bf16|-fp16].", metavar="KEYWORD"
+    ).field(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerFlags:
     """Options of the compilers' own that say how they and the runtime compute."""
 
-    mixed_accumulation: Annotated[
-        bool | None,
-        typer.Option(
+    mixed_accumulation: bool | None = Option(
+        help="Softmax, norms and the like keep fp32 inside.",
+        flags=(
             "--enable-mixed-precision-accumulation/--disable-mixed-precision-accumulation",
-            help="Softmax, norms and the like keep fp32 inside.",
         ),
-    ] = None
-    saturate_infinity: Annotated[
-        bool,
-        typer.Option(
-            "--enable-saturate-infinity", help="Clamp Inf in transposes (trn1, inf1)."
-        ),
-    ] = False
-    stochastic_rounding: Annotated[
-        bool, typer.Option("--stochastic-rounding", help="Casts round stochastically.")
-    ] = False
-    seed: Annotated[int | None, typer.Option(help="Seed of stochastic rounding.", min=0)] = (
+        kind=bool,
+    ).field(None)
+    saturate_infinity: bool = Option(
+        help="Clamp Inf in transposes (trn1, inf1).",
+        flags=("--enable-saturate-infinity",),
+        kind=bool,
+    ).field(False)
+    stochastic_rounding: bool = Option(help="Casts round stochastically.", kind=bool).field(
+        False
+    )
+    seed: int | None = Option(help="Seed of stochastic rounding.", kind=int, least=0).field(
         None
     )
-    sdk: Annotated[
-        str | None,
-        typer.Option(metavar="RELEASE", help="Neuron SDK whose defaults hold, as 2.26."),
-    ] = None
-    from_env: Annotated[
-        bool,
-        typer.Option(
-            "--from-env", help="Read NEURON_CC_FLAGS; the command line comes after it."
-        ),
-    ] = False
-    model_type: Annotated[
-        str | None,
-        typer.Option("--model-type", metavar="KIND", help="Neuron's; no effect on numbers."),
-    ] = None
-    optlevel: Annotated[
-        str | None,
-        typer.Option("--optlevel", "-O", metavar="N", help="Neuron's; no effect on numbers."),
-    ] = None
+    sdk: str | None = Option(
+        help="Neuron SDK whose defaults hold, as 2.26.", metavar="RELEASE"
+    ).field(None)
+    from_env: bool = Option(
+        help="Read NEURON_CC_FLAGS; the command line comes after it.", kind=bool
+    ).field(False)
+    model_type: str | None = Option(
+        help="Neuron's; no effect on numbers.", metavar="KIND"
+    ).field(None)
+    optlevel: str | None = Option(
+        help="Neuron's; no effect on numbers.", flags=("--optlevel", "-O"), metavar="N"
+    ).field(None)
 
     def given(self, casting: CastOptions, target: str | None) -> tuple[Given, tuple[str, ...]]:
         """The options of the command line, and with --from-env those of the environment.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
@@ -154,6 +155,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     beside = _BESIDE.get(_suffix(path))
     if beside is not None and parts == [path]:
         fix = f"put {path.with_suffix(beside).name} beside it, which has its weights, or {fix}"
+    external = tuple(p for p in parts if p != path)
     told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
         DryRun(
@@ -162,6 +164,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
             model=readable,
             where=str(path),
             fix=fix,
+            data=[os.path.relpath(p, path.parent) for p in external],
         ).load()
         model = _core().read_model(readable)
         told += (state_left_out(readable),)
@@ -177,7 +180,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
         path=path,
         model=model,
         digest=digest(*parts),
-        external=tuple(p for p in parts if p != path),
+        external=external,
         told=tuple(filter(None, told)),
         _size_bytes=sum(p.stat().st_size for p in parts) if own else None,
     )

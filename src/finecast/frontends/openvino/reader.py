@@ -206,8 +206,7 @@ class _Reader:
         found = self.types.of(op, kind)
         name = op.get_friendly_name()
         added = self.changes.added.get(name)
-        scales = added is not None and added.scales
-        if self._decompresses(info, inputs, results) or scales:
+        if self._decompresses(info, inputs, results) or added is not None:
             found = self.types.fixed(op)
         attributes = dict(_attributes(op, kind))
         if added is not None and added.rounds:

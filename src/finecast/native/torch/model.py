@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from finecast.data.deviation import LIMIT
 from finecast.data.sizes import MOST_LENGTH, MOST_PRODUCTS
-from finecast.data.sources import DataOptions, FeedMaker, known_outputs
+from finecast.data.sources import DataOptions, known_outputs
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds, Loadable, Session
@@ -54,7 +54,7 @@ from finecast.native.device import Program
 from finecast.native.engine_model import EngineModel
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.planning import Judging
-from finecast.native.source import EngineBuilt
+from finecast.native.source import EngineBuilt, VerifyOn
 from finecast.native.subject import Built
 from finecast.native.torch.files import export, load, save
 from finecast.native.torch.planning import (
@@ -397,19 +397,15 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             check_writable(output.path, force=output.force)
 
     def store(
-        self,
-        built: EngineBuilt,
-        output: Destination,
-        engines: Sequence[Engine],
-        feeds: FeedMaker,
+        self, built: EngineBuilt, output: Destination, on: VerifyOn
     ) -> tuple[int, Verified]:
         """Write the module, exported; a module in memory stays one."""
         assert isinstance(built, TorchBuilt)
-        if output.path is None and not engines:
-            return built.size_bytes, verify(self, built, built.model, (), feeds)
+        if output.path is None and not on.engines:
+            return built.size_bytes, verify(self, built, built.model, on)
         built.program = export(built.model, self.file.program)
         written = RunnableModule(module=runnable(built.program), program=self.file.program)
-        verified = self._verified(built, written, engines, feeds)
+        verified = self._verified(built, written, on)
         if output.path is None:
             return built.size_bytes, verified
         return save(built.program, output.path, plan=built.plan), verified
@@ -424,13 +420,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             return built.model
         return built.program or export(built.model, self.file.program)
 
-    def _verified(
-        self,
-        built: TorchBuilt,
-        written: RunnableModule,
-        engines: Sequence[Engine],
-        feeds: FeedMaker,
-    ) -> Verified:
+    def _verified(self, built: TorchBuilt, written: RunnableModule, on: VerifyOn) -> Verified:
         """How ``written`` was verified: on the feeds, and at the largest free sizes.
 
         The larger error counts.
@@ -438,8 +428,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         Raises:
             WrongNumbersError: If its formats do not explain its outputs.
         """
-        found = verify(self, built, written, engines, feeds)
-        measured = engines and engines[0].emulates is None
+        found, feeds = verify(self, built, written, on), on.feeds
+        measured = on.engines and on.engines[0].emulates is None
         if feeds.examples is None or feeds.batches or not measured:
             return found
         long = longest(self.file.program, self.arguments)
@@ -454,7 +444,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         except EngineError as error:
             return replace(found, note=f"the program does not run at {at}: {error.what}")
         with _at_sizes(at):
-            there = verify(self, built, written, engines, larger)
+            there = verify(self, built, written, replace(on, feeds=larger))
         before, after = found.relative_error or 0.0, there.relative_error or 0.0
         if after >= LIMIT > before:
             raise WrongNumbersError(

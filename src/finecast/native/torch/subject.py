@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -18,6 +19,7 @@ from finecast.engines.torch.integers import Prepare, compiled_frozen
 from finecast.engines.torch.session import (
     Arguments,
     ModuleSession,
+    as_engine_error,
     unwritten,
 )
 from finecast.errors import EngineError
@@ -209,7 +211,7 @@ class TorchSubject(EngineSubject):
         args, kwargs = signature.unflattened(signature.leaves(workload.timing()[0]))
 
         def call(run: Callable[..., Any]) -> object:
-            with torch.no_grad():
+            with torch.no_grad(), as_engine_error():
                 return run(*args, **kwargs)
 
         original = self._module
@@ -227,6 +229,7 @@ class TorchSubject(EngineSubject):
             anchor = self._prepared(None, (args, kwargs))
             self._compile([partial(call, anchor), *calls.values()])
             race = Race.of(partial(call, anchor), calls, effort)
+            self.tell(*(built[name].dropped(error) for name, error in race.failed.items()))
             self.tell(*waiting_notes(race.denied))
             return race
 
@@ -234,7 +237,8 @@ class TorchSubject(EngineSubject):
         """Call each module once: ``torch.compile`` compiles at the first call."""
         for done, first in enumerate(calls):
             self._progress("compile", done, len(calls))
-            first()
+            with suppress(EngineError):  # it fails in the race, too, and leaves it
+                first()
         self._progress("timing", 0, 1)
 
     def _prepared(self, built: Built | None, arguments: Arguments) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ def from_text(text: str) -> Graph:
                 raise ModelError(
                     f"not a line of a graph: {error}",
                     where=f"line {number}",
-                    fix="see finecast.graph.text for the form",
+                    fix="see tests/graph/text.py for the form",
                 ) from error
     return reader.graph()
 
