@@ -9,6 +9,9 @@ in two parts. Anonymous memory is what processes need: that of all of them, and 
 own, without the engine's in the process of dry runs. Memory of files is mapped weights, which
 the kernel drops and reads again when it needs the space. ``ru_maxrss`` counts both.
 
+What was written is then run in a process of its own, by ``benchmarks.decoder_run``: one call
+on 8 tokens and 8 steps, held against fp32 logits that are computed layer by layer.
+
 1B takes 4.3 GB of disk and 7B 27 GB, and the result up to a third of that.
 """
 
@@ -32,6 +35,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.common import report
+from benchmarks.decoder_run import compare
 
 _POSITIONS: Final = 512
 _SAMPLE_S: Final = 0.05
@@ -332,6 +336,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where models are written and kept")
     parser.add_argument("--verb", choices=("convert", "tune"), default="convert")
     parser.add_argument("--formats", nargs="+", default=["int8_weights", "int4_weights"])
+    parser.add_argument("--engine", choices=("openvino", "onnxruntime"), default="openvino")
     parser.add_argument("--ir", action="store_true", help="as OpenVINO's IR")
     parser.add_argument("--trace", action="store_true", help="memory of each second")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each run")
@@ -358,10 +363,11 @@ def _run(options: argparse.Namespace, folder: Path, more: Sequence[str]) -> None
     whole = [",".join(options.formats)] if options.verb == "tune" else options.formats
     for formats in whole:
         out = folder / "out"
+        low = out / f"low{path.suffix}"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         command = [sys.executable, "-m", "finecast", options.verb, str(path)]
-        command += ["-o", str(out / f"low{path.suffix}"), "--auto-cast-type", formats]
+        command += ["-o", str(low), "--auto-cast-type", formats, "--engine", options.engine]
         if options.verb == "tune":
             command += ["--data", str(texts), "--metric", "kld"]
         else:
@@ -373,7 +379,25 @@ def _run(options: argparse.Namespace, folder: Path, more: Sequence[str]) -> None
             found["anonymous_mb"], "MB", parameters=sizes.parameters,
             written_mb=round(written / 1e6), **found,
         )  # fmt: skip
+        if low.exists():
+            _run_low(options, low, formats)
         shutil.rmtree(out)
+
+
+def _run_low(options: argparse.Namespace, low: Path, formats: str) -> None:
+    """Report what running ``low`` takes, and how far it is from fp32."""
+    folder = low.parents[1]
+    found, exact = low.with_suffix(".npz"), folder / "exact.npz"
+    module = [sys.executable, "-m", "benchmarks.decoder_run"]
+    if not exact.exists():
+        command = [*module, "exact", str(folder / "decoder.onnx"), str(exact)]
+        taken = measured(command, options.limit, options.trace)
+        report("memory", "fp32, layer by layer", taken["anonymous_mb"], "MB", **taken)
+    command = [*module, "low", str(low), str(found), *formats.split(",")]
+    taken = measured([*command, "--engine", options.engine], options.limit, options.trace)
+    if found.exists() and exact.exists():
+        taken |= compare(found, exact)
+    report("memory", f"{low.name} run, {formats}", taken["anonymous_mb"], "MB", **taken)
 
 
 def _as_ir(path: Path) -> Path:

@@ -6,6 +6,7 @@ They run in the environment of the zoo, which has transformers: ``make zoo-sampl
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_refusals_say_what_to_give(model: Any, tmp_path: Path) -> None:
 
 
 # Loops of other packages: tokens equal those of a loop of ours. They run where the packages
-# are installed: pip install openvino-genai onnxruntime-genai
+# are installed: pip install openvino-genai onnxruntime-genai optimum-intel
 
 PROMPT, NEW, END = [0, 1, 2, 3, 4], 12, 62
 
@@ -189,7 +190,34 @@ def own_tokens(session: Session) -> list[int]:
     return made
 
 
-def test_openvino_genai_generates_our_tokens(exported: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def stateful(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A low model as IR that keeps its cache, in a folder of its own."""
+    import openvino
+
+    folder = tmp_path_factory.mktemp("stateful")
+    model = openvino.Core().read_model(exported)
+    decoder.example("make_stateful").keep_cache(model)
+    openvino.save_model(model, folder / "fp32.xml", compress_to_fp16=False)
+    path = folder / "openvino_model.xml"
+    finecast.convert(folder / "fp32.xml", path, policy="all:int8_weights,bf16")
+    return path
+
+
+def test_optimum_intel_generates_our_tokens(model: Any, stateful: Path) -> None:
+    intel = pytest.importorskip("optimum.intel")
+    model.config.save_pretrained(stateful.parent)
+    loaded = intel.OVModelForCausalLM.from_pretrained(stateful.parent)
+    ids = torch.tensor([PROMPT])
+    found = loaded.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW,
+        do_sample=False, pad_token_id=0,
+    )  # fmt: skip
+    own = own_tokens(get_engine("openvino").load(stateful))
+    assert found[0, len(PROMPT) :].tolist() == own
+
+
+def test_openvino_genai_generates_our_tokens(stateful: Path, tmp_path: Path) -> None:
     genai = pytest.importorskip("openvino_genai")
     tokenizers = pytest.importorskip("openvino_tokenizers")
     import openvino
@@ -201,17 +229,14 @@ def test_openvino_genai_generates_our_tokens(exported: Path, tmp_path: Path) -> 
     parts = tokenizers.convert_tokenizer(fast, with_detokenizer=True)
     for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
         openvino.save_model(part, tmp_path / f"openvino_{name}.xml")
-    stateful = openvino.Core().read_model(exported)
-    decoder.example("make_stateful").keep_cache(stateful)
-    openvino.save_model(stateful, tmp_path / "fp32.xml", compress_to_fp16=False)
-    path = tmp_path / "openvino_model.xml"
-    finecast.convert(tmp_path / "fp32.xml", path, policy="all:int8_weights,bf16")
+    for suffix in (".xml", ".bin"):
+        shutil.copy(stateful.with_suffix(suffix), tmp_path)
     asked = genai.GenerationConfig(max_new_tokens=NEW, ignore_eos=True, do_sample=False)
     asked.set_eos_token_id(END)
     given = (openvino.Tensor(np.array(of, np.int64)) for of in ([PROMPT], [[1] * len(PROMPT)]))
     pipeline = genai.LLMPipeline(tmp_path, "CPU")
     found = pipeline.generate(genai.TokenizedInputs(*given), asked)
-    assert list(found.tokens[0]) == own_tokens(get_engine("openvino").load(path))
+    assert list(found.tokens[0]) == own_tokens(get_engine("openvino").load(stateful))
 
 
 @pytest.mark.parametrize("policy", ["all:int8_dynamic", "all:fp16"])

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import openvino
 import pytest
 from onnx import TensorProto, helper
 
 import finecast
 from finecast.cli import main
+from finecast.frontends import onnx as frontend
 from tests.frontends.tools import Array, model, parse, run, tensor
 
 RNG = np.random.default_rng(0)
@@ -229,3 +231,33 @@ def test_the_size_told_is_that_of_all_files(tmp_path: Path) -> None:
     path = put_apart(indices(), tmp_path / "m.onnx")
     files = sum(f.stat().st_size for f in tmp_path.iterdir())
     assert finecast.inspect(path).size_bytes == files > path.stat().st_size
+
+
+def test_a_temporary_model_shares_the_data_that_it_leaves_as_they_are(tmp_path: Path) -> None:
+    """A decoder of four gigabytes was written again for each look at its values."""
+    table = RNG.normal(size=(40, 32)).astype(np.float32)
+    proto = model(
+        [
+            helper.make_node("MatMul", ["x", "table"], ["m"]),
+            helper.make_node("MatMul", ["m", "square"], ["y"]),
+        ],
+        {"x": [2, 40]},
+        {"y": [2, 32]},
+        [tensor("table", table), tensor("square", RNG.normal(size=(32, 32)))],
+    )
+    file = frontend.load(put_apart(proto, tmp_path / "net.onnx"))
+    x = RNG.standard_normal((2, 40)).astype(np.float32)
+    wanted = run(tmp_path / "net.onnx", x=x)[0]
+    for factor, shared in ((1, True), (2, False)):
+        folder = tmp_path / f"times{factor}"
+        folder.mkdir()
+        other = file.model.clone()
+        if factor != 1:  # more than half of the numbers are its own
+            other.graph.initializers["table"].const_value = ir.Tensor(table * factor)
+        frontend.save(other, folder / "model.onnx", linking=True)
+        names = {one.name for one in folder.iterdir()}
+        assert names == {"model.onnx", "linked0.data" if shared else "model.onnx.data"}
+        found = run(folder / "model.onnx", x=x)[0]
+        np.testing.assert_allclose(found, factor * wanted, rtol=1e-5, atol=1e-5)
+        shutil.rmtree(folder)
+    assert (tmp_path / DATA).read_bytes()

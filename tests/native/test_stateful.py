@@ -300,3 +300,21 @@ def test_a_model_by_hint_states_its_cache() -> None:
     compiled = openvino.Core().compile_model(done.model, "CPU")
     assert str(compiled.get_property("KV_CACHE_PRECISION").to_string()) == "bf16"
     assert kv_cache_of(done.model) is Format.BF16
+
+
+def test_calls_of_different_lengths_show_whether_kernels_round(tmp_path: Path) -> None:
+    """Outputs of such calls are joined without rows, which was an error of NumPy."""
+    skip_without_int8()
+    first = {"x": np.concatenate([one["x"] for one in steps(3)], axis=1)}
+    calls = [{**steps(1)[0], **first}, *steps(2, seed=2)]
+    outcome = finecast.tune(
+        decoder(),
+        tmp_path / "low.xml",
+        evaluate=snr_db([calls]),
+        criterion="absolute",
+        tolerance=130.0,
+        policy="all:int8_dynamic",
+        objective="size",
+    )
+    assert outcome.improved, outcome.why
+    assert Format.INT8_DYNAMIC.label in outcome.counts

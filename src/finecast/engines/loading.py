@@ -144,6 +144,6 @@ def from_memory(model: Any, load: Callable[[Loadable], T], place: Path | None = 
         return load(frontend.to_bytes(model))
     with staging() if place is None else nullcontext(place) as folder:
         path = folder / "model.onnx"
-        frontend.save(model, path)
+        frontend.save(model, path, linking=True)
         with naming(path, "the model in memory"):
             return load(path)

@@ -22,6 +22,7 @@ from finecast.engines.base import (
     KernelTime,
     Loadable,
     Session,
+    calls_of,
 )
 from finecast.engines.exact import Exact
 from finecast.engines.integers import INTEGERS, fuses, not_as_planned
@@ -192,6 +193,7 @@ def not_rounded(
     if not rounded:
         return {}
     usual = next(iter(rounded.values()))
+    feeds = calls_of(feeds)[0]
     graph, known = applied.graph, {n.name: n for n in applied.graph.nodes}
     shown = {value: name for name, value in applied.observable().items()}
     given = {v.id: feeds[v.name] for v in graph.inputs if v.name in feeds}

@@ -202,7 +202,12 @@ def _unreadable(path: Path, what: str) -> ModelError:
 
 
 def save(
-    model: ir.Model, path: Path, *, force: bool = False, external_data: bool | None = None
+    model: ir.Model,
+    path: Path,
+    *,
+    force: bool = False,
+    external_data: bool | None = None,
+    linking: bool = False,
 ) -> int:
     """Write the model to ``path``; returns the bytes on disk.
 
@@ -214,6 +219,8 @@ def save(
         force: Whether an existing file may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside it. None: only if there are
             more than 1.8 GB of them, or the model was loaded from such a pair of files.
+        linking: Whether external tensors that are unchanged may stay in the file that they
+            are in, to which a link is made beside ``path``; for a temporary model.
 
     Raises:
         UsageError: If ``path`` exists and ``force`` is not set, or cannot be written.
@@ -238,7 +245,8 @@ def save(
             staging(path.parent) as folder,
         ):
             if external:
-                size = stream.write_external(model, folder, path.name, data_name)
+                links = path.parent if linking else None
+                size = stream.write_external(model, folder, path.name, data_name, links)
             else:
                 size = stream.write_whole(model, folder / path.name)
             if (folder / data_name).exists():

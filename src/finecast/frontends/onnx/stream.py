@@ -3,12 +3,14 @@
 onnx_ir's ``save`` holds all tensors of one file in memory, and each one of external data.
 
 Law: a written model refers to no file but its own data file, wherever its tensors come from.
+A temporary one may share data with the file that it was made of, by a hard link.
 """
 
 from __future__ import annotations
 
 import io
 import mmap
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,21 +70,56 @@ def parse_model(path: Path, *, whole_below: int = _WHOLE_BELOW_BYTES) -> onnx.Mo
     return model
 
 
-def write_external(model: ir.Model, folder: Path, name: str, data_name: str) -> int:
+def write_external(
+    model: ir.Model, folder: Path, name: str, data_name: str, links: Path | None = None
+) -> int:
     """Write ``folder / name`` with its tensors in ``folder / data_name``.
 
     Small tensors stay in the model file; if all are small there is no data file. ``model`` is
     unchanged when this returns. Returns the bytes on disk.
+
+    Tensors that are still those of another file are not written again where ``links`` is
+    given, the folder that the model will be in: it gets a link to that file.
     """
     values = _large(model)
+    kept = {} if links is None else _linked(values, links)
     with (folder / data_name).open("wb") as file:
-        external = [_write(v, file, folder, data_name) for v in values]
+        external = [
+            kept.get(v.name or "") or _write(v, file, folder, data_name) for v in values
+        ]
         size = file.tell()
-    if not external:
+    if len(kept) == len(values):
         (folder / data_name).unlink()
     with _replaced(values, external):
         ir.save(model, folder / name)
     return size + (folder / name).stat().st_size
+
+
+def _linked(values: list[ir.Value], folder: Path) -> dict[str, ir.ExternalTensor]:
+    """Where tensors are in data files that they came from, by name; ``folder`` has the links.
+
+    A file of which less than half is used is not linked, as engines take all of it for the
+    size of the model; nor one on another file system.
+    """
+    found: dict[str, ir.ExternalTensor] = {}
+    files: dict[Path, list[tuple[ir.Value, ir.ExternalTensor]]] = {}
+    for value in values:
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            files.setdefault(Path(tensor.path).resolve(), []).append((value, tensor))
+    for number, (path, kept) in enumerate(files.items()):
+        if 2 * sum(tensor.nbytes for _, tensor in kept) < path.stat().st_size:
+            continue
+        there = folder / f"linked{number}.data"
+        try:
+            os.link(path, there)
+        except OSError:  # another file system, or one without hard links
+            continue
+        for value, tensor in kept:
+            declared = _declared(value, there.name, tensor.offset or 0, tensor.nbytes)
+            declared.base_dir = folder
+            found[declared.name or ""] = declared
+    return found
 
 
 def write_whole(model: ir.Model, path: Path) -> int:
