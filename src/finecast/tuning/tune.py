@@ -99,7 +99,7 @@ _HOPELESS: Final = 1.5
 # What a search takes after the rules have judged: this many evaluations of all data, this many
 # times as long as it took to load the model and to observe its values (plans are compiled and
 # roundings are probed), and its races: some ten rounds of eight models, and longer ones of the
-# last few. Searches took from 1 / 1.6 to 1.6 times of that. It is told where that is long.
+# last few. That is rough: a range of 1.6 times to either side is told, where it is long.
 _EVALUATIONS: Final = 3
 _MODELS: Final = 3
 _RACES_S: Final = 10.0
