@@ -233,7 +233,11 @@ class EngineSubject(Subject):
 
         def load(one: Built) -> None:
             if isinstance(one, EngineBuilt) and one.loaded is None:
-                self._check_kernels(one, timing[0])
+                try:
+                    self._check_kernels(one, timing[0])
+                except EngineError:
+                    one.loaded = None  # what is loaded has passed the check
+                    raise
             self.session(one).run(timing[0])  # a missing kernel may show only in a run
 
         errors = load_all(self.engine, load, built.values())

@@ -275,6 +275,7 @@ class _Tuning:
         frontier: The first steps of the frontier, those too slow to be raced among them.
         waiting: Proposals that race only if those that raced first gain too little.
         caches: What each format of a KV cache that the engine keeps saves and loses.
+        dropped: Digests of plans whose models do not run as planned; they race once.
     """
 
     subject: Subject
@@ -298,6 +299,7 @@ class _Tuning:
     frontier: list[Proposal] = field(default_factory=list[Proposal])
     waiting: Sequence[Proposal] = ()
     caches: Sequence[KvCache] = ()
+    dropped: set[str] = field(default_factory=set[str])
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
@@ -403,7 +405,8 @@ class _Tuning:
         It is mostly the first that is tried anyway. Where it fails, plans that are predicted
         to fail, too, are not compiled to be raced.
         """
-        races = not (self.predicting or self.subject.target or self.start)
+        of_time = self.measuring.objective.of_time
+        races = of_time and not (self.predicting or self.subject.target or self.start)
         # Within a budget a trial is worth more than a compilation.
         if not races or not self._goal.is_unlimited or self.analysis is None:
             return False
@@ -479,6 +482,7 @@ class _Tuning:
             fresh = [p for p in more if p in left]
             if not fresh:
                 break
+            self.waiting = [p for p in self.waiting if p not in fresh]
             ranked = self._rank(fresh)[0]
             candidates += ranked
             found = self._faster(ranked, found, fp32)
@@ -925,6 +929,9 @@ class _Tuning:
         """
         stated = with_hints(self.subject, with_kv_caches(proposals, self.caches))
         unique = {p.plan.digest: p for p in reversed(stated)}
+        unique = {digest: p for digest, p in unique.items() if digest not in self.dropped}
+        if not unique and self.fp32 is not None:
+            return [], self.fp32
         for done, (digest, proposal) in enumerate(unique.items()):
             self.progress("convert", done, len(unique))
             if digest not in self.built:
@@ -940,6 +947,7 @@ class _Tuning:
             self.fp32 = found.costs.latency_s(ANCHOR)
         fp32_s = found.times.latency(ANCHOR).median_s
         raced = {d: models[d] for d in found.times.names if d in models}
+        self.dropped |= models.keys() - raced.keys()
         unique = with_hinted_errors(unique, raced, self.measuring.output_error)
         candidates = [
             Candidate(
