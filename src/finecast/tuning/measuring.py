@@ -48,8 +48,8 @@ FINAL: Final = Effort(
 # The second race of what may be better than the result: the order alone is asked.
 DUEL: Final = replace(FINAL, limit=math.inf, order=True, tie=None)
 BASELINE: Final = Effort(min_time_s=_LEAST_S)
-# Latencies that are reported beside another objective and decide nothing.
-_BESIDE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
+# Latencies that decide nothing, or only which of nearly equal plans is tried first.
+GLANCE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Measuring:
         if self.objective.of_latency:
             race = self.race(built, effort)
             return Measurements(costs=race, times=race)
-        times = self.race(built, _BESIDE)
+        times = self.race(built, GLANCE)
         loaded = {name: one for name, one in built.items() if name in times.names}
         if self.objective is Objective.THROUGHPUT:
             race = self.race(loaded, effort, streams=True)

@@ -20,7 +20,7 @@ from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError
 from finecast.graph import Node
-from finecast.measure.racing import ANCHOR
+from finecast.measure.racing import ANCHOR, Effort
 from finecast.measure.timing import now_s, pass_over
 from finecast.native.gains import gaining_kinds, share_left
 from finecast.native.subject import Built, Examined, Subject, UserRules
@@ -403,7 +403,8 @@ class _Tuning:
         """Whether the fastest of the plans predicted to be so fails, before others race.
 
         It is mostly the first that is tried anyway. Where it fails, plans that are predicted
-        to fail, too, are not compiled to be raced.
+        to fail, too, are not compiled to be raced. It races with the others later, so that a
+        few rounds do.
         """
         of_time = self.measuring.objective.of_time
         races = of_time and not (self.predicting or self.subject.target or self.start)
@@ -416,7 +417,7 @@ class _Tuning:
         fastest = [p for p in known if not self._is_alike(p) and price(p.plan) <= limit]
         if not fastest or len(fastest) == len(proposals):
             return False
-        ranked, fp32 = self._rank(fastest)
+        ranked, fp32 = self._rank(fastest, measuring.GLANCE)
         tried = self.trials.first(chain(ranked, fp32, self._min_speedup))
         return tried is not None and self.trials.misses(tried, self._evaluate)
 
@@ -921,7 +922,9 @@ class _Tuning:
         self.trials.expected = made.error if made.plan.lowers else None
         return [made]
 
-    def _rank(self, proposals: Sequence[Proposal]) -> tuple[list[Candidate], float]:
+    def _rank(
+        self, proposals: Sequence[Proposal], how: Effort | None = None
+    ) -> tuple[list[Candidate], float]:
         """Candidates from the cost of every proposal, and the cost of fp32.
 
         As the machine's load changes between races, measured costs are relative to the fp32
@@ -940,7 +943,8 @@ class _Tuning:
             return self._predicted(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
-        effort = replace(measuring.RANKING, limit=1 / self._min_speedup, errors=errors)
+        how = how or measuring.RANKING
+        effort = replace(how, limit=1 / self._min_speedup, errors=errors)
         self.progress("timing", 0, 1)
         found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
         if self.fp32 is None:
