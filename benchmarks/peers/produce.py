@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,8 @@ def produced(
     except NotInstalledError as why:
         return {"failed": f"does not install: {why}"}
     files.mkdir(parents=True, exist_ok=True)
+    for old in files.glob(f"{tool}.*"):  # a study speeds up the next run
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
     options = dict(one.options)
     if one.transformer:
         options["transformer"] = name in TRANSFORMERS
