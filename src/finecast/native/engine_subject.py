@@ -233,11 +233,7 @@ class EngineSubject(Subject):
 
         def load(one: Built) -> None:
             if isinstance(one, EngineBuilt) and one.loaded is None:
-                try:
-                    self._check_kernels(one, timing[0])
-                except EngineError:
-                    one.loaded = None  # what is loaded has passed the check
-                    raise
+                self._check_kernels(one, timing[0])
             self.session(one).run(timing[0])  # a missing kernel may show only in a run
 
         errors = load_all(self.engine, load, built.values())
@@ -266,14 +262,19 @@ class EngineSubject(Subject):
         These are codes, and fp32 under a hint. Where the engine tells its kernels, the session
         that tells them is the one that is timed.
         """
-        plan, applied = built.plan, built.applied
+        plan, applied, loaded = built.plan, built.applied, None
         if self.engine.lowers_by_hint and (plan.by_hint or plan.encodings):
             load = partial(self.engine.load_hinted, fmt=Format.FP32)
-            built.loaded = from_memory(built.model, load)
-            check_marks(plan, applied.graph, built.loaded)
-        if plan.kv_cache is not Format.FP32 and not self.session(built).kv_caches:
-            raise EngineError("the engine keeps no KV cache beside attention in these formats")
-        check_on_integers(self.engine, plan, applied, feeds, built.loaded)
+            loaded = from_memory(built.model, load)
+            check_marks(plan, applied.graph, loaded)
+        if plan.kv_cache is not Format.FP32:
+            loaded = loaded or load_model(self.engine, built.model)
+            if not loaded.kv_caches:
+                raise EngineError(
+                    "the engine keeps no KV cache beside attention in these formats"
+                )
+        check_on_integers(self.engine, plan, applied, feeds, loaded)
+        built.loaded = loaded  # a model that fails a check is not left to race unchecked
 
     def by_hint(self, plan: Plan) -> Plan | None:
         """The same formats by the engine's own hint and marks on fp32 ops, if possible."""
