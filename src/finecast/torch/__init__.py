@@ -33,6 +33,7 @@ from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.response import nan_outputs
 from finecast.engines.torch import TorchEngine
+from finecast.engines.torch.rates import wait_for
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.native.conversion_notes import NOTHING_CONVERTED
@@ -245,8 +246,7 @@ def profile(
 
     def call() -> None:
         fn(*args)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait_for(device)
 
     effort = Effort(min_time_s=min_time_s, rounds=repeats, warmup=warmup)
     return Profile(

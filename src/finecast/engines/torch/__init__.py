@@ -25,8 +25,9 @@ NAME: Final = "torch"
 
 
 def devices() -> tuple[str, ...]:
-    """The devices that PyTorch finds here."""
-    return ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
+    """The kinds of devices that PyTorch finds here: the CPU, and the accelerator if any."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ("CPU",) if accelerator is None else ("CPU", accelerator.type.upper())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -116,10 +116,15 @@ def least_times(
             for k, call in enumerate(calls):
                 start = time.perf_counter()
                 call()
-                if device.startswith("cuda"):
-                    torch.cuda.synchronize()
+                wait_for(device)
                 least[k] = min(least[k], time.perf_counter() - start)
     return least
+
+
+def wait_for(device: str) -> None:
+    """Wait until a device has computed: calls on an accelerator return before that."""
+    if device != "cpu":
+        torch.accelerator.synchronize()
 
 
 def capabilities(device: str) -> dict[Format, Capability]:

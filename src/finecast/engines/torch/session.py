@@ -38,11 +38,13 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class ProgramSignature:
     """The flattened arguments and results of a program.
 
-    ``inputs`` are the tensors among the arguments, in order; ``constants`` the other arguments
-    with their positions. Results that are no tensors are None in ``outputs``.
+    ``inputs`` are the tensors among the arguments, in order, and ``devices`` where they are;
+    ``constants`` the other arguments with their positions. Results that are no tensors are
+    None in ``outputs``.
     """
 
     inputs: tuple[TensorSpec, ...]
+    devices: tuple[torch.device, ...]
     constants: tuple[tuple[int, Any], ...]
     outputs: tuple[TensorSpec | None, ...]
     program: ExportedProgram
@@ -56,11 +58,13 @@ class ProgramSignature:
         """
         fakes = {n.name: n.meta.get("val") for n in program.graph.nodes}
         inputs: list[TensorSpec] = []
+        devices: list[torch.device] = []
         constants: list[tuple[int, Any]] = []
         given, results = user_ports(program)
         for number, arg in enumerate(given):
             if isinstance(arg, TensorArgument):
                 inputs.append(_spec(arg.name, fakes[arg.name]))
+                devices.append(fakes[arg.name].device)
             elif isinstance(arg, ConstantArgument):
                 constants.append((number, arg.value))
             else:
@@ -70,6 +74,7 @@ class ProgramSignature:
                 )
         return cls(
             inputs=tuple(inputs),
+            devices=tuple(devices),
             constants=tuple(constants),
             outputs=tuple(
                 _spec(a.name, fakes[a.name]) if isinstance(a, TensorArgument) else None
@@ -77,6 +82,11 @@ class ProgramSignature:
             ),
             program=program,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the program computes: that of its inputs, the CPU if all are there or none."""
+        return next((d for d in self.devices if d.type != "cpu"), torch.device("cpu"))
 
     def unflattened(self, leaves: Sequence[Any]) -> Arguments:
         """Positional and keyword arguments of flat ones."""
@@ -91,7 +101,8 @@ class ProgramSignature:
         if isinstance(feeds, ExampleFeeds):
             return [x.detach().clone() if torch.is_tensor(x) else x for x in feeds.leaves]
         arrays = ordered_feeds(feeds, self.inputs)
-        leaves: list[Any] = [_tensor(array) for array in arrays]
+        placed = zip(arrays, self.devices, strict=True)
+        leaves: list[Any] = [_tensor(array).to(device) for array, device in placed]
         for number, value in self.constants:
             leaves.insert(number, value)
         return leaves
@@ -162,7 +173,8 @@ class ModuleSession(Session):
         """
         own = {name: array for name, array in feeds.items() if name not in _FURTHER}
         leaves = self.signature.leaves(feeds if isinstance(feeds, ExampleFeeds) else own)
-        leaves += [torch.from_numpy(np.array(feeds[name])) for name in self.runnable.further]
+        place = self.signature.device
+        leaves += [_tensor(feeds[name]).to(place) for name in self.runnable.further]
         with torch.no_grad(), as_engine_error():
             found = tree_leaves(self.call(leaves))
         tensors = [x for x in found if isinstance(x, torch.Tensor)]

@@ -132,9 +132,14 @@ def hint(extent: int | torch.SymInt) -> int:
 
 
 def device_kind(module: GraphModule) -> str:
-    """The kind of device that the tensors of a graph are on: ``cpu``, ``cuda``."""
+    """The kind of device that a graph computes on, such as ``cuda``.
+
+    It is ``cpu`` if all tensors are there: a graph for another device may have some there,
+    such as numbers.
+    """
     fakes = (node.meta.get("val") for node in module.graph.nodes)
-    return next((str(f.device.type) for f in fakes if torch.is_tensor(f)), "cpu")
+    kinds = (f.device.type for f in fakes if isinstance(f, torch.Tensor))
+    return next((kind for kind in kinds if kind != "cpu"), "cpu")
 
 
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:

@@ -302,6 +302,23 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         module = runnable(model) if isinstance(model, ExportedProgram) else model
         return RunnableModule(module=module, program=self.file.program)
 
+    def runners(self, spec: str | None) -> Sequence[Engine]:
+        """The engine given, on the device that the program's tensors are on.
+
+        Raises:
+            UsageError: If another device or engine is named.
+        """
+        name, _, device = (spec or NAME).partition(":")
+        own = self.signature.device.type
+        engines = EngineModel.runners(self, f"{name}:{device or own}")
+        if any(isinstance(e, TorchEngine) and e.device.lower() != own for e in engines):
+            raise UsageError(
+                f"the tensors of {self.name} are on {own}",
+                where="--engine",
+                fix=f"use {name}:{own.upper()}, or export the model on the other device",
+            )
+        return engines
+
     @property
     def input_shapes(self) -> Mapping[str, tuple[Dim, ...] | None]:
         """Declared shapes of the inputs."""

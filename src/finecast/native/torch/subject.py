@@ -16,6 +16,7 @@ from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine, deployed
 from finecast.engines.torch.integers import Prepare, compiled_frozen
+from finecast.engines.torch.rates import wait_for
 from finecast.engines.torch.session import (
     Arguments,
     ModuleSession,
@@ -213,7 +214,9 @@ class TorchSubject(EngineSubject):
 
         def call(run: Callable[..., Any]) -> object:
             with torch.no_grad(), as_engine_error():
-                return run(*args, **kwargs)
+                found = run(*args, **kwargs)
+                wait_for(signature.device.type)
+            return found
 
         original = self._module
         modules = [original, *(one.model for one in built.values())]

@@ -1,0 +1,218 @@
+"""Inference and training on a CUDA GPU: finecast beside fp32, TF32 and torch.autocast.
+
+    python -m benchmarks.bench_cuda [NAME ...] [--seconds S] [--target sm90]
+
+Everything runs under ``torch.compile``. All nets are compiled at once, in a process each, and
+then timed one after another, each net's ways in turns. For inference the speed of each plan
+over fp32 stands beside the one that the roofline of ``--target`` predicts; for training the
+memory that a forward and backward pass takes for activations stands beside that of fp32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from threading import BrokenBarrierError
+from typing import Any, Final
+
+# First, as it exits with a message where PyTorch is not installed.
+from benchmarks.torch_common import Case, ids, images, settled  # isort: skip
+
+import torch
+from torch import multiprocessing, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import finecast.torch as ft
+from benchmarks.common import report, skip
+from benchmarks.torch_nets import Bert, ResNet50, WithLoss
+from benchmarks.torch_published import ConvNeXt
+from benchmarks.torch_transformers import GPT2
+from finecast.devices.emulation import explicit_casts
+from finecast.measure.racing import Effort, Race
+from finecast.native.device import plan_time_s
+from finecast.native.torch.model import of_module
+from finecast.planning.cost import RooflineCost
+from finecast.planning.plan import Plan
+
+_BENCH: Final = "cuda"
+_COMPILED_WITHIN_S: Final = 420.0
+_POLICIES: Final = ("auto:bf16", "all:bf16", "auto:fp16", "auto:bf16,fp16")
+
+INFERENCE: Final[Mapping[str, Case]] = {
+    "bert12 32x128": Case(net=lambda: Bert(12, 30522), inputs=lambda: ids(32, 128)),
+    "bert12 1x128": Case(net=lambda: Bert(12, 30522), inputs=lambda: ids(1, 128)),
+    "resnet50 64": Case(net=ResNet50, inputs=lambda: images(64)),
+    "convnext_t 64": Case(net=ConvNeXt, inputs=lambda: images(64)),
+    "gpt2 step 8x1000": Case(
+        net=GPT2, inputs=lambda: (*ids(8, 1), torch.randn(12, 2, 8, 12, 1000, 64))
+    ),
+}
+TRAINING: Final[Mapping[str, Case]] = {
+    "bert12 32x128, training": Case(
+        net=lambda: WithLoss(Bert(12, 30522, head=True)),
+        inputs=lambda: (*ids(32, 128), *ids(32, 128)),
+    ),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Ways:
+    """Calls of one net, by the name of the way in which it runs.
+
+    Attributes:
+        calls: Each computes on the GPU and waits for the result.
+        facts: What else is known of each: errors, bytes.
+    """
+
+    calls: dict[str, Callable[[], object]] = field(default_factory=dict[str, Any])
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict[str, Any])
+
+    def add(
+        self, name: str, call: Callable[[], object], precision: str = "highest", **facts: Any
+    ) -> None:
+        """Add a way; ``precision`` is that of fp32's products while it runs."""
+
+        def run() -> object:
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision(precision)
+            try:
+                return call()
+            finally:
+                torch.cuda.synchronize()
+                torch.set_float32_matmul_precision(before)
+
+        run()  # compiles
+        self.calls[name], self.facts[name] = run, facts
+
+
+def inference(case: Case, target: str) -> Ways:
+    """All ways of running a net, with their errors beside fp32's exact products."""
+    args = tree_map(torch.Tensor.cuda, case.inputs())
+    net = settled(case.net().cuda(), args)
+    found = Ways()
+    with torch.no_grad():
+        want = tree_leaves(net(*args))[0].float()
+
+        def add(name: str, call: Callable[..., Any], precision: str = "highest", **more: Any):
+            compiled = torch.compile(call)
+            found.add(name, lambda: compiled(*args), precision, **more)
+            got = tree_leaves(found.calls[name]())[0].float()
+            found.facts[name]["error"] = round(float((got - want).norm() / want.norm()), 6)
+
+        add("fp32", net)
+        add("tf32", net, "high")
+        for dtype in (torch.bfloat16, torch.float16):
+            add(f"autocast {dtype}".replace("torch.", ""), _under_autocast(net, dtype))
+        for policy in _POLICIES:
+            low = ft.convert(net, args, policy)
+            plan: Plan = low.finecast_plan  # type: ignore[assignment]
+            predicted = round(predicted_speed(net, args, plan, target), 3)
+            add(policy, low, predicted=predicted, counts=dict(plan.counts))
+    return found
+
+
+def predicted_speed(net: nn.Module, args: Any, plan: Plan, target: str) -> float:
+    """The time of fp32 over that of ``plan``, by the device's roofline."""
+    emulation = explicit_casts(target)
+    model = of_module(net, (args, {}))
+    program = model.program(emulation)
+    shapes = {i: facts.shape for i, facts in program.observe([model.examples]).items()}
+    cost = RooflineCost(target=emulation.target, shapes=shapes)
+    low, fp32 = (
+        plan_time_s(program.graph, cost, emulation, formats)
+        for formats in (program.formats(plan), {})
+    )
+    return fp32 / low
+
+
+def training(case: Case) -> Ways:
+    """All ways of a step: forward, backward, SGD; with the memory of activations."""
+    args = tree_map(torch.Tensor.cuda, case.inputs())
+    net = case.net().cuda().train()
+    found = Ways()
+
+    def add(name: str, made: Callable[[nn.Module], Any], precision: str = "highest") -> None:
+        own = copy.deepcopy(net)
+        call, optimizer = made(own), torch.optim.SGD(own.parameters(), lr=1e-3)
+
+        def step() -> None:
+            call(*args).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        found.add(name, step, precision)
+        peak = ft.activation_bytes(lambda: call(*args).backward())
+        found.facts[name]["activation_mb"] = round(peak / 1e6)
+
+    add("fp32", torch.compile)
+    add("tf32", torch.compile, "high")
+    add("autocast bfloat16", lambda m: torch.compile(_under_autocast(m, torch.bfloat16)))
+    add("auto:bf16", ft.compile)
+    add("auto:bf16, least memory", lambda m: ft.compile(m, memory="least"))
+    return found
+
+
+def _under_autocast(call: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    def run(*args: torch.Tensor) -> Any:
+        with torch.autocast("cuda", dtype):
+            return call(*args)
+
+    return run
+
+
+def run(name: str, target: str, seconds: float, compiled: Any, turn: Any) -> None:
+    """Compile one net's ways, wait for the other nets, and report the times."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    case = {**INFERENCE, **TRAINING}[name]
+    try:
+        found = training(case) if name in TRAINING else inference(case, target)
+    except BaseException:
+        compiled.abort()
+        raise
+    with suppress(BrokenBarrierError):  # another net failed, which says so itself
+        compiled.wait(_COMPILED_WITHIN_S)
+    lock: AbstractContextManager[Any] = turn
+    with lock:
+        effort = Effort(min_time_s=seconds, rounds=15)
+        race = Race.of(found.calls["fp32"], found.calls, effort)
+        for way in found.calls:
+            speed = round(race.speed(way).median, 3)
+            milliseconds = round(1e3 * race.latency(way).median_s, 3)
+            report(_BENCH, f"{name}, {way}", speed, "x", ms=milliseconds, **found.facts[way])
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=[*INFERENCE, *TRAINING])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--target", default="sm90")
+    chosen = parser.parse_args()
+    known = [*INFERENCE, *TRAINING]
+    for name in chosen.names:
+        if name not in known:
+            parser.error(f"no net {name!r}: use {', '.join(map(repr, known))}")
+    if not torch.cuda.is_available():
+        skip(_BENCH, "there is no CUDA GPU here")
+        return
+    gpus = torch.cuda.device_count()
+    report(_BENCH, torch.cuda.get_device_name(), gpus, "GPUs", torch=torch.__version__)
+    context = multiprocessing.get_context("spawn")
+    compiled, turn = context.Barrier(len(chosen.names)), context.Lock()
+    processes = [
+        context.Process(target=run, args=(n, chosen.target, chosen.seconds, compiled, turn))
+        for n in chosen.names
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()
