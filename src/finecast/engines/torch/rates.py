@@ -25,10 +25,30 @@ from finecast.frontends.torch.aten import DTYPES
 from finecast.frontends.torch.codes import CODES
 from finecast.numbers.formats import Format
 
-# Rows, inner size and columns of products as in models, for a few tokens and a few hundred.
-_SIZES: Final = ((32, 768, 768), (256, 768, 3072))
-# More than a first-level cache holds: one activation of a small transformer.
-_STREAM_ELEMENTS: Final = 1 << 17
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """What is timed on a kind of device.
+
+    Attributes:
+        products: Rows, inner size and columns of two products, the larger one last.
+        elements: Of the tensor that an elementwise op reads.
+        calls: Calls between two readings of the clock.
+    """
+
+    products: tuple[tuple[int, int, int], ...]
+    elements: int
+    calls: int = 1
+
+
+# Products as in models, for a few tokens and a few hundred; more elements than a first-level
+# cache holds: one activation of a small transformer.
+_CPU: Final = _Sizes(products=((32, 768, 768), (256, 768, 3072)), elements=1 << 17)
+# An accelerator starts a kernel in the time in which it computes what is large for a CPU, so
+# that smaller products, smaller tensors and single calls would tell of the start alone.
+_ACCELERATOR: Final = _Sizes(
+    products=((512, 1024, 1024), (4096, 4096, 4096)), elements=1 << 26, calls=10
+)
 _RUNS: Final = 15
 _GIGA: Final = 1e9
 
@@ -59,12 +79,13 @@ def rate(device: str, fmt: Format, threads: int) -> Rate:
         stream_s, overhead_s = _streams(device)
     # Measured on one thread: on a busy machine barriers between threads would hide differences
     # of formats. Products scale with the number of threads, overheads do not.
-    rows, inner, columns = _SIZES[-1]
+    sizes = _sizes(device)
+    rows, inner, columns = sizes.products[-1]
     ratios = [a / b for a, b in zip(plain, own, strict=True)]
     return Rate(
         product_tflops=threads * 2.0 * rows * inner * columns / own[-1] / 1e12,
         speed=float((ratios[0] * ratios[1]) ** 0.5),
-        bandwidth_gb_s=threads * 2 * 4 * _STREAM_ELEMENTS / stream_s / _GIGA,
+        bandwidth_gb_s=threads * 2 * 4 * sizes.elements / stream_s / _GIGA,
         overhead_s=overhead_s,
     )
 
@@ -77,7 +98,7 @@ def rate_here(device: str, fmt: Format) -> Rate:
 def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
     """Least times by format and size, of calls in turns."""
     times: list[list[float]] = [[] for _ in formats]
-    for rows, inner, columns in _SIZES:
+    for rows, inner, columns in _sizes(device).products:
         runs: list[Call] = []
         for fmt in formats:
             if fmt.multiplies_integers:
@@ -93,7 +114,7 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
 
 def _streams(device: str) -> list[float]:
     """Least times of an elementwise op on a large tensor and on a single element."""
-    large = torch.ones(_STREAM_ELEMENTS, device=device)
+    large = torch.ones(_sizes(device).elements, device=device)
     tiny = torch.ones(1, device=device)
     return least_times([lambda: torch.neg(large), lambda: torch.neg(tiny)], device)
 
@@ -103,9 +124,10 @@ def least_times(
 ) -> list[float]:
     """The least time of each call, in turns: a disturbance only makes a time longer.
 
+    On an accelerator it is that of several in a row, which are started while others compute.
     After ``fewest`` rounds it stops once ``budget_s`` per call is spent, at most at ``_RUNS``.
     """
-    least = [float("inf")] * len(calls)
+    least, repeated = [float("inf")] * len(calls), _sizes(device).calls
     with torch.no_grad():
         for call in calls:
             call()
@@ -115,10 +137,15 @@ def least_times(
                 break
             for k, call in enumerate(calls):
                 start = time.perf_counter()
-                call()
+                for _ in range(repeated):
+                    call()
                 wait_for(device)
-                least[k] = min(least[k], time.perf_counter() - start)
+                least[k] = min(least[k], (time.perf_counter() - start) / repeated)
     return least
+
+
+def _sizes(device: str) -> _Sizes:
+    return _CPU if device == "cpu" else _ACCELERATOR
 
 
 def wait_for(device: str) -> None:

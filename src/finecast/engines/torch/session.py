@@ -184,7 +184,9 @@ class ModuleSession(Session):
     @property
     def settings(self) -> Mapping[str, str]:
         """What PyTorch has been told in this process."""
+        gpu = {"cudnn_allow_tf32": str(torch.backends.cudnn.allow_tf32)}
         return {
+            **(gpu if self.signature.device.type == "cuda" else {}),
             "threads": str(torch.get_num_threads()),
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "mkldnn": str(torch.backends.mkldnn.enabled),

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeGuard
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node as FxNode
+from torch.utils._pytree import tree_leaves
 
 from finecast.numbers.formats import Format
 
@@ -31,36 +32,39 @@ BODIES: Final = "higher_order"
 # Formats that ATen's float kernels are written for; fp8 exists for storage only.
 ADMITTED: Final = frozenset({Format.FP32, Format.BF16, Format.FP16})
 
-_NORM: Final = (1, 2, 3, 4)
-FIXED: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+# Scale and shift, which CPU kernels and Inductor take in fp32 beside low values; statistics.
+_AFFINE: Final = ("weight", "bias")
+_NORM: Final = (*_AFFINE, "running_mean", "running_var")
+_NORM_BACKWARD: Final = ("weight", "running_mean", "running_var", "save_mean")
+# Log-sum-exp: saved in fp32 whatever the inputs' type.
+_SAVED: Final = ((), (1,))
+_READ_AGAIN: Final = (("logsumexp",), ())
+FIXED: Final[Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]] = {
     "aten::batch_norm": (_NORM, ()),
     "aten::_native_batch_norm_legit_no_training": (_NORM, (1, 2)),
     "aten::_native_batch_norm_legit_functional": (_NORM, (1, 2, 3, 4)),
     "aten::_native_batch_norm_legit": (_NORM, (1, 2)),
     "aten::native_batch_norm": (_NORM, (1, 2)),
     "aten::_batch_norm_with_update_functional": (_NORM, (1, 2, 3, 4, 5)),
-    "aten::native_batch_norm_backward": ((2, 3, 4, 5, 6), (1, 2)),
+    "aten::native_batch_norm_backward": ((*_NORM_BACKWARD, "save_invstd"), (1, 2)),
     "aten::cudnn_batch_norm": (_NORM, (1, 2, 3)),
-    # Scale and shift, which CPU kernels and Inductor take in fp32 beside low values.
-    "aten::layer_norm": ((1, 2), ()),
-    "aten::native_layer_norm": ((1, 2), (1, 2)),
-    "aten::native_layer_norm_backward": ((2, 3, 4, 5), (1, 2)),
-    "aten::group_norm": ((1, 2), ()),
-    "aten::native_group_norm": ((1, 2), (1, 2)),
-    "aten::native_group_norm_backward": ((2, 3, 4), (1, 2)),
-    # Log-sum-exp: saved in fp32 whatever the inputs' type.
-    "aten::_scaled_dot_product_flash_attention_for_cpu": ((), (1,)),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": ((5,), ()),
-    "aten::_scaled_dot_product_flash_attention": ((), (1,)),
-    "aten::_scaled_dot_product_flash_attention_backward": ((5,), ()),
-    "aten::_scaled_dot_product_efficient_attention": ((), (1,)),
-    "aten::_scaled_dot_product_efficient_attention_backward": ((6,), ()),
-    "aten::_scaled_dot_product_cudnn_attention": ((), (1,)),
-    "aten::_scaled_dot_product_cudnn_attention_backward": ((5,), ()),
+    "aten::cudnn_batch_norm_backward": ((*_NORM_BACKWARD, "save_var", "reserveSpace"), (1, 2)),
+    "aten::layer_norm": (_AFFINE, ()),
+    "aten::native_layer_norm": (_AFFINE, (1, 2)),
+    "aten::native_layer_norm_backward": ((*_AFFINE, "mean", "rstd"), (1, 2)),
+    "aten::group_norm": (_AFFINE, ()),
+    "aten::native_group_norm": (_AFFINE, (1, 2)),
+    "aten::native_group_norm_backward": (("weight", "mean", "rstd"), (1, 2)),
+    **{
+        f"aten::_scaled_dot_product_{kind}": fixed
+        for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
+                     "cudnn_attention", "fused_attention_overrideable")
+        for kind, fixed in ((name, _SAVED), (f"{name}_backward", _READ_AGAIN))
+    },
     # It reads memory as it is laid out, and a cast removes gaps from the layout.
-    "aten::as_strided": ((0,), (0,)),
-}
-"""Tensors that keep fp32 beside low ones: positions among an op's inputs, and its results.
+    "aten::as_strided": (("self",), (0,)),
+}  # fmt: skip
+"""Tensors that keep fp32 beside low ones: names of an op's arguments, and places of results.
 
 Kernels take mixed types there. Statistics, and gradients of scale and shift, are not rounded.
 """
@@ -110,6 +114,16 @@ def named_arguments(node: FxNode) -> dict[str, Any]:
 def argument_names(node: FxNode) -> list[str]:
     """Names of the arguments in the schema of the op that a node calls, in order."""
     return [*_defaults(node)]
+
+
+def port_names(node: FxNode) -> tuple[str, ...]:
+    """The argument that each tensor input of a call belongs to, in order, with repetitions."""
+    return tuple(
+        name
+        for name, given in named_arguments(node).items()
+        for one in tree_leaves(given)
+        if isinstance(one, FxNode)
+    )
 
 
 def _defaults(node: FxNode) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from finecast.frontends.torch.aten import (
     is_number,
     named_arguments,
     native_name,
+    port_names,
     scalar_names,
     type_label,
 )
@@ -224,7 +225,10 @@ class _Reader:
         outputs = tuple(self._outputs(node))
         info = ops.lookup(native)
         fmt = self._format(node, inputs, outputs)
-        kept_in, kept_out = FIXED.get(native, ((), ()))
+        fixed, kept_out = FIXED.get(native, ((), ()))
+        kept_in = (
+            [k for k, name in enumerate(port_names(node)) if name in fixed] if fixed else []
+        )
         self.binding.nodes.append(node)
         self.builder.add(
             Node(
@@ -275,7 +279,7 @@ class _Reader:
         return None
 
     def _admitted(
-        self, fmt: Format | None, ids: tuple[int | None, ...], kept: tuple[int, ...]
+        self, fmt: Format | None, ids: tuple[int | None, ...], kept: Collection[int]
     ) -> frozenset[Format]:
         """The formats that an op of the format ``fmt`` admits.
 
@@ -291,7 +295,7 @@ class _Reader:
         return frozenset({fmt, *(Format.parse(o) for o in others if len(others) == 1)})
 
     def _follow(
-        self, ids: tuple[int | None, ...], kept: tuple[int, ...], fmt: Format | None
+        self, ids: tuple[int | None, ...], kept: Collection[int], fmt: Format | None
     ) -> tuple[bool, ...]:
         return tuple(
             fmt is not None and i is not None and k not in kept and self._label(i) == fmt.label
