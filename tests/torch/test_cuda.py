@@ -156,7 +156,7 @@ def test_gradients_of_training_are_near_fp32s(
     assert step.finecast_plans[0].counts.get("bf16")
 
 
-def test_the_peak_of_a_call_is_the_allocators(net: nn.Module, x: torch.Tensor) -> None:
+def test_the_peak_of_a_call_is_the_allocators() -> None:
     def call(y: torch.Tensor) -> torch.Tensor:
         return (y @ y.T).sum()
 
@@ -164,7 +164,6 @@ def test_the_peak_of_a_call_is_the_allocators(net: nn.Module, x: torch.Tensor) -
     assert 4 * 1024**2 <= ft.peak_bytes(call, (y,)) <= 3 * 4 * 1024**2
     found = ft.profile(call, (y,), repeats=3, warmup=1)
     assert found.ms > 0
-    assert found.activation_bytes >= 4 * 1024**2
 
 
 def test_the_emulator_takes_programs_of_gpus(net: nn.Module, x: torch.Tensor) -> None:

@@ -206,7 +206,9 @@ class Profile:
     """Times of single calls, and the most bytes that a call had allocated at once.
 
     ``activation_bytes`` is the peak of memory that the call freed again: activations, low
-    copies of weights, temporaries; not gradients and optimizer state, which remain.
+    copies of weights, temporaries; not gradients and optimizer state, which remain. On CUDA,
+    PyTorch's profiler does not report tensors that Python frees between ops: they count as
+    remaining.
     """
 
     latency: Latency
