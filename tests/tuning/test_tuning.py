@@ -459,6 +459,38 @@ def test_all_plans_race_where_those_predicted_gain_nothing(
     assert {c.plan.digest for c in outcome.findings.candidates} <= timed
 
 
+def test_no_more_plans_are_loaded_than_memory_takes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[int] = []
+    calls: list[float] = []
+    times = EngineSubject.times
+
+    def counted(
+        self: EngineSubject, built: Mapping[str, Any], workload: Any, effort: Any
+    ) -> Race:
+        loaded.append(len(built))
+        return times(self, built, workload, effort)
+
+    def score(run: Run) -> float:
+        run_once(run)
+        calls.append(0.0)
+        return 0.0 if len(calls) == BASELINE + 1 else 1.0  # the fastest plan misses
+
+    monkeypatch.setattr(EngineSubject, "times", counted)
+    bench.tune(evaluate=score)
+    most = max(loaded)
+    loaded.clear()
+    calls.clear()
+    # Half of it has fp32, the plan tried first, and two more.
+    memory = int(2 * 4.4 * bench.model.stat().st_size)
+    monkeypatch.setattr(tuning, "memory_bytes", lambda: memory)
+    outcome = bench.tune(evaluate=score)
+    assert outcome.improved
+    assert max(loaded) == 2 < most
+    assert any("were not timed: the models of all of them" in w for w in outcome.warnings)
+
+
 def test_a_plan_that_raced_and_gained_nothing_races_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 from finecast.errors import EngineError
 from finecast.frontends import dry_run_worker
 from finecast.frontends.dry_run_worker import arrays_of, plain
-from finecast.processes.memory import memory_bytes
+from finecast.processes.memory import MOST_LOADED, memory_bytes
 from finecast.processes.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
@@ -40,9 +40,6 @@ _MOST_SECONDS: Final = 600.0
 """For a load or a run, beyond what a large model takes: a loop of 2^62 steps never ends."""
 _SECONDS_PER_BYTE: Final = 1e-6
 """Of a model that is loaded: a hundred times what OpenVINO 2026.4 takes for weights."""
-_MOST_OF_MEMORY: Final = 0.5
-"""The largest share of this machine's memory that a model's files may have. An engine arranges
-their weights anew for its kernels, and a second copy is read from the file."""
 _STAGES: Final = {"read": "as it read", "compiled": "as it compiled", "run": "as it ran"}
 
 Feed: TypeAlias = tuple[str, Any, Any]
@@ -196,7 +193,7 @@ class DryRun:
         if model is None or not self.settings.get("compile", True):
             return
         size = self._size(model)
-        if size > _MOST_OF_MEMORY * memory:
+        if size > MOST_LOADED * memory:
             raise TooLargeError(
                 f"the model has {size / 1e9:.1f} GB, too much to be loaded in the"
                 f" {memory / 1e9:.1f} GB of this machine's memory",

@@ -11,6 +11,10 @@ _UNKNOWN: Final = 1 << 60
 _CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 """The limit of a container by version 2 of control groups: bytes, or ``max``."""
 
+MOST_LOADED: Final = 0.5
+"""The largest share of the memory that files may have of models which are loaded at once. An
+engine arranges weights anew for its kernels, and a second copy is read from the file."""
+
 
 def memory_bytes() -> int:
     """The memory in bytes; where the system does not tell, more than any model takes."""

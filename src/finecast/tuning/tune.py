@@ -39,6 +39,7 @@ from finecast.planning.proposing import (
     raised_by_one,
     stated,
 )
+from finecast.processes.memory import MOST_LOADED, memory_bytes
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
@@ -63,6 +64,7 @@ from finecast.tuning.search import (
     Candidate,
     as_fast_as_finer,
     chain,
+    fitting,
     undecided,
     worth_timing,
 )
@@ -941,6 +943,7 @@ class _Tuning:
                 self.built[digest] = self.subject.model.build(proposal.plan)
         if self.predicting:
             return self._predicted(unique)
+        unique = self._fitting(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
         how = how or measuring.RANKING
@@ -971,6 +974,22 @@ class _Tuning:
         self.candidates += candidates
         self.progress("timing", 1, 1)
         return candidates, self.fp32
+
+    def _fitting(self, unique: Mapping[str, Proposal]) -> dict[str, Proposal]:
+        """Those whose models can be loaded at once, beside fp32 and the models that are."""
+        own = self.subject.model.size_bytes
+        sizes = {digest: one.size_bytes or own for digest, one in self.built.items()}
+        others = sum(
+            sizes[d] for d, b in self.built.items() if b.loaded is not None and d not in unique
+        )
+        room = int(MOST_LOADED * memory_bytes()) - own - others
+        found = {digest: unique[digest] for digest in fitting(unique, sizes, room)}
+        if left := len(unique) - len(found):
+            self.subject.tell(
+                f"{left} of {len(unique)} plans were not timed: the models of all of them"
+                " together take more than this machine's memory"
+            )
+        return found
 
     def _predicted(self, unique: Mapping[str, Proposal]) -> tuple[list[Candidate], float]:
         """Candidates with predicted costs, and that of fp32.
