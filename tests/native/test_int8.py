@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from finecast import api
+from finecast.data.workload import FunctionWorkload
 from finecast.engines.base import Feeds, KernelFormats, KernelTime
 from finecast.engines.integers import not_as_planned
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
-from finecast.native import integers
+from finecast.native import engine_subject, integers
 from finecast.native.integers import (
     check_on_integers,
     drop_unfused,
@@ -34,6 +35,7 @@ from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.progress import silent
 from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 from finecast.rules.ranges import Calibration
@@ -409,3 +411,35 @@ def test_one_output_that_is_computed_otherwise_is_told(
     told = quantized_mismatch(graph, "openvino", got, lambda: exact)
     assert "openvino computes the quantized model otherwise" in told
     assert "relative error 0.5" in told
+
+
+@pytest.mark.parametrize(
+    ("lost", "minor", "alone"),
+    [
+        (0.1, 0.0, False),  # all together lose little
+        (0.9, 0.9, False),  # they keep what may be lost, and err less than int8 does
+        (0.9, 0.0, True),
+        (1.1, 0.9, True),
+        (None, 0.9, True),
+    ],
+)
+def test_ops_of_a_minor_format_are_not_probed_one_by_one(
+    net: Path,
+    openvino: OpenVinoEngine,
+    lost: float | None,
+    minor: float,
+    alone: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del openvino  # skips where int8 is not fast
+    monkeypatch.setattr(engine_subject, "_MINOR", minor)
+    subject = api.load(str(net)).subject("openvino", None)
+    workload = FunctionWorkload(
+        function=lambda run: 0.0, name="", calibrate=lambda: [DATA], remembered=[DATA]
+    )
+    examined = subject.examine(Policy.parse("auto:int8,bf16"), (), workload, silent)
+    shares = {} if lost is None else {Format.BF16: lost}
+    found = examined.analysis(of_time=False, lost=shares).rounded
+    assert (len({*found[Format.BF16].errors}) > 1) is alone
+    assert len({*found[INT8].errors}) > 1
+    assert any("not measured one by one" in note for note in subject.told) is not alone

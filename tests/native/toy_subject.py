@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -99,7 +100,7 @@ class ToyExamined(Examined):
     planner: Planner
 
     def analysis(
-        self, *, of_time: bool = True, undetailed: Collection[Format] = ()
+        self, *, of_time: bool = True, lost: Mapping[Format, float] = MappingProxyType({})
     ) -> Analysis:
         graph, formats = self.planner.graph, self.planner.policy.formats
         units = make_units(graph, self.planner.permissions, formats)

@@ -33,7 +33,7 @@ class Adjusted(Examined):
     def adjusts(self) -> Sequence[Adjust]:
         return KINDS
 
-    def analysis(self, *, of_time: bool = True, undetailed: Any = ()) -> Any:
+    def analysis(self, *, of_time: bool = True, lost: Any = None) -> Any:
         raise NotImplementedError
 
     def __init__(self, *lacking: Adjust) -> None:

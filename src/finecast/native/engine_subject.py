@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows
@@ -57,6 +58,12 @@ from finecast.rules.policy import Adjust, Policy
 # Requests that are timed together, for each that is in flight: so many that starting the first
 # and waiting for the last take a small part of the time.
 _REQUESTS_A_STREAM: Final = 8
+# Where all ops in a format lose at most this share of what may be lost, their errors are not
+# measured one by one; nor where they keep what may be lost, and their squared error is at most
+# the second share of another format's. The loss alone does not tell: of few samples a single
+# one may be most of what may be lost.
+_HARMLESS: Final = 0.25
+_MINOR: Final = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -371,20 +378,38 @@ class EngineExamined(Examined):
             return plan
 
     def analysis(
-        self, *, of_time: bool = True, undetailed: Collection[Format] = ()
+        self, *, of_time: bool = True, lost: Mapping[Format, float] = MappingProxyType({})
     ) -> Analysis:
         """Times as ``times`` tells them, errors as ``errors`` does."""
         calls = self.calls()
         exact = Exact.of(self.subject.reference, calls, self.workload.of)
         times = self.times(exact, of_time=of_time)
-        even = {
-            fmt: Sensitivity.even(at, times.errors[fmt])
-            for fmt, at in times.points.items()
-            if fmt in undetailed and math.isfinite(times.errors.get(fmt, math.inf))
-        }
+        minor = [fmt for fmt in times.points if self._is_minor(fmt, lost, times.errors)]
+        even = {fmt: Sensitivity.even(times.points[fmt], times.errors[fmt]) for fmt in minor}
         single = {fmt: at for fmt, at in times.points.items() if fmt not in even}
         found = self._known_errors(replace(times, points=single), exact)
         return times.analysis(self.prepared, self.planner, {**even, **found})
+
+    def _is_minor(
+        self, fmt: Format, lost: Mapping[Format, float], errors: Mapping[Format, float]
+    ) -> bool:
+        """Whether it decides nothing which of the ops in a format lose most; if so, a note.
+
+        All together lose little of what may be lost; or they keep it, and their squared error
+        is small beside that of another format.
+        """
+        share, error = lost.get(fmt, math.inf), errors.get(fmt, math.inf)
+        most = max(filter(math.isfinite, errors.values()), default=0.0)
+        beside = error / most if most else math.inf
+        if not math.isfinite(error) or share > (_HARMLESS if beside > _MINOR else 1.0):
+            return False
+        why = f"lose {share:.0%} of what may be lost"
+        if share > _HARMLESS:
+            why += f", with {beside:.0%} of the squared error of another format"
+        self.subject.tell(
+            f"all ops in {fmt.label} {why}: their errors are not measured one by one"
+        )
+        return True
 
     def _known_errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
         """The errors, of the study where it has them; what is measured is kept there."""

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from finecast.data.workload import Workload
@@ -126,15 +127,16 @@ class Examined(ABC):
 
     @abstractmethod
     def analysis(
-        self, *, of_time: bool = True, undetailed: Collection[Format] = ()
+        self, *, of_time: bool = True, lost: Mapping[Format, float] = MappingProxyType({})
     ) -> Analysis:
         """Units, their times and the errors of rounding, measured or modelled.
 
         Args:
             of_time: Whether plans are chosen by time. If not, a format that gains none stays,
                 as it may make the model smaller.
-            undetailed: Formats whose error is that of all ops together, shared out evenly. For
-                an examined model that ``measures_lowest``.
+            lost: The share of what may be lost that all ops in a format lose, where that was
+                measured. If it is small, the error of all of them is shared out evenly. For an
+                examined model that ``measures_lowest``.
 
         Raises:
             EngineError: If no plan in a low format can be run at all.

@@ -108,10 +108,9 @@ _RACES_S: Final = 10.0
 _CALLS: Final = 100
 _WITHIN: Final = 1.6
 _LONG_S: Final = 30.0
-# Where a format has more ops than this, and all of them together lose no more than this share
-# of what may be lost, the error of each is not measured.
+# Where a format has more ops than this, what all of them lose together is measured: the error
+# of each may then not matter.
 _MANY: Final = 160
-_HARMLESS: Final = 0.25
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
@@ -870,8 +869,8 @@ class _Tuning:
     def _proposals(self) -> list[Proposal]:
         planner = self.examined.planner
         of_time = self.measuring.objective.of_time
-        undetailed = self._harmless() if self.examined.measures_lowest else ()
-        analysed = self.examined.analysis(of_time=of_time, undetailed=undetailed)
+        lost = self._lost() if self.examined.measures_lowest else {}
+        analysed = self.examined.analysis(of_time=of_time, lost=lost)
         analysis = self.measuring.priced(planner, analysed)
         self.analysis = analysis
         self.progress("plans", 0, 1)
@@ -886,13 +885,12 @@ class _Tuning:
         found += (*with_kv_caches(exact, self.caches),)
         return [p for p in found if p.plan.lowers]
 
-    def _harmless(self) -> tuple[Format, ...]:
-        """Formats in which all ops together lose a small part of what may be lost.
+    def _lost(self) -> dict[Format, float]:
+        """The share of what may be lost that is lost by all ops in a format without scales.
 
-        An evaluation of such a plan costs less than to round each of many ops alone, and which
-        of them loses most decides nothing.
+        An evaluation of such a plan costs less than to round each of many ops alone.
         """
-        found: list[Format] = []
+        found: dict[Format, float] = {}
         planner, trials = self.examined.planner, self.trials
         for fmt in (f for f in planner.policy.formats if not f.has_scales):
             plan = planner.lowest(fmt)
@@ -900,18 +898,10 @@ class _Tuning:
             if not many or not trials.may_go_on():
                 continue
             self.progress("evaluation", 0, 1)
-            try:
+            with suppress(EngineError):  # a lost trial among them
                 self.built[plan.digest] = self.subject.model.build(plan)
-                lost = trials.share_lost(plan, self._evaluate)
-            except EngineError:  # a lost trial among them
-                continue
-            if lost <= _HARMLESS:
-                found.append(fmt)
-                self.subject.tell(
-                    f"all ops in {fmt.label} lose {lost:.0%} of what may be lost: their errors"
-                    " are not measured one by one"
-                )
-        return tuple(found)
+                found[fmt] = trials.share_lost(plan, self._evaluate)
+        return found
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
         """The plan to start from, whose error is then expected to pass."""
