@@ -20,7 +20,6 @@ from finecast.engines.exact import Exact
 from finecast.graph import Graph, Node
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.ops.flops import bytes_moved, flops
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
@@ -30,8 +29,6 @@ CALIBRATION_FEEDS: Final = 8
 # A byte move writes each 4-byte element as one burst of 64 bytes and reads it in sequence:
 # (16 + 1) / 2 times the traffic of a copy. An estimate; the guides say only "slower".
 _BYTE_MOVE_TRAFFIC: Final = 8.5
-_TERA: Final = 1e12
-_GIGA: Final = 1e9
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,16 +194,10 @@ def _op_time_s(
 ) -> float:
     engine = cost.target.engine_for(by_name(node.op).kind)
     rate = engine.rate_tflops(fmt) or max(engine.rates_tflops.values())
-    shapes = cost.node_shapes(graph, node)
-    compute_s = (flops(graph, node, shapes) or 0.0) / (rate * _TERA)
-    moved = bytes_moved(graph, node, stored, shapes) or 0.0
-    if moved == 0.0 and compute_s == 0.0:
-        return 0.0  # a view: no kernel at all
     by_matmul = Relayout.MATMUL in cost.target.relayouts
-    if is_relayout(node) and emulation.relayout is None and by_matmul:
-        moved *= _BYTE_MOVE_TRAFFIC
-    memory_s = moved / (cost.target.bandwidth_gb_s * _GIGA)
-    return max(compute_s, memory_s) + cost.target.op_overhead_s
+    strided = is_relayout(node) and emulation.relayout is None and by_matmul
+    traffic = _BYTE_MOVE_TRAFFIC if strided else 1.0
+    return cost.kernel_time_s(graph, node, rate, stored, traffic)
 
 
 def _cast_time_s(

@@ -69,12 +69,32 @@ class RooflineCost:
         rate = self.target.engine_for(by_name(node.op).kind).rate_tflops(fmt)
         if rate is None:
             return math.inf
+        return self.kernel_time_s(graph, node, rate, port_formats(graph, node, fmt))
+
+    def kernel_time_s(
+        self,
+        graph: Graph,
+        node: Node,
+        rate_tflops: float,
+        stored: Mapping[int, Format],
+        traffic: float = 1.0,
+    ) -> float:
+        """Seconds of ``node`` at a rate; zero for a view, which has no kernel.
+
+        Args:
+            graph: The graph.
+            node: The node.
+            rate_tflops: Operations in a second, in 1e12.
+            stored: The formats of the values that it reads and writes, by id, where those are
+                not the graph's own.
+            traffic: How many times the bytes of these values move.
+        """
         shapes = self.node_shapes(graph, node)
-        compute_s = (flops(graph, node, shapes) or 0.0) / (rate * _TERA)
-        moved = bytes_moved(graph, node, port_formats(graph, node, fmt), shapes)
+        compute_s = (flops(graph, node, shapes) or 0.0) / (rate_tflops * _TERA)
+        moved = bytes_moved(graph, node, stored, shapes)
         if moved == 0.0 and compute_s == 0.0:
-            return 0.0  # a view: no kernel at all
-        memory_s = (moved or 0.0) / (self.target.bandwidth_gb_s * _GIGA)
+            return 0.0
+        memory_s = traffic * (moved or 0.0) / (self.target.bandwidth_gb_s * _GIGA)
         return max(compute_s, memory_s) + self.target.op_overhead_s
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
