@@ -415,7 +415,8 @@ class _Tuning:
         price = partial(predicted_cost, self.examined.planner, self.analysis)
         limit = SAME_TIME * min((p.time_s for p in self.frontier), default=0.0)
         known = (p for p in proposals if math.isfinite(p.time_s))
-        fastest = [p for p in known if not self._is_alike(p) and price(p.plan) <= limit]
+        alike = self._alike()
+        fastest = [p for p in known if id(p) not in alike and price(p.plan) <= limit]
         if not fastest or len(fastest) == len(proposals):
             return False
         ranked, fp32 = self._rank(fastest, measuring.GLANCE)
@@ -445,16 +446,17 @@ class _Tuning:
             counts = [c for p, c in both if p.error <= allowed]
             most = _FAR**2 * allowed if counts else math.inf
         limit = _NEARLY_AS_FAST * min(counts or costs)
+        alike = self._alike()
         first, later = list[Proposal](), list[Proposal]()
         for one, cost in both:
             fine = one.error <= most or not math.isfinite(one.time_s)
-            now = cost <= limit and fine and not self._is_alike(one)
+            now = cost <= limit and fine and id(one) not in alike
             (first if now or one.plan.digest in self.trials.tried else later).append(one)
         return first, later
 
-    def _is_alike(self, one: Proposal) -> bool:
-        """Whether it is a step that is predicted as fast as a more accurate one."""
-        return any(one is step for step in as_fast_as_finer(self.frontier))
+    def _alike(self) -> set[int]:
+        """Identities of steps that are predicted as fast as a more accurate one."""
+        return {id(step) for step in as_fast_as_finer(self.frontier)}
 
     def _finer(self, missed: float) -> Sequence[Proposal]:
         """Waiting proposals that race after the plan of error ``missed`` failed.
