@@ -63,7 +63,7 @@ _REQUESTS_A_STREAM: Final = 8
 # the second share of another format's. The loss alone does not tell: of few samples a single
 # one may be most of what may be lost.
 _HARMLESS: Final = 0.25
-_MINOR: Final = 0.1
+_MINOR: Final = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
