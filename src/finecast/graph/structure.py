@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from finecast.graph import ConstantStats, Graph, Node, Value
@@ -135,8 +136,13 @@ def read_structure(content: Mapping[str, Any]) -> Structure:
 
 def digest(*parts: object) -> str:
     """A short digest of the parts' text."""
-    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=_DIGITS // 2).hexdigest()
+    return _hashed("\0".join(map(str, parts)))
+
+
+@lru_cache(maxsize=1 << 12)  # few shapes and attributes recur in all ops of a model
+def _hashed(text: str) -> str:
+    content = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(content, digest_size=_DIGITS // 2).hexdigest()
 
 
 def _structure_of(graph: Graph) -> Structure:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Final
 
 import ml_dtypes
@@ -197,7 +198,7 @@ class Format(Enum):
         """Whether the format has no infinities (OCP "fn": only all-ones is NaN)."""
         return self.value.finite_only
 
-    @property
+    @cached_property
     def has_scales(self) -> bool:
         """Whether elements are integer codes that parameters map to numbers."""
         return self.value.codes is not None
@@ -207,12 +208,12 @@ class Format(Enum):
         """Whether values are rounded before an op in it reads them; constants always are."""
         return not self.has_scales or self.reads is not Format.FP32
 
-    @property
+    @cached_property
     def reads(self) -> Format:
         """The format in which an op reads values; for constants alone what codes decode to."""
         return self.result if self.has_scales and not self.runs_on_codes else self
 
-    @property
+    @cached_property
     def dynamic_group(self) -> int | None:
         """How many numbers of a value share a scale that a kernel finds as it reads them.
 
@@ -222,12 +223,12 @@ class Format(Enum):
         codes = self.value.codes
         return None if codes is None else codes.dynamic
 
-    @property
+    @cached_property
     def encodes_results(self) -> bool:
         """Whether an op's result is as narrow as its operands; in tf32 and fp8 it is not."""
         return self is Format.FP32 or self.result is not Format.FP32
 
-    @property
+    @cached_property
     def result(self) -> Format:
         """The format in which an op that computes in this one stores its result.
 
@@ -243,13 +244,13 @@ class Format(Enum):
         """Whether its scales are chosen by values that were observed on data."""
         return self.runs_on_codes
 
-    @property
+    @cached_property
     def runs_on_codes(self) -> bool:
         """Whether kernels in it compute on integer codes, and not on decoded numbers."""
         codes = self.value.codes
         return codes is not None and codes.values is not None
 
-    @property
+    @cached_property
     def multiplies_integers(self) -> bool:
         """Whether kernels multiply codes, of values encoded before or as they are read."""
         return self.runs_on_codes or self.dynamic_group is not None
@@ -316,7 +317,7 @@ class Format(Enum):
         """Largest relative error of rounding a normal number to nearest: epsilon / 2."""
         return self.epsilon / 2
 
-    @property
+    @cached_property
     def storage(self) -> Format:
         """The format in which results computed in this one are stored (tf32: fp32)."""
         return self.result if self.encodes_results or self is Format.TF32 else self

@@ -425,6 +425,8 @@ class RangeScaling:
 def scaled_plan(plan: Plan, scalings: Iterable[RangeScaling]) -> Plan:
     """``plan`` with the adjustments of those ``scalings`` that serve an op of it."""
     serving = [s for s in scalings if s.serves(plan)]
+    if not serving:
+        return plan
     reasons: dict[str, list[Reason]] = {}
     for one in serving:
         for name, reason in one.reasons.items():

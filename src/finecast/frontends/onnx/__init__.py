@@ -315,8 +315,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         prepared, done, rounded = _replay(prepared, plan)
         note_decisions(prepared.graph, prepared.binding, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
-        coded = any(is_coded(node) for node in model.graph.all_nodes())
-        if (done or coded) and not plan.keep_ops:
+        if not plan.keep_ops and (done or any(map(is_coded, model.graph.all_nodes()))):
             model, stated = restate(model, plan.engine)
         stated = (*stated, *restated(prepared.graph, rounded))
     if done:

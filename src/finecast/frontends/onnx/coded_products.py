@@ -152,6 +152,8 @@ def restore_products(model: ir.Model) -> None:
 
     One that another tool changed stays.
     """
+    if CONTRIB_DOMAIN not in model.graph.opset_imports:
+        return
     editor, made = Editor(model), dict[str, ir.Value]()
     for node in [n for n in model.graph.all_nodes() if PRODUCT in n.metadata_props]:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
@@ -82,7 +83,9 @@ class Editor:
 
     def constant(self, name: str, numbers: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
         """A new constant of the main graph, by a fresh name that begins with ``name``."""
-        tensor = ir.tensor(numbers)
+        # ``ir.tensor`` asks first which of many protocols an array follows, which takes longer
+        # than all else here.
+        tensor = ir.Tensor(numbers) if isinstance(numbers, np.ndarray) else numbers
         tensor.name = self.fresh(name)
         return self.register(ir.val(tensor.name, const_value=tensor))
 

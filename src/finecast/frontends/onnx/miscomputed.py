@@ -256,8 +256,10 @@ def tie_again(model: ir.Model) -> None:
 
     A product reads the weights of another one again if they have the same numbers still.
     """
+    if not is_mended(FAULT):
+        return
     noted = [n for n in model.graph.all_nodes() if n.metadata_props.get(FAULT_NOTE) == FAULT]
-    if not noted or not is_mended(FAULT):
+    if not noted:
         return
     editor = Editor(model)
     readings = [r for n in model.graph.all_nodes() if (r := _reading(n)) is not None]

@@ -207,7 +207,8 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
         if changed:
             names = tuple(dict.fromkeys(n.name or "" for n in changed))
             found.append(Restated(nodes=names, reason=row.reason))
-    _drop_operands(editor.model)
+    if found:
+        _drop_operands(editor.model)
     return editor.model, tuple(found)
 
 
