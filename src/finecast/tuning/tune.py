@@ -110,7 +110,7 @@ _WITHIN: Final = 1.6
 _LONG_S: Final = 30.0
 # Where a format has more ops than this, what all of them lose together is measured: the error
 # of each may then not matter.
-_MANY: Final = 64
+_MANY: Final = 160
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
