@@ -184,7 +184,6 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
         times={fmt: per_second * times for fmt, times in analysis.times.items()},
         cast_time=cast_bytes,
         constant_cost=_stored_bytes(graph, planner.permissions),
-        lowest_s=math.inf,  # it was measured in seconds
     )
 
 

@@ -41,14 +41,6 @@ class _Sizes:
     calls: int = 1
 
 
-# Products as in models, for a few tokens and a few hundred; more elements than a first-level
-# cache holds: one activation of a small transformer.
-_CPU: Final = _Sizes(products=((32, 768, 768), (256, 768, 3072)), elements=1 << 17)
-# An accelerator starts a kernel in the time in which it computes what is large for a CPU, so
-# that smaller products, smaller tensors and single calls would tell of the start alone.
-_ACCELERATOR: Final = _Sizes(
-    products=((512, 1024, 1024), (4096, 4096, 4096)), elements=1 << 26, calls=10
-)
 _RUNS: Final = 15
 _GIGA: Final = 1e9
 
@@ -145,7 +137,16 @@ def least_times(
 
 
 def _sizes(device: str) -> _Sizes:
-    return _CPU if device == "cpu" else _ACCELERATOR
+    """On a CPU products as in models, for a few tokens and a few hundred, and one activation.
+
+    The elements of an activation of a small transformer are more than a first-level cache
+    holds. An accelerator starts a kernel in the time in which it computes what is large for a CPU, so
+    that smaller products, smaller tensors and single calls would tell of the start alone.
+    """
+    if device == "cpu":
+        return _Sizes(products=((32, 768, 768), (256, 768, 3072)), elements=1 << 17)
+    large = ((512, 1024, 1024), (4096, 4096, 4096))
+    return _Sizes(products=large, elements=1 << 26, calls=10)
 
 
 def wait_for(device: str) -> None:

@@ -85,7 +85,8 @@ class Editor:
         """A new constant of the main graph, by a fresh name that begins with ``name``."""
         # ``ir.tensor`` asks first which of many protocols an array follows, which takes longer
         # than all else here.
-        tensor = ir.Tensor(numbers) if isinstance(numbers, np.ndarray) else numbers
+        own = isinstance(numbers, np.ndarray | np.generic)
+        tensor = ir.Tensor(np.asarray(numbers)) if own else numbers
         tensor.name = self.fresh(name)
         return self.register(ir.val(tensor.name, const_value=tensor))
 
