@@ -123,6 +123,8 @@ def test_without_a_result_and_with_an_ellipsis(
         ("ij,kj->k", "one operand alone"),
         ("...ij,...jk->ik", "sums over '...'"),
         ("...ji,...jk->...ik", "beside '...'"),
+        ("...a,abc->b...c", "beside '...'"),
+        ("b...s,bsc->b...c", "beside '...'"),
     ],
 )
 def test_what_is_no_product(equation: str, why: str) -> None:

@@ -103,7 +103,11 @@ def as_product(
     _arrange_left(a, batch, rows, summed, outer)
     column = columns if merged else columns[-1:] or [""]
     beside = rows[:-1] if batch else []
-    if _ELLIPSIS in (*beside, *column) or (_ELLIPSIS in outer and (batch or rows[:-1])):
+    # Axes of '...' that one operand alone has would meet the other one's leading axes.
+    meet = (_ELLIPSIS in outer and (batch or rows[:-1])) or (
+        _ELLIPSIS in rows and (batch or outer)
+    )
+    if meet or _ELLIPSIS in (*beside, *column):
         raise ValueError(_UNKNOWN)
     lead = [*batch, *[""] * len(beside), *outer]
     if merged:

@@ -140,8 +140,8 @@ def _sizes(device: str) -> _Sizes:
     """On a CPU products as in models, for a few tokens and a few hundred, and one activation.
 
     The elements of an activation of a small transformer are more than a first-level cache
-    holds. An accelerator starts a kernel in the time in which it computes what is large for a CPU, so
-    that smaller products, smaller tensors and single calls would tell of the start alone.
+    holds. An accelerator starts a kernel in the time in which it computes what is large for a
+    CPU: smaller products, smaller tensors and single calls would tell of the start alone.
     """
     if device == "cpu":
         return _Sizes(products=((32, 768, 768), (256, 768, 3072)), elements=1 << 17)
