@@ -102,7 +102,7 @@ EXPONENTS = st.integers(-2, 18)
 
 
 def stays_normal(array: NDArray[np.float32]) -> bool:
-    """Whether all numbers are finite, and none is subnormal, so that it loses bits, if scaled."""
+    """Whether all are finite, and none loses bits by becoming subnormal as it is scaled."""
     least = np.abs(array[array != 0]).min(initial=np.inf)
     return bool(np.isfinite(array).all() and least >= 2.0**-90)
 
