@@ -104,10 +104,9 @@ def as_product(
     column = columns if merged else columns[-1:] or [""]
     beside = rows[:-1] if batch else []
     # Axes of '...' that one operand alone has would meet the other one's leading axes.
-    meet = (_ELLIPSIS in outer and (batch or rows[:-1])) or (
-        _ELLIPSIS in rows and (batch or outer)
-    )
-    if meet or _ELLIPSIS in (*beside, *column):
+    own_row = _ELLIPSIS in rows and (batch or outer)
+    own_column = _ELLIPSIS in outer and (batch or rows[:-1])
+    if own_row or own_column or _ELLIPSIS in column:
         raise ValueError(_UNKNOWN)
     lead = [*batch, *[""] * len(beside), *outer]
     if merged:

@@ -979,7 +979,7 @@ class _Tuning:
         if left := len(unique) - len(found):
             self.subject.tell(
                 f"{left} of {len(unique)} plans were not timed: the models of all of them"
-                " together take more than this machine's memory"
+                " and fp32 take more than half of this machine's memory"
             )
         return found
 

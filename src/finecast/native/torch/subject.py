@@ -211,11 +211,12 @@ class TorchSubject(EngineSubject):
         """Time all modules, each prepared as it is deployed."""
         signature = self.model.signature
         args, kwargs = signature.unflattened(signature.leaves(workload.timing()[0]))
+        device = signature.device.type
 
         def call(run: Callable[..., Any]) -> object:
             with torch.no_grad(), as_engine_error():
                 found = run(*args, **kwargs)
-                wait_for(signature.device.type)
+                wait_for(device)
             return found
 
         original = self._module
