@@ -216,17 +216,19 @@ def write(folder: Path, sizes: Sizes) -> Path:
     return path
 
 
-def write_texts(path: Path, sizes: Sizes, samples: int = 8, length: int = 16) -> Path:
-    """Write token ids, the next token of each, and caches that are empty yet."""
+def write_texts(
+    path: Path, sizes: Sizes, samples: int = 8, length: int = 16, *, caches: bool = True
+) -> Path:
+    """Write token ids, the next token of each, and ``caches`` that are empty yet."""
     draw = np.random.default_rng(1)
     ids = draw.integers(0, sizes.vocabulary, (samples, length + 1))
     empty = np.zeros((samples, sizes.heads, 0, sizes.width // sizes.heads), np.float32)
-    caches = {
+    given = {
         f"past_key_values.{n}.{kind}": empty
-        for n in range(sizes.layers)
+        for n in range(sizes.layers if caches else 0)
         for kind in ("key", "value")
     }
-    arrays = {"input_ids": ids[:, :-1], "label": ids[:, 1:], **caches}
+    arrays = {"input_ids": ids[:, :-1], "label": ids[:, 1:], **given}
     np.savez(path, allow_pickle=False, **arrays)
     return path
 
@@ -359,7 +361,8 @@ def _run(options: argparse.Namespace, folder: Path, more: Sequence[str]) -> None
         report("memory", f"{options.size} written", round(time.perf_counter() - start), "s")
     if options.ir:
         path = _as_ir(path)
-    texts = write_texts(folder / "texts.npz", sizes)
+    # While texts are decoded, the caches are those of the call before.
+    texts = write_texts(folder / "texts.npz", sizes, caches="--decode-steps" not in more)
     whole = [",".join(options.formats)] if options.verb == "tune" else options.formats
     for formats in whole:
         out = folder / "out"

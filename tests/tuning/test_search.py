@@ -20,7 +20,6 @@ from finecast.tuning.search import (
     as_fast_as_finer,
     chain,
     fastest_passing,
-    fitting,
     none_passes,
     rivals,
     worth_timing,
@@ -261,26 +260,6 @@ def test_a_step_that_waits_gains_a_percent_at_most(drawn: list[tuple[int, int]])
         assert any(p.error <= one.error and p.time_s <= 1.01 * one.time_s for p in racing)
     for fine, coarse in pairwise(sorted(racing, key=lambda p: p.error)):
         assert fine.time_s > 1.01 * coarse.time_s
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=9), st.integers(0, 60)
-)
-def test_steps_that_fit_into_memory(drawn: list[tuple[int, int]], room: int) -> None:
-    """All that fit, or one; the fastest always, and the most accurate beside another one."""
-    steps = {
-        str(i): Proposal(name="", plan=PLAN, time_s=t, error=9.0 - t)
-        for i, (t, _) in enumerate(drawn)
-    }
-    sizes = {str(i): size for i, (_, size) in enumerate(drawn)}
-    found = fitting(steps, sizes, room)
-    if sum(sizes.values()) <= room:
-        assert {*found} == {*steps}
-    assert sum(sizes[d] for d in found) <= room or len(found) == 1
-    if steps:
-        times = [steps[d].time_s for d in found]
-        assert times[0] == min(one.time_s for one in steps.values())
-        assert len(found) == 1 or times[-1] == max(one.time_s for one in steps.values())
 
 
 @pytest.mark.parametrize(

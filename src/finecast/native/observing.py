@@ -17,6 +17,7 @@ from finecast.engines.base import Array, Feeds, calls_of, feeds_for, outputs_of_
 from finecast.engines.loading import exact_session
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
+from finecast.processes.memory import packed
 from finecast.rules.facts import ChannelFacts, Moments, ValueFacts, merge
 from finecast.rules.scaled_operands import summed
 
@@ -223,16 +224,3 @@ def input_facts(graph: Graph, batches: Iterable[Feeds]) -> dict[int, ValueFacts]
         seen = {floats[n]: ValueFacts.of(a) for n, a in feeds.items() if n in floats}
         facts = merge(facts, seen)
     return facts
-
-
-def packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Groups of names, in order, of at most ``limit`` bytes each, or of one larger value."""
-    groups: list[list[str]] = []
-    total = limit + 1
-    for name, size in sizes.items():
-        if total + size > limit:
-            groups.append([])
-            total = 0
-        groups[-1].append(name)
-        total += size
-    return groups

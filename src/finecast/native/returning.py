@@ -31,11 +31,12 @@ from finecast.graph.matching import match
 from finecast.graph.structure import structure_of
 from finecast.naming import listed, number_of
 from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
-from finecast.native.observing import SHOWN_BYTES, observe, packed
+from finecast.native.observing import SHOWN_BYTES, observe
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
 from finecast.planning.sensitivity import squared_error
+from finecast.processes.memory import packed
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.scaled_operands import origin
 

@@ -1,8 +1,9 @@
-"""The memory that this machine, or the container that this process runs in, has."""
+"""The memory of this machine, or of the container that this process runs in; what fits."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,3 +25,16 @@ def memory_bytes() -> int:
     with suppress(OSError, ValueError):
         found = min(found, int(_CONTAINER.read_text(encoding="ascii")))
     return found
+
+
+def packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Groups of names, in order, of at most ``limit`` bytes each, or of one larger value."""
+    groups: list[list[str]] = []
+    total = limit + 1
+    for name, size in sizes.items():
+        if total + size > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
+        total += size
+    return groups

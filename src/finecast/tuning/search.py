@@ -10,7 +10,7 @@ equally fast the most accurate is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
@@ -114,28 +114,6 @@ def as_fast_as_finer(steps: Sequence[Proposal]) -> list[Proposal]:
         else:
             kept = one
     return found
-
-
-def fitting(steps: Mapping[str, Proposal], sizes: Mapping[str, int], room: int) -> list[str]:
-    """As many of the steps as have ``room``: the fastest, and others evenly between.
-
-    Law: what is returned takes at most ``room`` bytes or is a single step; all steps are
-    returned if they take no more. A step whose time is not predicted has all ops low, and
-    counts as the fastest.
-
-    Args:
-        steps: Proposals by digest.
-        sizes: The bytes of each one's model, by digest.
-        room: Bytes.
-    """
-    known = {digest: one.time_s for digest, one in steps.items()}
-    order = sorted(known, key=lambda d: known[d] if math.isfinite(known[d]) else 0.0)
-    for count in range(len(order), 1, -1):
-        places = {round(k * (len(order) - 1) / (count - 1)) for k in range(count)}
-        chosen = [order[place] for place in sorted(places)]
-        if sum(sizes[digest] for digest in chosen) <= room:
-            return chosen
-    return order[:1]
 
 
 def chain(

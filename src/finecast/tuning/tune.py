@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,7 @@ from finecast.planning.proposing import (
     raised_by_one,
     stated,
 )
-from finecast.processes.memory import MOST_LOADED, memory_bytes
+from finecast.processes.memory import MOST_LOADED, memory_bytes, packed
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
@@ -64,7 +64,6 @@ from finecast.tuning.search import (
     Candidate,
     as_fast_as_finer,
     chain,
-    fitting,
     undecided,
     worth_timing,
 )
@@ -518,6 +517,7 @@ class _Tuning:
                 errors=errors,
                 sure=racing[0].plan.digest,
             )
+            self._make_room(errors)
             models = {digest: self.built[digest] for digest in errors}
             races.append(self._conclusion.race(models, effort))
             return races[-1]
@@ -935,7 +935,19 @@ class _Tuning:
                 self.built[digest] = self.subject.model.build(proposal.plan)
         if self.predicting:
             return self._predicted(unique)
-        unique = self._fitting(unique)
+        groups = self._groups(unique)
+        candidates = [one for group in groups for one in self._raced(group, how)]
+        self.candidates = [c for c in self.candidates if c.plan.digest not in unique]
+        self.candidates += candidates
+        self.progress("timing", 1, 1)
+        assert self.fp32 is not None
+        return candidates, self.fp32
+
+    def _raced(
+        self, unique: Mapping[str, Proposal], how: Effort | None = None
+    ) -> list[Candidate]:
+        """Candidates from one race of these proposals beside fp32."""
+        self._make_room(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
         how = how or measuring.RANKING
@@ -948,7 +960,7 @@ class _Tuning:
         raced = {d: models[d] for d in found.times.names if d in models}
         self.dropped |= models.keys() - raced.keys()
         unique = with_hinted_errors(unique, raced, self.measuring.output_error)
-        candidates = [
+        return [
             Candidate(
                 name=p.name,
                 plan=p.plan,
@@ -962,26 +974,37 @@ class _Tuning:
             for digest, p in unique.items()
             if digest in found.costs.names  # the engine may lack kernels for a mix of formats
         ]
-        self.candidates = [c for c in self.candidates if c.plan.digest not in unique]
-        self.candidates += candidates
-        self.progress("timing", 1, 1)
-        return candidates, self.fp32
 
-    def _fitting(self, unique: Mapping[str, Proposal]) -> dict[str, Proposal]:
-        """Those whose models can be loaded at once, beside fp32 and the models that are."""
-        own = self.subject.model.size_bytes
-        sizes = {digest: one.size_bytes or own for digest, one in self.built.items()}
-        others = sum(
-            sizes[d] for d, b in self.built.items() if b.loaded is not None and d not in unique
-        )
-        room = int(MOST_LOADED * memory_bytes()) - own - others
-        found = {digest: unique[digest] for digest in fitting(unique, sizes, room)}
-        if left := len(unique) - len(found):
-            self.subject.tell(
-                f"{left} of {len(unique)} plans were not timed: the models of all of them"
-                " and fp32 take more than half of this machine's memory"
-            )
-        return found
+    def _groups(self, unique: Mapping[str, Proposal]) -> list[dict[str, Proposal]]:
+        """The proposals in as many races as memory needs, those predicted to be fast first.
+
+        A step whose time is not predicted has all ops low, and counts as the fastest.
+        """
+        if self._fits(unique):
+            return [{**unique}]
+        known = {digest: one.time_s for digest, one in unique.items()}
+        order = sorted(known, key=lambda d: known[d] if math.isfinite(known[d]) else 0.0)
+        sizes = {digest: self._bytes_of(digest) for digest in order}
+        return [{d: unique[d] for d in group} for group in packed(sizes, self._room)]
+
+    def _make_room(self, wanted: Collection[str]) -> None:
+        """Unload other models, if they and those of ``wanted`` do not fit into memory."""
+        loaded = {digest for digest, one in self.built.items() if one.loaded is not None}
+        if not self._fits({*wanted, *loaded}):
+            for digest in loaded - {*wanted}:
+                self.built[digest].release()
+
+    def _fits(self, digests: Collection[str]) -> bool:
+        """Whether the models of these plans can be loaded at once, beside fp32."""
+        return sum(map(self._bytes_of, digests)) <= self._room
+
+    def _bytes_of(self, digest: str) -> int:
+        return self.built[digest].size_bytes or self.subject.model.size_bytes
+
+    @property
+    def _room(self) -> int:
+        """Bytes that models may take that are loaded beside fp32."""
+        return int(MOST_LOADED * memory_bytes()) - self.subject.model.size_bytes
 
     def _predicted(self, unique: Mapping[str, Proposal]) -> tuple[list[Candidate], float]:
         """Candidates with predicted costs, and that of fp32.
@@ -1032,6 +1055,7 @@ class _Tuning:
             LostTrialError: If the process that evaluates dies, or the model is wrong in a way
                 that the metric does not show.
         """
+        self._make_room({plan.digest})
         built = self.built[plan.digest]
         found = self.executor.evaluate(built)
         self.measuring.errors[plan.digest] = found.error
