@@ -25,8 +25,24 @@ from finecast.data.workload import (
     spread,
     thinned,
 )
-from finecast.engines.base import Array, Feeds, Session, TensorSpec
-from finecast.errors import UserCodeError
+from finecast.engines.base import Array, Feeds, Session, TensorSpec, calls_of
+from finecast.errors import EngineError, UserCodeError
+
+
+class Taking(Session):
+    """Takes inputs x, y ... of these shapes; ``only`` calls of so many samples, if given."""
+
+    def __init__(self, *shapes: tuple[Any, ...] | None, only: int | None = None) -> None:
+        named = zip("xy", shapes, strict=False)
+        self.inputs = tuple(TensorSpec(name=n, dtype="fp32", shape=s) for n, s in named)
+        self.outputs = ()
+        self.only = only
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        (call,) = calls_of(feeds)
+        if self.only not in (None, len(call["x"])):
+            raise EngineError("another batch was compiled in")
+        return {}
 
 
 class Counting(Session):
@@ -290,6 +306,9 @@ def test_a_metric_that_gives_something_else_each_time_is_refused(unlike: str) ->
         # Rows of unlike inputs, and of fixed ones, belong together: none is left out.
         (("n", 2), ("m", 2), 20),
         ((20, 2), (20, 2), 20),
+        # Free dimensions that the model's library does not name.
+        (("x.0", 2), ("y.0", 2), 8),
+        (("x.0", 2), ("n", 2), 20),
     ],
 )
 def test_samples_are_left_out_where_all_inputs_share_a_free_dimension(
@@ -303,20 +322,32 @@ def test_samples_are_left_out_where_all_inputs_share_a_free_dimension(
     assert {a.shape[0] for a in thinned(feeds, specs).values()} == {rows}
 
 
+def test_free_dimensions_without_a_name_and_of_unlike_sizes_are_left_whole() -> None:
+    specs = [TensorSpec(name=n, dtype="fp32", shape=(f"{n}.0", 2)) for n in "xy"]
+    feeds = {"x": np.zeros((20, 2), np.float32), "y": np.zeros((30, 2), np.float32)}
+    assert thinned(feeds, specs) is feeds
+
+
 @pytest.mark.parametrize(("rows", "calls"), [(1, 8), (3, 3), (8, 1), (20, 1)])
 def test_calls_are_probed_until_they_have_the_samples(rows: int, calls: int) -> None:
-    specs = [TensorSpec(name="x", dtype="fp32", shape=("n", 2))]
+    session = Taking(("n", 2))
     feeds = [{"x": np.zeros((rows, 2), np.float32)}] * 12
-    found = probed(feeds, specs)
+    found = probed(feeds, session)
     assert len(found) == calls
     assert all(len(f["x"]) <= 8 for f in found)
 
 
+def test_calls_are_left_whole_where_the_model_runs_on_whole_calls_alone() -> None:
+    feeds = [{"x": np.zeros((20, 2), np.float32)}] * 12
+    found = probed(feeds, Taking(("n", 2), only=20))
+    assert [len(f["x"]) for f in found] == [20]
+
+
 def test_calls_whose_inputs_share_no_dimension_are_a_sample_each() -> None:
-    specs = [TensorSpec(name=n, dtype="fp32", shape=None) for n in "xs"]
-    feeds = {"x": np.zeros((1, 64), np.float32), "s": np.zeros((2, 1), np.float32)}
-    assert len(probed([feeds] * 12, specs)) == 8
-    assert len(probed([feeds] * 3, specs)) == 3
+    session = Taking(None, None)
+    feeds = {"x": np.zeros((1, 64), np.float32), "y": np.zeros((2, 1), np.float32)}
+    assert len(probed([feeds] * 12, session)) == 8
+    assert len(probed([feeds] * 3, session)) == 3
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from finecast.engines.base import (
     each_call,
 )
 from finecast.engines.exact import CachedSession, feeds_digest
-from finecast.errors import UsageError
+from finecast.errors import EngineError, UsageError
 from finecast.planning.sensitivity import is_float
 from finecast.usercode import guarded
 
@@ -552,12 +552,22 @@ def spread(feeds: Sequence[Feeds], count: int) -> list[Feeds]:
 
 
 def thinned(feeds: Feeds, inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS) -> Feeds:
-    """The first ``rows`` samples, if all inputs have the same free dimension as first axis."""
-    fronts = {spec.shape[0] if spec.shape else None for spec in inputs}
-    symbol = fronts.pop() if len(fronts) == 1 else None
-    if not isinstance(symbol, str) or not symbol:
+    """The first ``rows`` samples, if all inputs have the same free dimension as first axis.
+
+    Of dimensions that the model's library does not name those of the same size are the same.
+    """
+    fronts = {_front(spec) for spec in inputs}
+    front = fronts.pop() if len(fronts) == 1 else None
+    sizes = {array.shape[:1] for call in calls_of(feeds) for array in call.values()}
+    if not isinstance(front, str) or (not front and len(sizes) > 1):
         return feeds
     return each_call(feeds, lambda call: {n: array[:rows] for n, array in call.items()})
+
+
+def _front(spec: TensorSpec) -> int | str | None:
+    """The first dimension: its size, its symbol, or "" if it is free and has no symbol."""
+    front = spec.shape[0] if spec.shape else None
+    return "" if front == f"{spec.name}.0" else front
 
 
 def samples(feeds: Feeds) -> int:
@@ -566,17 +576,26 @@ def samples(feeds: Feeds) -> int:
     return (fronts.pop() if len(fronts) == 1 else None) or 1
 
 
-def probed(
-    calls: Iterable[Feeds], inputs: Sequence[TensorSpec], rows: int = PROBED_ROWS
-) -> list[Feeds]:
-    """The first calls that together have at least ``rows`` samples, cut to ``rows`` each."""
-    found: list[Feeds] = []
+def probed(calls: Iterable[Feeds], session: Session, rows: int = PROBED_ROWS) -> list[Feeds]:
+    """The first calls that together have at least ``rows`` samples, cut to ``rows`` each.
+
+    They are left whole if ``session`` runs on whole calls alone: a model may declare a free
+    batch and compute with the one that it was exported with.
+    """
+    whole: list[Feeds] = []
     have = 0
     for feeds in calls:
-        found.append(thinned(feeds, inputs, rows))
-        have += samples(found[-1])
+        whole.append(feeds)
+        have += min(samples(feeds), rows)
         if have >= rows:
             break
+    found = [thinned(feeds, session.inputs, rows) for feeds in whole]
+    cut = next((c for c, w in zip(found, whole, strict=True) if samples(c) < samples(w)), None)
+    if cut is not None:
+        try:
+            session.run(cut)
+        except EngineError:
+            return whole
     return found
 
 

@@ -239,9 +239,11 @@ class SizeCheck:
             return
         import openvino
 
-        ports = self._model.inputs[: self._count]
-        sizes = zip(ports, shapes, strict=True)
-        self._model.reshape({port: openvino.PartialShape(list(dims)) for port, dims in sizes})
+        given = self._model.get_parameters()[: self._count]
+        for parameter, dims in zip(given, shapes, strict=True):
+            parameter.set_partial_shape(openvino.PartialShape(list(dims)))
+        # ``reshape`` would take a batch that is constant in the model for a free one.
+        self._model.validate_nodes_and_infer_types()
         self._fit.add(key)
 
 

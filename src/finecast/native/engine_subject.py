@@ -456,12 +456,11 @@ class EngineExamined(Examined):
 
     def calls(self) -> Sequence[Feeds]:
         """The calls on which errors are measured."""
-        inputs = self.subject.reference.inputs
-        return probed(self.workload.calibration(), inputs, MOST_PROBED_ROWS)
+        return probed(self.workload.calibration(), self.subject.reference, MOST_PROBED_ROWS)
 
     def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
         """Those calls, or as much of them as is enough for ``count`` roundings."""
-        return probed(calls, self.subject.reference.inputs, probed_rows(count))
+        return probed(calls, self.subject.reference, probed_rows(count))
 
     def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by profiles of the fp32 model and of the lowest plans."""

@@ -543,5 +543,5 @@ def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> Wrong
 
 def samples_of(workload: Workload, reference: Session, groups: int) -> Exact:
     """The fp32 model's outputs on the calibration samples that ``groups`` are probed on."""
-    calls = probed(workload.calibration(), reference.inputs, probed_rows(groups))
+    calls = probed(workload.calibration(), reference, probed_rows(groups))
     return Exact.of(CachedSession(reference), calls, workload.of)

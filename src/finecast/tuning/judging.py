@@ -242,7 +242,7 @@ def judge_of(
             baseline=baseline,
             limit=kept.target(baseline),
         )
-    calls = probed(workload.calibration(), reference.inputs, MOST_PROBED_ROWS)
+    calls = probed(workload.calibration(), reference, MOST_PROBED_ROWS)
     exact = Exact.of(reference, calls, workload.of)
     limit = options.max_error
     if limit is None:
