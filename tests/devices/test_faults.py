@@ -32,6 +32,7 @@ NEEDS = {
     "openvino-cast-rounding": "avx512f",
     "openvino-computed-axes": "avx512_bf16",
     "openvino-lost-marks": "avx512_bf16",
+    "openvino-reduced-codes": "avx512_vnni",
     "openvino-sums-of-codes": "avx512_vnni",
 }
 """Instructions without which a CPU does not show a fault."""

@@ -16,7 +16,7 @@ from finecast.devices.faults import known_faults
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
-from finecast.planning.scalable import CONVOLUTIONS
+from finecast.planning.scalable import CONVOLUTIONS, reduced_axes
 from finecast.rules.folded import may_be_zeros, settled
 
 # -------------------------------- OpenVINO: convolutions whose scale is applied more than once
@@ -409,6 +409,41 @@ def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
     }
 
 
+def _reduced_codes(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Ops that quantize a maximum or minimum, or a reduction that drops an axis before another.
+
+    OpenVINO fuses the quantization into the reduction. Sums and means are computed rightly if
+    what they read is in fp32; that depends on the plan, and here they count in any.
+    """
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        for value in _inputs(graph, node):
+            made = graph.maker(value)
+            while made is not None and by_name(made.op).kind in _MOVES:
+                made = graph.maker(_inputs(graph, made)[0]) if _inputs(graph, made) else None
+            if made is not None and _fuses_codes(graph, made):
+                found[node.id] = (
+                    f"openvino computes the quantization to {low.label} of the result of"
+                    f" {made.name} wrongly"
+                )
+    return found
+
+
+def _fuses_codes(graph: Graph, node: Node) -> bool:
+    """Whether a quantization may be fused into ``node``, a reduction, wrongly."""
+    if node.op in ("reduce_max", "reduce_min"):
+        return True
+    reduces = by_name(node.op).kind is OpKind.REDUCTION
+    if not reduces or node.attributes.get("keepdims", 1):
+        return False
+    read = graph.read(node, 0)
+    axes = reduced_axes(graph, node)
+    if read is None or read.shape is None or not axes:
+        return True
+    dropped = {axis % len(read.shape) for axis in axes}
+    return any(axis not in dropped for axis in range(min(dropped), len(read.shape)))
+
+
 def _computed_padding(graph: Graph, low: Format) -> Mapping[int, str]:
     """Pads by a number that the model computes.
 
@@ -490,6 +525,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(name="openvino-state-start", device="", formats=_FP16 | _BF16, find=_state_start),
     Fault(name="openvino-scaled-twice", formats=_INT8, find=scaled_twice),
     Fault(name="openvino-sums-of-codes", formats=_INT8, find=sums_of_codes),
+    Fault(name="openvino-reduced-codes", formats=_INT8, find=_reduced_codes),
     Fault(
         name="openvino-quick-gelu",
         device="",

@@ -64,6 +64,10 @@ _COMPUTING = 0.9
 _TIE_KNOWN_TO = 0.02
 
 
+# In place of a stated cost of nothing, so that ratios are numbers.
+_LEAST_COST = 1e-30
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """A ratio, and the interval that it lies in."""
@@ -168,9 +172,10 @@ class Race:
     def stated(cls, anchor_s: float, seconds: Mapping[str, float]) -> Race:
         """A race whose times are given: each order is settled, and nothing will be called.
 
-        The times may stand for any other cost of the models, such as their bytes.
+        The times may stand for any other cost of the models, such as their bytes. Two that
+        cost nothing, as a model of the device may say of ops that only rename, cost the same.
         """
-        known = {ANCHOR: anchor_s, **seconds}
+        known = {n: s or _LEAST_COST for n, s in {ANCHOR: anchor_s, **seconds}.items()}
         made = cls(calls=dict.fromkeys(known, _never_called))
         made._samples = {n: {0: Took(wall_s=s, used_s=s)} for n, s in known.items()}
         return made

@@ -403,7 +403,8 @@ class EngineExamined(Examined):
         beside = error / most if most else math.inf
         if not math.isfinite(error) or share > (_HARMLESS if beside > _MINOR else 1.0):
             return False
-        why = f"lose {share:.0%} of what may be lost"
+        lost = f"lose {share:.0%} of what may be lost" if share >= 0.005 else "lose nothing"
+        why = f"together {lost} on the data given"
         if share > _HARMLESS:
             why += f", with {beside:.0%} of the squared error of another format"
         self.subject.tell(

@@ -292,17 +292,23 @@ def _transposed(graph: Graph, node: Node, value: Value, axis: int) -> int | None
 
 def _reduced(graph: Graph, node: Node, value: Value, axis: int) -> int | None:
     """The channels' axis behind a reduction along other axes; None along theirs."""
-    shape, axes = value.shape, node.attributes.get("axes")
-    given = constant_at(graph, node, 1)
-    if given is not None and given.constant is not None:
-        axes = tuple(int(i) for i in given.constant.read().reshape(-1))
-    if shape is None or not isinstance(axes, tuple):
+    shape, axes = value.shape, reduced_axes(graph, node)
+    if shape is None or axes is None:
         return None
     behind = {int(a) - len(shape) if int(a) >= 0 else int(a) for a in axes}
     if axis in behind:
         return None
     kept = node.attributes.get("keepdims", 1)
     return axis if kept else axis + sum(a > axis for a in behind)
+
+
+def reduced_axes(graph: Graph, node: Node) -> tuple[int, ...] | None:
+    """The axes of a reduction; None where they are computed, or not stated: all of them."""
+    given = constant_at(graph, node, 1)
+    if given is not None and given.constant is not None:
+        return tuple(int(i) for i in given.constant.read().reshape(-1))
+    axes = node.attributes.get("axes")
+    return tuple(map(int, axes)) if isinstance(axes, tuple) else None
 
 
 def _flattened(graph: Graph, node: Node, value: Value, axis: int) -> int | None:

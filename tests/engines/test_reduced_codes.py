@@ -1,0 +1,52 @@
+"""Int8 ops behind reductions, into which OpenVINO fuses their quantization wrongly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import numpy_helper, parser
+
+from finecast import api
+from finecast.numbers.formats import Format
+from tests.kernels import skip_without_int8
+
+pytest.importorskip("openvino")
+
+WIDTH = 32
+
+
+@pytest.mark.parametrize(
+    ("reduction", "kept"),
+    [
+        ("ReduceMean <keepdims: int = 0> (a, rows)", True),
+        ("ReduceMax <keepdims: int = 0> (a, rows)", True),
+        ("ReduceMin <keepdims: int = 1> (a, rows)", True),
+        ("ReduceMean <keepdims: int = 1> (a, rows)", False),
+        ("ReduceSum <keepdims: int = 0> (a, rows)", True),
+    ],
+)
+def test_an_op_behind_a_reduction_is_computed_rightly(reduction: str, kept: bool) -> None:
+    skip_without_int8()
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]>'
+        f" g (float[n, 16, {WIDTH}] x) => (float[m, k] y) <int64[1] rows = {{1}}> {{"
+        f" [first] a = MatMul(x, w) [reduced] r = {reduction}"
+        " [second] z = MatMul(r, v) y = Flatten(z) }"
+    )
+    random = np.random.default_rng(0)
+    channels = np.exp(random.standard_normal(WIDTH)) / WIDTH**0.5  # of unlike size
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name)
+        for name, array in (
+            ("w", random.standard_normal((WIDTH, WIDTH)) * channels),
+            ("v", random.standard_normal((WIDTH, 64)) / WIDTH**0.5),
+        )
+    )
+    x = random.standard_normal((8, 16, WIDTH)).astype(np.float32)
+    done = api.convert(model, policy="matmult:int8", engine="openvino", data={"x": x})
+    assert done.plan.formats["first"] is Format.INT8
+    reasons = {d.node: " ".join(r.text for r in d.reasons) for d in done.plan.decisions}
+    assert (done.plan.formats.get("second") is not Format.INT8) is kept
+    assert ("of the result of reduced wrongly" in reasons["second"]) is kept
+    assert done.verified.relative_error is not None
+    assert done.verified.relative_error < 0.03
