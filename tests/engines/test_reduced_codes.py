@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper, parser
 
 from finecast import api
+from finecast.engines import faults
+from finecast.engines.base import Array
 from finecast.numbers.formats import Format
 from tests.kernels import skip_without_int8
 
@@ -15,18 +18,8 @@ pytest.importorskip("openvino")
 WIDTH = 32
 
 
-@pytest.mark.parametrize(
-    ("reduction", "kept"),
-    [
-        ("ReduceMean <keepdims: int = 0> (a, rows)", True),
-        ("ReduceMax <keepdims: int = 0> (a, rows)", True),
-        ("ReduceMin <keepdims: int = 1> (a, rows)", True),
-        ("ReduceMean <keepdims: int = 1> (a, rows)", False),
-        ("ReduceSum <keepdims: int = 0> (a, rows)", True),
-    ],
-)
-def test_an_op_behind_a_reduction_is_computed_rightly(reduction: str, kept: bool) -> None:
-    skip_without_int8()
+def net(reduction: str) -> tuple[onnx.ModelProto, Array]:
+    """Two products and a reduction between them, with its input."""
     model = parser.parse_model(
         '<ir_version: 9, opset_import: ["" : 18]>'
         f" g (float[n, 16, {WIDTH}] x) => (float[m, k] y) <int64[1] rows = {{1}}> {{"
@@ -43,6 +36,22 @@ def test_an_op_behind_a_reduction_is_computed_rightly(reduction: str, kept: bool
         )
     )
     x = random.standard_normal((8, 16, WIDTH)).astype(np.float32)
+    return model, x
+
+
+@pytest.mark.parametrize(
+    ("reduction", "kept"),
+    [
+        ("ReduceMean <keepdims: int = 0> (a, rows)", True),
+        ("ReduceMax <keepdims: int = 0> (a, rows)", True),
+        ("ReduceMin <keepdims: int = 1> (a, rows)", True),
+        ("ReduceMean <keepdims: int = 1> (a, rows)", False),
+        ("ReduceSum <keepdims: int = 0> (a, rows)", True),
+    ],
+)
+def test_an_op_behind_a_reduction_is_computed_rightly(reduction: str, kept: bool) -> None:
+    skip_without_int8()
+    model, x = net(reduction)
     done = api.convert(model, policy="matmult:int8", engine="openvino", data={"x": x})
     assert done.plan.formats["first"] is Format.INT8
     reasons = {d.node: " ".join(r.text for r in d.reasons) for d in done.plan.decisions}
@@ -50,3 +59,24 @@ def test_an_op_behind_a_reduction_is_computed_rightly(reduction: str, kept: bool
     assert ("of the result of reduced wrongly" in reasons["second"]) is kept
     assert done.verified.relative_error is not None
     assert done.verified.relative_error < 0.03
+
+
+def test_the_search_finds_an_op_that_no_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is not taken for that of all ops."""
+    skip_without_int8()
+    others = tuple(f for f in faults.FAULTS if f.name != "openvino-reduced-codes")
+    monkeypatch.setattr(faults, "FAULTS", others)
+    model, x = net("ReduceMean <keepdims: int = 0> (a, rows)")
+    outcome = api.tune(
+        model,
+        data={"x": x},
+        metric="cosine",
+        tolerance=0.05,
+        policy="matmult:int8",
+        objective="size",
+        engine="openvino",
+    )
+    assert "'second' keeps fp32: the engine computes it wrongly" in outcome.why
+    assert outcome.plan.formats["first"] is Format.INT8
+    (error,) = outcome.output_errors.values()
+    assert outcome.predicted_error == pytest.approx(error, rel=0.5)

@@ -410,7 +410,7 @@ def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def _reduced_codes(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Ops that quantize a maximum or minimum, or a reduction that drops an axis before another.
+    """Ops that quantize a maximum, a minimum, or what drops an axis before another one.
 
     OpenVINO fuses the quantization into the reduction. Sums and means are computed rightly if
     what they read is in fp32; that depends on the plan, and here they count in any.

@@ -12,8 +12,17 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
+from finecast.data.deviation import excused
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows
-from finecast.engines.base import Capability, Engine, Feeds, KernelTime, Session, feeds_for
+from finecast.engines.base import (
+    Capability,
+    Engine,
+    Feeds,
+    KernelTime,
+    Loadable,
+    Session,
+    feeds_for,
+)
 from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_all, load_model
@@ -24,6 +33,7 @@ from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
 from finecast.measure.timing import pass_over
+from finecast.native.acceptance import Case, Pair, accept
 from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
@@ -388,7 +398,31 @@ class EngineExamined(Examined):
         even = {fmt: Sensitivity.even(times.points[fmt], times.errors[fmt]) for fmt in minor}
         single = {fmt: at for fmt, at in times.points.items() if fmt not in even}
         found = self._known_errors(replace(times, points=single), exact)
+        for fmt, one in found.items():
+            error = math.sqrt(times.errors.get(fmt, 0.0))
+            # Which numbers overflow depends on the samples: Inf tells nothing.
+            if one.known and excused(math.sqrt(one.total)) < error < math.inf:
+                self._check_computed(fmt)
         return times.analysis(self.prepared, self.planner, {**even, **found})
+
+    def _check_computed(self, fmt: Format) -> None:
+        """Raise WrongNumbersError, which names the op, if the engine computes one wrongly.
+
+        The errors of all ops would be scaled up to explain that of this one.
+        """
+        subject, feeds = self.subject, self.workload.timing()[0]
+        built = subject.model.build(self.planner.lowest(fmt))
+        session = subject.tried(built)
+        got = session.run(feeds_for(session, feeds))
+        wanted = subject.reference.run(feeds)
+
+        def check(written: Loadable) -> None:
+            pair = Pair(
+                source=subject.model, built=built, written=written, engine=subject.engine
+            )
+            accept(Case(pair=pair, feeds=feeds, random=False, followed={}), got, wanted)
+
+        from_memory(built.model, check)
 
     def _is_minor(
         self, fmt: Format, lost: Mapping[Format, float], errors: Mapping[Format, float]
@@ -403,8 +437,8 @@ class EngineExamined(Examined):
         beside = error / most if most else math.inf
         if not math.isfinite(error) or share > (_HARMLESS if beside > _MINOR else 1.0):
             return False
-        lost = f"lose {share:.0%} of what may be lost" if share >= 0.005 else "lose nothing"
-        why = f"together {lost} on the data given"
+        much = f"{share:.0%} of what may be lost" if share >= 0.005 else "nothing"
+        why = f"together lose {much} on the data given"
         if share > _HARMLESS:
             why += f", with {beside:.0%} of the squared error of another format"
         self.subject.tell(

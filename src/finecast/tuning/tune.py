@@ -18,7 +18,7 @@ from typing import Final
 
 from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
-from finecast.errors import EngineError
+from finecast.errors import EngineError, WrongNumbersError
 from finecast.graph import Node
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.measure.timing import now_s, pass_over
@@ -110,6 +110,8 @@ _LONG_S: Final = 30.0
 # Where a format has more ops than this, what all of them lose together is measured: the error
 # of each may then not matter.
 _MANY: Final = 160
+# Ops that keep fp32 as the engine computes them wrongly, one after the other.
+_MOST_WRONG: Final = 4
 # Ops that are named in a note.
 _MOST_NAMED: Final = 3
 
@@ -305,7 +307,7 @@ class _Tuning:
         if not self.examined.planner.is_free:
             return self._unchanged("the rules leave no op a lower format")
         try:
-            proposals = self._accepted_proposals()
+            proposals = self._right_proposals()
         except EngineError as error:
             return self._unchanged(f"no plan can be judged: {error.what}")
         if not proposals:
@@ -834,6 +836,29 @@ class _Tuning:
 
     def _first_passing(self, candidates: Sequence[Candidate]) -> Candidate | None:
         return next((c for c in candidates if self.trials.search([c], self._evaluate)), None)
+
+    def _right_proposals(self) -> list[Proposal]:
+        """The first plans, without ops in low formats that the engine computes wrongly.
+
+        Raises:
+            EngineError: If no plan can be judged.
+        """
+        for _ in range(_MOST_WRONG):
+            try:
+                return self._accepted_proposals()
+            except WrongNumbersError as error:
+                name = error.miscomputed
+                if not name:
+                    break
+                self.left_out += (f"{name!r} keeps fp32: the engine computes it wrongly",)
+                policy = self.examined.planner.policy
+                kept = re.compile(f"^{re.escape(name)}$")
+                policy = replace(policy, exclude=(*policy.exclude, kept))
+                self.examined = self.examine(policy)
+                self.adjustments = Adjustments.of(self.measuring, self.examined, policy)
+        raise EngineError(
+            "the engine computes low ops wrongly, and which of them is not found"
+        )
 
     def _accepted_proposals(self) -> list[Proposal]:
         """The first plans, under the first policy whose lowest plans the engine runs.
