@@ -100,10 +100,12 @@ _HOPELESS: Final = 1.5
 # What a search takes after the rules have judged: this many evaluations of all data, this many
 # times as long as it took to load the model and to observe its values (plans are compiled and
 # roundings are probed), and its races: some ten rounds of eight models, and longer ones of the
-# last few. That is rough: a range of 1.6 times to either side is told, where it is long.
+# last few. To import libraries takes seconds, once. That is rough: a range of 1.6 times to
+# either side is told, where it is long.
 _EVALUATIONS: Final = 3
 _MODELS: Final = 3
-_RACES_S: Final = 10.0
+_IMPORTS_S: Final = 2.0
+_RACES_S: Final = 5.0
 _CALLS: Final = 100
 _WITHIN: Final = 1.6
 _LONG_S: Final = 30.0
@@ -216,7 +218,8 @@ def _tell_time(subject: Subject, workload: Workload, progress: Phases) -> None:
         start = now_s()
         pass_over(subject.reference, workload.timing())()
         races_s = max(_RACES_S, _CALLS * (now_s() - start))
-    all_s += _EVALUATIONS * evaluation_s + _MODELS * (all_s - evaluation_s) + races_s
+    prepared_s = max(all_s - evaluation_s - _IMPORTS_S, 0.0)
+    all_s += _EVALUATIONS * evaluation_s + _MODELS * prepared_s + races_s
     if all_s >= _LONG_S:
         least, most = (_rounded(s) for s in (all_s / _WITHIN, all_s * _WITHIN))
         progress(Notice(f"this takes {least} to {most} in all, as it looks now"), 0, 1)
