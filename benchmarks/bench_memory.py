@@ -361,8 +361,9 @@ def _run(options: argparse.Namespace, folder: Path, more: Sequence[str]) -> None
         report("memory", f"{options.size} written", round(time.perf_counter() - start), "s")
     if options.ir:
         path = _as_ir(path)
-    # While texts are decoded, the caches are those of the call before.
-    texts = write_texts(folder / "texts.npz", sizes, caches="--decode-steps" not in more)
+    texts = write_texts(folder / "texts.npz", sizes)
+    if "--decode-steps" in more:  # the caches are those of the call before
+        texts = write_texts(folder / "decoded.npz", sizes, caches=False)
     whole = [",".join(options.formats)] if options.verb == "tune" else options.formats
     for formats in whole:
         out = folder / "out"
