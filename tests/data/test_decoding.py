@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finecast.data.datasets import Dataset
 from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import DataWorkload
@@ -257,7 +259,24 @@ def test_a_workload_scores_the_steps_by_text() -> None:
     by_label = workload_of(
         DataOptions(data=options.data, decode_steps=3, metric="top1"), exact
     )
+    assert isinstance(by_label, DataWorkload)
+    assert isinstance(by_label.data, Dataset)
     one_call = exact.run({**texts(), **empty(3)})["logits"][:, 6:]
     right = (one_call.argmax(axis=-1) == IDS[:, 6:]).mean()
     assert by_label.evaluate(exact, None) == pytest.approx(right)
     assert by_label.digest != workload.digest
+    of_steps = replace(by_label, data=replace(by_label.data, labels=labels[:, 6:]))
+    assert of_steps.evaluate(exact, None) == pytest.approx(right)
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "top1", "kld"])
+@pytest.mark.parametrize("positions", [2, 8, 12])
+def test_labels_of_other_positions_than_the_texts_are_refused(
+    metric: str, positions: int
+) -> None:
+    labels = np.zeros((len(IDS), positions), int)
+    options = DataOptions(data={**texts(), "label": labels}, decode_steps=3, metric=metric)
+    workload = workload_of(options, exact := Counter())
+    told = f"have {positions} positions, and the texts 9.*each of the 9 .*of the last 3"
+    with pytest.raises(UsageError, match=told):
+        workload.evaluate(exact, None)

@@ -102,13 +102,19 @@ def test_the_worst_value_is_that_of_a_model_that_is_always_wrong(name: str) -> N
 @pytest.mark.parametrize("name", ["mse", "mae", "spearman"])
 @pytest.mark.parametrize("count", [11, 13, 24])
 def test_numbers_that_do_not_fit_say_the_shape(name: str, count: int) -> None:
-    with pytest.raises(UsageError, match=r"give labels of shape \[12\]|one number per sample"):
+    with pytest.raises(UsageError, match="give one label for each|one number per"):
         score(name, SCORES[:, 0], np.arange(count))
 
 
-def test_labels_that_do_not_fit_say_the_shape() -> None:
-    with pytest.raises(UsageError, match=r"give labels of shape \[12\]"):
-        score("top1", SCORES, LABELS[:5])
+@pytest.mark.parametrize("name", ["top1", "perplexity", "mse"])
+def test_labels_that_do_not_fit_say_the_shape(name: str) -> None:
+    with pytest.raises(UsageError, match="give one label for each sample"):
+        score(name, SCORES[:, 0] if name == "mse" else SCORES, LABELS[:5])
+    texts = SCORES.reshape(2, 6, 7)
+    each = r"\[6, 7\]" if name == "mse" else r"\[6\]"
+    for labels in (LABELS[:2], LABELS[:8].reshape(2, 4)):  # one a text, and too few positions
+        with pytest.raises(UsageError, match=rf"give labels of shape {each} for each sample"):
+            score(name, texts, labels)
 
 
 def test_agreement() -> None:
@@ -156,6 +162,10 @@ def test_padding_does_not_count_beside_fp32(name: str) -> None:
     alone = score(name, NOISY[kept], None, SCORES[kept])
     assert score(name, other, labels, SCORES) == pytest.approx(alone)
     assert score(name, other, None, SCORES) != pytest.approx(alone)
+    assert score(name, other, labels[:, None], SCORES) == pytest.approx(alone)
+    with pytest.raises(UsageError, match="for what does not count.*or leave them out"):
+        score(name, other, labels[:10], SCORES)
+    assert score(name, other, kept, SCORES) == score(name, other, None, SCORES)
 
 
 def test_spearman_sees_only_ranks() -> None:

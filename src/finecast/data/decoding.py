@@ -81,10 +81,22 @@ class Decoding:
         carried = set(self.state.values())
         return tuple(spec for spec in session.outputs if spec.name not in carried)
 
-    def labels(self, labels: Array | None) -> Array | None:
-        """The labels of the steps, of labels for each position; others as they are."""
+    def labels(self, labels: Array | None, feeds: Feeds) -> Array | None:
+        """The labels of the steps, of labels for each position; one a text as it is.
+
+        Raises:
+            UsageError: If labels are neither of all positions of the texts nor of the steps.
+        """
         if labels is None or labels.ndim <= _POSITIONS:
             return labels
+        given, length = labels.shape[_POSITIONS], self._length(feeds)
+        if given not in (self.steps, length):
+            raise UsageError(
+                f"the labels have {given} positions, and the texts {length}",
+                where="labels",
+                fix=f"give a label for each of the {length} positions, or for each of the last"
+                f" {self.steps}, which are decoded one by one",
+            )
         return labels[:, -self.steps :]
 
     def whole(self, feeds: Feeds, first: int | None = None) -> list[Feeds]:

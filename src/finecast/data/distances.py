@@ -9,7 +9,15 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.labels import IGNORED, check_numbers, class_labels, few, is_counted, numbers
+from finecast.data.labels import (
+    IGNORED,
+    check_numbers,
+    class_labels,
+    few,
+    is_counted,
+    misfit,
+    numbers,
+)
 from finecast.data.samples import Floats, MeanMetric, Outputs, SumMetric, by_sample
 from finecast.engines.base import Array
 from finecast.errors import UsageError
@@ -40,11 +48,7 @@ class MeanError(MeanMetric):
         check_numbers(got, name, self._name)
         wanted = numbers(labels, self._name)
         if wanted.size != got.size:
-            raise UsageError(
-                f"labels of shape {list(wanted.shape)} do not fit output {name!r} "
-                f"of shape {list(got.shape)}",
-                fix=f"give labels of shape {list(got.shape)}",
-            )
+            raise misfit(wanted, got, got.shape, name)
         error = got.astype(np.float64) - wanted.reshape(got.shape)
         return np.stack([by_sample(self._of(error)), by_sample(np.ones_like(error))], axis=-1)
 

@@ -42,12 +42,20 @@ def class_labels(labels: Array | None, scores: Array, *, output: str, metric: st
     elif given.ndim == scores.ndim and given.shape[-1:] == (1,):
         given = given[..., 0]
     if given.shape != scores.shape[:-1] or scores.ndim == 0:
-        raise UsageError(
-            f"labels of shape {list(given.shape)} do not fit output {output!r} "
-            f"of shape {list(scores.shape)}",
-            fix=f"give labels of shape {list(scores.shape[:-1])}",
-        )
+        raise misfit(given, scores, scores.shape[:-1], output)
     return _within(given, scores.shape[-1], output)
+
+
+def misfit(labels: Array, outputs: Array, shape: tuple[int, ...], output: str) -> UsageError:
+    """The error for a batch's labels that are not of the ``shape`` that its outputs need."""
+    each = list(shape[1:])
+    return UsageError(
+        f"labels of shape {list(labels.shape)} do not fit output {output!r} of shape"
+        f" {list(outputs.shape)}",
+        where="labels",
+        fix="give one label for each sample" if not each else
+        f"give labels of shape {each} for each sample, all samples along the first axis",
+    )
 
 
 def decided_labels(labels: Array | None, decisions: Array, *, metric: str) -> Array:
@@ -106,10 +114,23 @@ def is_counted(labels: Array | None, shape: tuple[int, ...]) -> NDArray[np.bool_
 
     Metrics that compare with the fp32 model need no labels. Where labels of that shape are
     given, they tell which positions of a text are padding.
+
+    Raises:
+        UsageError: If labels of another shape mark decisions: which ones is not known.
     """
-    if labels is None or labels.shape != shape or labels.dtype.kind not in "iuf":
+    if labels is None or labels.dtype.kind not in "iuf":
         return np.ones(shape, dtype=bool)
-    return np.asarray(labels != IGNORED)
+    given = labels[..., 0] if labels.shape == (*shape, 1) else labels
+    if given.shape == shape:
+        return np.asarray(given != IGNORED)
+    if labels.dtype.kind == "i" and (labels == IGNORED).any():
+        raise UsageError(
+            f"labels of shape {list(labels.shape)} have {IGNORED} for what does not count, and"
+            f" the decisions have shape {list(shape)}",
+            where="labels",
+            fix=f"give labels of shape {list(shape[1:])} for each sample, or leave them out",
+        )
+    return np.ones(shape, dtype=bool)
 
 
 def required(labels: Array | None, metric: str) -> Array:

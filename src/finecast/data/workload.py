@@ -358,7 +358,9 @@ class DataWorkload(Workload):
             outputs, beside = batch.trim(found), None
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
-            labels = self.decoding.labels(batch.labels) if self.decoding else batch.labels
+            labels = batch.labels
+            if self.decoding is not None:
+                labels = self.decoding.labels(labels, batch.feeds)
             scoring.update(outputs, labels, beside)
         if reference is None:
             self.samples = samples
