@@ -188,7 +188,7 @@ def _locked_by_data(result: Result, given: OpenedModel, run: RunOptions) -> Resu
     """``result``, whose written model has a lock with the first samples of the data."""
     assert run.data is not None
     reference = given.reference()
-    calls = calibration_batches(reference, run.data)
+    calls = calibration_batches(reference, replace(run.data, rows=given.rows_read))
     runner = Runner.of(get_engine(result.verified.engine or "").judges)
     return _locked(result, runner, reference, chosen(calls[:1], calls))
 

@@ -11,10 +11,12 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+import finecast
 from finecast.data.feeds import synthetic_feeds
-from finecast.data.input_ranges import Mask, Normal, Range, Whole, input_ranges
+from finecast.data.input_ranges import Mask, Normal, Range, Whole, input_ranges, rows_read
 from finecast.engines import installed
 from finecast.engines.base import TensorSpec
+from finecast.errors import UsageError
 from finecast.native.opening import opened
 from finecast.native.source import NativeSource
 from tests.frontends.tools import parse, tensor
@@ -58,6 +60,18 @@ def test_indices_reach_the_last_row_of_their_tables() -> None:
     assert feeds["ids"].max() == 999
     assert feeds["positions"].tolist() == [63]
     assert set(np.unique(feeds["mask"])) <= {0, 1}
+
+
+def test_rows_that_are_read_bound_the_numbers_of_an_input() -> None:
+    both = range(-1000, 1000)
+    rows = {"ids": both, "mask": both, "positions": range(-64, 64)}
+    assert rows_read(from_text(TABLES)) == rows
+    other = TABLES.replace("gather onnx::Gather", "gather aten::embedding")
+    assert rows_read(from_text(other)) == {n: range(r.stop) for n, r in rows.items()}
+    narrow = TABLES.replace("wide int64", "wide uint8")
+    assert rows_read(from_text(narrow)) == {"ids": both, "mask": both}
+    made = TABLES.replace("constant %3 words fp32[1000, 8] size=8000", "input %3 w fp32[9, 8]")
+    assert rows_read(from_text(made)) == {"positions": range(-64, 64)}
 
 
 IMAGES = """\
@@ -175,8 +189,8 @@ UNKNOWN = {
 }
 
 
-def ranges_of(text: str, folder: Path, suffix: str = "onnx") -> Mapping[str, Range]:
-    """What the model of the text, as a file of the suffix, says of its inputs."""
+def saved(text: str, folder: Path, suffix: str = "onnx") -> Path:
+    """The model of the text, as a file of the suffix."""
     parsed = parse(text)
     used = {name for node in parsed.graph.node for name in node.input}
     weights = [tensor(name, array) for name, array in ARRAYS.items() if name in used]
@@ -191,7 +205,12 @@ def ranges_of(text: str, folder: Path, suffix: str = "onnx") -> Mapping[str, Ran
         path = folder / "net.xml"
         read = openvino.convert_model(folder / "net.onnx")
         openvino.save_model(read, path, compress_to_fp16=False)
-    model = opened(path)
+    return path
+
+
+def ranges_of(text: str, folder: Path, suffix: str = "onnx") -> Mapping[str, Range]:
+    """What the model of the text, as a file of the suffix, says of its inputs."""
+    model = opened(saved(text, folder, suffix))
     assert isinstance(model, NativeSource)
     return input_ranges(model.prepare_once(own=True).graph)
 
@@ -247,6 +266,28 @@ def test_tokens_reach_the_last_row_in_openvino(tmp_path: Path) -> None:
     text = "net (int64[n,t] ids) => (float[n,t,k] y) { y = Gather<axis = 0>(weight, ids) }"
     for suffix in ("onnx", "xml"):
         assert ranges_of(text, tmp_path, suffix) == {"ids": Whole(last=11)}
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "xml"])
+@pytest.mark.parametrize("wrong", [12, 10**12, -13])
+def test_data_that_index_no_row_are_refused(wrong: int, suffix: str, tmp_path: Path) -> None:
+    """Where engines do not check, they read what lies beyond the table."""
+    path = saved(
+        "net (int64[n,t] ids) => (float[n,t,k] y)"
+        " { i = Transpose<perm = [1, 0]>(ids)\n y = Gather<axis = 0>(weight, i) }",
+        tmp_path,
+        suffix,
+    )
+    ids = np.zeros((4, 3), np.int64)
+    ids[2, 1], ids[0] = wrong, -1
+    told = rf"'ids' has {wrong} at \[2, 1\], and the model's table has 12 rows.*from 0 to 11"
+    np.savez(tmp_path / "data.npz", ids=ids)
+    given: Any
+    for given in (tmp_path / "data.npz", {"ids": ids}, [{"ids": ids}]):
+        with pytest.raises(UsageError, match=told):
+            finecast.tune(path, data=given, metric="cosine", progress=False)
+        with pytest.raises(UsageError, match=told):
+            finecast.convert(path, policy="all:bf16", data=given, progress=False)
 
 
 def test_numbers_that_are_added_to_an_index_leave_fewer_rows(tmp_path: Path) -> None:

@@ -177,3 +177,16 @@ def test_a_model_with_external_data_is_profiled_long_after_it_was_loaded(
     del session
     gc.collect()
     assert not list(tmp_path.glob(".finecast-*"))
+
+
+@pytest.mark.parametrize("op", ["Gather", "GatherElements", "GatherND"])
+def test_an_index_of_no_row_is_no_reason_to_try_another_engine(op: str) -> None:
+    """OpenVINO does not check indices: it would give what lies beyond the table."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (int64[n, 1] i) => (float y)'
+        f" <float[3, 1] table = {{1, 2, 3}}> {{ y = {op}(table, i) }}"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    session = OnnxRuntimeEngine().load(model.SerializeToString())
+    with pytest.raises(EngineError, match="check the numbers that index rows"):
+        session.run({"i": np.array([[3]])})

@@ -306,7 +306,7 @@ def _sample_axes(
 
 
 def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) -> None:
-    """Check samples against an input's type and shape; the sample ``axis`` may have any size.
+    """Check samples against an input's type, shape and rows; ``axis`` may have any size.
 
     Raises:
         UsageError: If they do not fit; the advice says if only the axes are in another order.
@@ -321,6 +321,7 @@ def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) ->
             where=where,
             fix="convert it before saving",
         )
+    _check_rows(array, spec, where)
     if spec.shape is None:
         return
     declared = [None if i == axis else dim for i, dim in enumerate(spec.shape)]
@@ -332,6 +333,23 @@ def check_array(array: Array, spec: TensorSpec, axis: int | None, where: str) ->
             fix=_transposed(array.shape, declared)
             or "save samples in the model's input shape",
         )
+
+
+def _check_rows(array: Array, spec: TensorSpec, where: str) -> None:
+    """Raise UsageError for an index of no row: engines read beyond the table, or fail."""
+    if spec.rows is None or not array.size:
+        return
+    rows = spec.rows
+    if rows.start <= int(array.min()) and int(array.max()) < rows.stop:
+        return
+    wrong = (array < rows.start) | (array >= rows.stop)
+    place = [int(i) for i in np.unravel_index(int(wrong.argmax()), array.shape)]
+    raise UsageError(
+        f"array {spec.name!r} has {array[tuple(place)]} at {place}, and the model's table has"
+        f" {rows.stop} rows",
+        where=where,
+        fix=f"give numbers from 0 to {rows.stop - 1}; are token ids those of this model?",
+    )
 
 
 def _transposed(shape: Sequence[int], declared: Sequence[int | str | None]) -> str:

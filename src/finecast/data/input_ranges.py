@@ -12,7 +12,7 @@ random inputs then refuse good conversions. Three things in a graph say what it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -26,6 +26,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 _INDEX_TYPES: Final = frozenset({"int64", "int32"})
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
+_SAME_NUMBERS: Final = frozenset(
+    {"identity", "transpose", "reshape", "flatten", "squeeze", "unsqueeze"}
+)
+"""Ops after which all numbers of their first input are there, in another shape or order."""
 _TOP_BYTE: Final = 255
 _MOST_READ: Final = 1 << 22
 """Elements of the largest weight that is read: the first layers of networks have fewer."""
@@ -133,6 +137,49 @@ def _rows_indexed(graph: Graph, value: Value) -> Range | None:
             else:
                 return None
     return Whole(last=min(found)) if (found := [last for last in found if last >= 0]) else None
+
+
+def rows_read(graph: Graph) -> dict[str, range]:
+    """The numbers that may be in each integer input that reads rows of a constant table.
+
+    Of several tables the smallest counts. Ops of ONNX and OpenVINO count from a table's end,
+    too, so that -1 is its last row; those of PyTorch and TensorFlow do not.
+    """
+    found: dict[str, range] = {}
+    for value in graph.inputs:
+        limits = [*_limits(graph, value)] if value.dtype in _INDEX_TYPES else []
+        if limits:
+            first, end = max(one.start for one in limits), min(one.stop for one in limits)
+            found[value.name] = range(first, end)
+    return found
+
+
+def _limits(graph: Graph, value: Value) -> Iterator[range]:
+    """The numbers that each table takes whose rows ``value`` reads, in another shape or type.
+
+    Bodies of control flow may not run, and so take any.
+    """
+    waiting, seen = [value.id], {value.id}
+    while waiting:
+        index = waiting.pop()
+        for node in _readers(graph, index):
+            if node.op == "gather" and index in node.inputs[1:2] and not node.region:
+                table, rows = graph.read(node, 0), _rows(graph, node)
+                if rows is not None and table is not None and table.constant is not None:
+                    from_end = node.native.startswith(("onnx::", "openvino::"))
+                    yield range(-rows if from_end else 0, rows)
+            elif node.inputs[0] == index and (
+                node.op in _SAME_NUMBERS or _widens(graph, node)
+            ):
+                made = [i for i in node.outputs if i is not None and i not in seen]
+                seen.update(made)
+                waiting.extend(made)
+
+
+def _widens(graph: Graph, node: Node) -> bool:
+    """Whether a cast makes indices of indices."""
+    made = [graph.values[i].dtype for i in node.outputs if i is not None]
+    return by_name(node.op).kind is OpKind.CAST and {*made} <= _INDEX_TYPES
 
 
 def _added(graph: Graph, node: Node, value: int) -> int | None:
@@ -245,7 +292,7 @@ def _rescaled(graph: Graph, node: Node, here: _Scaled) -> _Scaled | None:
     if node.op == "transpose":
         turned = _turned(graph, node, here)
         return None if turned is None else replace(here, value=made, axes=turned)
-    if node.op in ("reshape", "flatten", "squeeze", "unsqueeze"):
+    if node.op in _SAME_NUMBERS:
         return replace(here, value=made, axes=None)
     if node.op not in ("add", "bias_add", "sub", "mul", "div"):
         return None

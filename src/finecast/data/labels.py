@@ -53,8 +53,9 @@ def misfit(labels: Array, outputs: Array, shape: tuple[int, ...], output: str) -
         f"labels of shape {list(labels.shape)} do not fit output {output!r} of shape"
         f" {list(outputs.shape)}",
         where="labels",
-        fix="give one label for each sample" if not each else
-        f"give labels of shape {each} for each sample, all samples along the first axis",
+        fix="give one label for each sample"
+        if not each
+        else f"give labels of shape {each} for each sample, all samples along the first axis",
     )
 
 

@@ -39,6 +39,7 @@ from finecast.naming import Option, assignments, convert_options, spelled, unkno
 from finecast.usercode import guarded
 
 Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
+RowsFunction: TypeAlias = Callable[[], Mapping[str, range]]
 Shapes: TypeAlias = Mapping[str, Sequence[Dim] | None]
 DEFAULT_BATCH: Final = 32
 CALIBRATION_SAMPLES: Final = 128
@@ -127,6 +128,8 @@ class DataOptions:
             ``*`` stands for any text; empty to find them.
         baseline: What ``evaluate`` gives for the fp32 module, where that is known already.
         evaluate_name: The name of ``evaluate`` in messages, where it was given as text.
+        rows: Gives the integers that inputs take, as ``input_ranges.rows_read``; to be called
+            if an input has integers.
     """
 
     data: Data | None = Option(
@@ -209,6 +212,7 @@ class DataOptions:
         help="The metric of the fp32 model, if it is known already.", kind=float
     ).field(None)
     evaluate_name: str = ""
+    rows: RowsFunction | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Convert what was given as text."""
@@ -473,6 +477,9 @@ def _samples(
     """The samples in ``data``, checked against the model's inputs."""
     axes, decoding = options.sample_axes, _decoding(options, session)
     inputs = session.inputs if decoding is None else decoding.inputs
+    if options.rows is not None and any(s.dtype in ("int64", "int32") for s in inputs):
+        rows = options.rows()
+        inputs = [replace(spec, rows=rows.get(spec.name)) for spec in inputs]
     if isinstance(data, str | Path):
         return load_npz(data, inputs, labels=labels, sample_axes=axes, beside=options.groups)
     if isinstance(data, Mapping):

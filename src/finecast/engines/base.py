@@ -62,11 +62,15 @@ Loadable: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Name, element type (a format's label or another type's name) and shape of a port."""
+    """Name, element type (a format's label or another type's name) and shape of a port.
+
+    ``rows`` are the integers that an input takes, where they are known to index a table.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | str | None, ...] | None
+    rows: range | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,9 @@ _RAISE_OPSET = (
     f"ONNX Runtime has the ops of opset {_OLDEST_OPSET} and later: raise the model's by"
     " onnx.version_converter.convert_version(onnx.load(FILE), 13)"
 )
+_OUT_OF_BOUNDS = re.compile(
+    "out of data bounds|out of range value in index|invalid index found", re.IGNORECASE
+)
 _TOO_NEW = re.compile("model IR version|is under development")
 _LOWER_VERSIONS = (
     "state versions that it reads: opset_imports and ir_version of onnx.helper.make_model,"
@@ -117,10 +120,14 @@ class OnnxRuntimeSession(Session):
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
+            reason = explain(error)
             raise EngineError(
-                f"ONNX Runtime cannot run the model: {explain(error)}",
+                f"ONNX Runtime cannot run the model: {reason}",
                 where=self._where,
-                fix="check the feeds' sizes, or try --engine openvino",
+                # Another engine may not check indices, and then reads what lies there.
+                fix="check the numbers that index rows, such as token ids: each is one of a row"
+                if _OUT_OF_BOUNDS.search(reason)
+                else "check the feeds' sizes, or try --engine openvino",
             ) from error
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:

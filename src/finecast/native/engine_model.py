@@ -282,7 +282,7 @@ def batches_of(source: Source, options: RunOptions) -> list[Feeds]:
     names = {one.name for one in asked}
     others = [one for one in source.runners(None) if one.name not in names]
     _, session = first_that_loads([*asked, *others], source.loadable)
-    return calibration_batches(session, options.data)
+    return calibration_batches(session, replace(options.data, rows=source.rows_read))
 
 
 def judged(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.data.input_ranges import rows_read
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, setting_of
@@ -216,7 +217,7 @@ class OpenedModel(ABC):
         Raises:
             UsageError: If they do not fit together or do not fit the model.
         """
-        return workload_of(options, session)
+        return workload_of(replace(options, rows=self.rows_read), session)
 
     @abstractmethod
     def convert(self, output: Destination, policy: Policy, options: RunOptions) -> Converted:
@@ -247,6 +248,10 @@ class OpenedModel(ABC):
     @abstractmethod
     def read_graph(self) -> Graph:
         """The model's graph, with the types that it states."""
+
+    def rows_read(self) -> Mapping[str, range]:
+        """The integers that inputs take, of those that read rows of a table, by name."""
+        return self.read_graph().once(rows_read)
 
     @abstractmethod
     def placement(self, plan: Plan) -> Placement:
