@@ -292,7 +292,18 @@ def path_of(given: str | Path | None) -> Path | None:
 
 
 def convert_options(made: Any) -> None:
-    """Convert the options of a frozen dataclass, as its ``__post_init__``."""
+    """Convert and check the options of a frozen dataclass, as its ``__post_init__``.
+
+    Raises:
+        UsageError: If a number is below the least that it may be.
+    """
     for name, option in options_of(type(made)).items():
+        given = getattr(made, name)
         if option.convert is not None:
-            object.__setattr__(made, name, option.convert(getattr(made, name)))
+            object.__setattr__(made, name, option.convert(given))
+        if given is not None and option.least is not None and not given >= option.least:
+            raise UsageError(
+                f"{given} is less than {option.least:g}, the least that it may be",
+                where=option.flags[0] if option.flags else f"--{name.replace('_', '-')}",
+                fix=f"give {option.least:g} or more",
+            )

@@ -102,7 +102,7 @@ def test_the_worst_value_is_that_of_a_model_that_is_always_wrong(name: str) -> N
 @pytest.mark.parametrize("name", ["mse", "mae", "spearman"])
 @pytest.mark.parametrize("count", [11, 13, 24])
 def test_numbers_that_do_not_fit_say_the_shape(name: str, count: int) -> None:
-    with pytest.raises(UsageError, match="give one label for each|one number per"):
+    with pytest.raises(UsageError, match=r"give one label for each|one number per"):
         score(name, SCORES[:, 0], np.arange(count))
 
 
@@ -163,7 +163,7 @@ def test_padding_does_not_count_beside_fp32(name: str) -> None:
     assert score(name, other, labels, SCORES) == pytest.approx(alone)
     assert score(name, other, None, SCORES) != pytest.approx(alone)
     assert score(name, other, labels[:, None], SCORES) == pytest.approx(alone)
-    with pytest.raises(UsageError, match="for what does not count.*or leave them out"):
+    with pytest.raises(UsageError, match=r"for what does not count.*or leave them out"):
         score(name, other, labels[:10], SCORES)
     assert score(name, other, kept, SCORES) == score(name, other, None, SCORES)
 

@@ -342,7 +342,7 @@ def _check_rows(array: Array, spec: TensorSpec, where: str) -> None:
     rows = spec.rows
     if rows.start <= int(array.min()) and int(array.max()) < rows.stop:
         return
-    wrong = (array < rows.start) | (array >= rows.stop)
+    wrong = np.less(array, rows.start) | np.greater_equal(array, rows.stop)
     place = [int(i) for i in np.unravel_index(int(wrong.argmax()), array.shape)]
     raise UsageError(
         f"array {spec.name!r} has {array[tuple(place)]} at {place}, and the model's table has"

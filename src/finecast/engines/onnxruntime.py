@@ -120,13 +120,13 @@ class OnnxRuntimeSession(Session):
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
-            reason = explain(error)
+            # OpenVINO does not check indices, and reads what lies beyond a table.
+            outside = _OUT_OF_BOUNDS.search(str(error))
             raise EngineError(
-                f"ONNX Runtime cannot run the model: {reason}",
+                f"ONNX Runtime cannot run the model: {explain(error)}",
                 where=self._where,
-                # Another engine may not check indices, and then reads what lies there.
-                fix="check the numbers that index rows, such as token ids: each is one of a row"
-                if _OUT_OF_BOUNDS.search(reason)
+                fix="check the numbers that index rows, such as token ids"
+                if outside
                 else "check the feeds' sizes, or try --engine openvino",
             ) from error
 
