@@ -118,6 +118,11 @@ def test_data_that_does_not_fit(tmp_path: Path, arrays: dict[str, Any], message:
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_without_inputs_takes_no_array(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'x' is neither .*: the model has no inputs; labels"):
+        load_npz(saved(tmp_path, x=X), [])
+
+
 def test_labels_by_name(tmp_path: Path) -> None:
     file = saved(tmp_path, x=X, y=np.arange(10))
     data: Dataset = load_npz(file, [SPEC], labels="y")

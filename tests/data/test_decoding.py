@@ -184,7 +184,8 @@ def test_state_is_found_by_name_or_named(
     ("name", "output", "patterns", "message"),
     [
         ("past_0", "present_1", {}, "no output becomes the input 'past_0'"),
-        ("cache", "cache_out", {}, "no input is called a past"),
+        ("cache", "cache_out", {}, "no input is called a past.*: leave it out, or say which"),
+        ("mask", "", {}, r"no input is called a past[^:]*: leave it out$"),
         ("cache", "out", {"cash*": "out*"}, r"unknown input 'cash\*'.*use one of ids, cache"),
         ("cache", "out", {"cache": "cash"}, "unknown output 'cash'.*use one of logits, out"),
     ],
@@ -193,7 +194,33 @@ def test_state_that_is_not_there_is_an_error(
     name: str, output: str, patterns: Mapping[str, str], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        Decoding.of(Renamed([name], [output]), 1, patterns)
+        Decoding.of(Renamed([name] if output else [], [output] * bool(output)), 1, patterns)
+
+
+def test_a_model_that_keeps_its_state_is_named_none() -> None:
+    with pytest.raises(UsageError, match="keeps its state itself.*leave it out"):
+        Decoding.of(Stateful(), 1, {"past_*": "present_*"})
+
+
+LEFT_OUT = "state leaves out past_0_value: say which output each becomes"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        ({}, {}, "'past_0_key' is missing.*give decode_steps N"),
+        ({"decode_steps": 3}, empty(3), "'past_0_key' is not taken.*leave it out"),
+        ({"decode_steps": 3, "state": {"past_0_key": "present_0_key"}}, {}, LEFT_OUT),
+    ],
+)
+def test_arrays_of_the_state_are_explained(
+    options: dict[str, Any], given: dict[str, Array], message: str, streamed: bool
+) -> None:
+    feeds: Any = {**texts(), **given}
+    stated = DataOptions(data=[feeds] if streamed else feeds, **options)
+    with pytest.raises(UsageError, match=message):
+        workload_of(stated, Counter()).evaluate(Counter(), None)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Final
 
 import numpy as np
@@ -168,6 +169,7 @@ def load_npz(
     labels: str | None = None,
     sample_axes: Mapping[str, int | None] | None = None,
     beside: str | None = None,
+    advice: Mapping[str, str] = MappingProxyType({}),
 ) -> Dataset:
     """Read a data set for a model with these inputs from an npz file; see ``data_set``.
 
@@ -183,6 +185,7 @@ def load_npz(
         labels=labels,
         sample_axes=sample_axes,
         beside=beside,
+        advice=advice,
         where=str(path),
     )
 
@@ -194,6 +197,7 @@ def data_set(
     labels: str | None = None,
     sample_axes: Mapping[str, int | None] | None = None,
     beside: str | None = None,
+    advice: Mapping[str, str] = MappingProxyType({}),
     where: str = "data",
 ) -> Dataset:
     """Arrays by name as samples for a model with these inputs.
@@ -207,6 +211,7 @@ def data_set(
         sample_axes: By input's name, sample axes that differ from the model's batch axis;
             None for an input that all samples share.
         beside: The name of an array that is neither an input nor the labels.
+        advice: What to do about an array of a name that is missing, or is not taken.
         where: The arrays' file, for errors.
 
     Raises:
@@ -215,7 +220,7 @@ def data_set(
     target = labels if labels is not None else DEFAULT_LABELS
     names = [spec.name for spec in inputs]
     read = {n: a for n, a in arrays.items() if n != beside or n in (*names, target)}
-    _check_names(read, names, labels=labels, target=target, where=where)
+    _check_names(read, names, target, named=labels is not None, advice=advice, where=where)
     axes = _sample_axes(inputs, arrays)
     for name in sample_axes or {}:
         if name not in names:
@@ -255,32 +260,41 @@ def data_set(
 def _check_names(
     arrays: Mapping[str, Array],
     names: Sequence[str],
-    *,
-    labels: str | None,
     target: str,
+    *,
+    named: bool,
+    advice: Mapping[str, str],
     where: str,
 ) -> None:
-    for name in [*names, *([labels] if labels is not None else [])]:
+    """Check that there are arrays of the inputs, and labels if they were named; no others."""
+    have = f"the arrays are {', '.join(arrays) or 'none'}"
+    for name in names:
         if name not in arrays:
-            have = f"the arrays are {', '.join(arrays) or 'none'}"
-            if name == labels:
-                close = "".join(f"did you mean {n}? " for n in close_names(name, arrays)[:1])
-                raise UsageError(
-                    f"label array {name!r} is missing", where=where, fix=f"{close}{have}"
-                )
             raise UsageError(
                 f"input {name!r} is missing",
                 where=where,
-                fix=f"{have}; name them as inputs: {{{name!r}: ARRAY}}, in a file by"
+                fix=advice.get(name)
+                or f"{have}; name them as inputs: {{{name!r}: ARRAY}}, in a file by"
                 f" numpy.savez(FILE, **{{{name!r}: ARRAY}})",
             )
+    if named and target not in arrays:
+        close = "".join(f"did you mean {n}? " for n in close_names(target, arrays)[:1])
+        raise UsageError(
+            f"label array {target!r} is missing", where=where, fix=f"{close}{have}"
+        )
     for name in arrays:
-        if name not in names and name != target:
-            raise UsageError(
-                f"array {name!r} is neither an input nor the labels",
-                where=where,
-                fix=f"the model's inputs are {', '.join(names)}; --labels names the labels",
-            )
+        if name in names or name == target:
+            continue
+        if name in advice:
+            raise UsageError(f"array {name!r} is not taken", where=where, fix=advice[name])
+        inputs = (
+            f"the model's inputs are {', '.join(names)}" if names else "the model has no inputs"
+        )
+        raise UsageError(
+            f"array {name!r} is neither an input nor the labels",
+            where=where,
+            fix=f"{inputs}; --labels names the labels",
+        )
 
 
 def _sample_axes(

@@ -24,11 +24,13 @@ from finecast.devices.kv_cache import BEAM_INPUT
 from finecast.engines.base import DTYPES, Array, Feeds, Session, Steps, TensorSpec
 from finecast.errors import UsageError
 from finecast.graph import Graph
-from finecast.naming import unknown_name
+from finecast.naming import listed, unknown_name
 from finecast.rules.policy import Policy
 
 _POSITIONS: Final = 1
 """The axis of positions in tokens, masks and logits, after that of the texts."""
+_MOST_NAMED: Final = 4
+"""Inputs that a message names."""
 _STEMS: Final = re.compile(r"^(past|present)(_key_values)?[._]?", re.IGNORECASE)
 """What differs between the name of a cache that is read and of the one that is written."""
 
@@ -65,6 +67,12 @@ class Decoding:
             UsageError: If a pattern matches nothing, or no state is found.
         """
         inputs, outputs = session.inputs, [spec.name for spec in session.outputs]
+        if patterns and session.keeps_state:
+            raise UsageError(
+                "the model keeps its state itself from call to call",
+                where="--state",
+                fix="leave it out",
+            )
         if patterns:
             state = _matched(patterns, [spec.name for spec in inputs], outputs)
         else:
@@ -75,6 +83,18 @@ class Decoding:
             inputs=tuple(s for s in inputs if s.name not in state and s.name != BEAM_INPUT),
             initial=tuple(s for s in inputs if s.name in state),
         )
+
+    def advice(self) -> dict[str, str]:
+        """What to do about arrays that are there or missing, by the inputs' names.
+
+        An input is taken for a state that was left out if it has the type and the number of
+        axes of one that is carried.
+        """
+        kinds = {(s.dtype, len(s.shape or ())) for s in self.initial}
+        left = [s.name for s in self.inputs if (s.dtype, len(s.shape or ())) in kinds]
+        told = f"--state leaves out {listed(left, _MOST_NAMED)}: say which output each becomes"
+        carried = "leave it out: with --decode-steps each call is given the state of the last"
+        return dict.fromkeys(left, told) | dict.fromkeys(self.state, carried)
 
     def outputs(self, session: Session) -> tuple[TensorSpec, ...]:
         """The outputs that are no state."""
@@ -258,23 +278,44 @@ def found_state(
     Raises:
         UsageError: If there is none, or an input of that name has no output; names ``where``.
     """
+    found = _joined(inputs, outputs)
+    lost = [s.name for s in inputs if _STEMS.match(s.name) and s.name not in found]
+    if lost or not found:
+        names = ", ".join(spec.name for spec in outputs)
+        fixes = [
+            *([] if lost else ["leave it out"]),
+            f"say which does by --state 'INPUT=OUTPUT'; the outputs are {names}",
+        ]
+        possible = lost or any(_alike(read, made) for read in inputs for made in outputs)
+        raise UsageError(
+            f"no output becomes the input {lost[0]!r} of the next call"
+            if lost
+            else "no input is called a past, so none carries a state from call to call",
+            where=where,
+            fix=", or ".join(fixes if possible else fixes[:1]),
+        )
+    return found
+
+
+def _joined(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
+    """The output that is called as each input that is called a past."""
     made = {_STEMS.sub("", spec.name): spec for spec in outputs if _STEMS.match(spec.name)}
     found: dict[str, str] = {}
     for spec in inputs:
         output = made.get(_STEMS.sub("", spec.name))
         if _STEMS.match(spec.name) and output is not None and _alike(spec, output):
             found[spec.name] = output.name
-    lost = [s.name for s in inputs if _STEMS.match(s.name) and s.name not in found]
-    if lost or not found:
-        names = ", ".join(spec.name for spec in outputs)
-        raise UsageError(
-            f"no output becomes the input {lost[0]!r} of the next call"
-            if lost
-            else "no input is called a past, so none carries a state from call to call",
-            where=where,
-            fix=f"say which does by --state 'INPUT=OUTPUT'; the outputs are {names}",
-        )
     return found
+
+
+def advice_on_whole(session: Session) -> dict[str, str]:
+    """What to do about inputs that are missing where samples are given whole, by name."""
+    state = [*_joined(session.inputs, session.outputs)]
+    return dict.fromkeys(
+        [*state, BEAM_INPUT],
+        "give --decode-steps N, which carries the state from call to call, or the array, which"
+        " may be empty",
+    )
 
 
 def _alike(read: TensorSpec, made: TensorSpec) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
-from finecast.data.decoding import Decoding
+from finecast.data.decoding import Decoding, advice_on_whole
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
 from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
@@ -477,19 +477,35 @@ def _samples(
     """The samples in ``data``, checked against the model's inputs."""
     axes, decoding = options.sample_axes, _decoding(options, session)
     inputs = session.inputs if decoding is None else decoding.inputs
+    advice = advice_on_whole(session) if decoding is None else decoding.advice()
     if options.rows is not None and any(s.dtype in ("int64", "int32") for s in inputs):
         rows = options.rows()
         inputs = [replace(spec, rows=rows.get(spec.name)) for spec in inputs]
     if isinstance(data, str | Path):
-        return load_npz(data, inputs, labels=labels, sample_axes=axes, beside=options.groups)
+        return load_npz(
+            data,
+            inputs,
+            labels=labels,
+            sample_axes=axes,
+            beside=options.groups,
+            advice=advice,
+        )
     if isinstance(data, Mapping):
-        found, beside = _arrays(data), options.groups
-        return data_set(found, inputs, labels=labels, sample_axes=axes, beside=beside)
+        return data_set(
+            _arrays(data),
+            inputs,
+            labels=labels,
+            sample_axes=axes,
+            beside=options.groups,
+            advice=advice,
+        )
     if axes:
         raise UsageError(
             "sample axes are of arrays, and batches are given", where="--sample-axis"
         )
-    return Stream(inputs=tuple(inputs), source=re_iterable(data), label_name=labels)
+    return Stream(
+        inputs=tuple(inputs), source=re_iterable(data), label_name=labels, advice=advice
+    )
 
 
 def _arrays(data: Mapping[str, Any]) -> dict[str, Array]:

@@ -8,7 +8,7 @@ are converted by numpy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import numpy as np
@@ -27,12 +27,14 @@ class Stream:
     """Batches for a model with ``inputs``; ``source`` starts a pass over them.
 
     ``label_name`` is the labels' name where batches are arrays by name; None for ``label`` or
-    ``labels``.
+    ``labels``. ``advice`` says what to do about an array of a name that is missing, or is not
+    taken.
     """
 
     inputs: tuple[TensorSpec, ...]
     source: Callable[[], Iterable[Any]]
     label_name: str | None = None
+    advice: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
         """All batches as they come, or so many that they have ``limit`` samples or more.
@@ -62,13 +64,19 @@ class Stream:
             if labels is None and name in arrays and name not in names:
                 labels = arrays.pop(name)
         for name in arrays:
+            if name not in names and name in self.advice:
+                raise UsageError(
+                    f"array {name!r} is not taken", where=_WHERE, fix=self.advice[name]
+                )
             if name not in names:
                 raise unknown_name(name, names, what="input", where=_WHERE)
         for name in names:
             if name not in arrays:
                 have = ", ".join(arrays) or "none"
                 raise UsageError(
-                    f"input {name!r} is missing", where=_WHERE, fix=f"there are {have}"
+                    f"input {name!r} is missing",
+                    where=_WHERE,
+                    fix=self.advice.get(name) or f"there are {have}",
                 )
         feeds = {spec.name: _fitted(arrays[spec.name], spec) for spec in self.inputs}
         return feeds, None if labels is None else to_array(labels)
