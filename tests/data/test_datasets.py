@@ -119,7 +119,9 @@ def test_data_that_does_not_fit(tmp_path: Path, arrays: dict[str, Any], message:
 
 
 def test_a_model_without_inputs_takes_no_array(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'x' is neither .*: the model has no inputs; labels"):
+    with pytest.raises(
+        UsageError, match=r"'x' is neither .*: the model has no inputs; labels"
+    ):
         load_npz(saved(tmp_path, x=X), [])
 
 

@@ -198,7 +198,7 @@ def test_state_that_is_not_there_is_an_error(
 
 
 def test_a_model_that_keeps_its_state_is_named_none() -> None:
-    with pytest.raises(UsageError, match="keeps its state itself.*leave it out"):
+    with pytest.raises(UsageError, match=r"keeps its state itself.*leave it out"):
         Decoding.of(Stateful(), 1, {"past_*": "present_*"})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,3 +121,10 @@ def test_a_policy_is_printed_as_it_is_made(text: str) -> None:
     made = eval(text, {"Policy": Policy})
     assert repr(made) == text
     assert eval(repr(made), {"Policy": Policy}) == made
+
+
+def test_words_for_ports_are_read_in_python_too() -> None:
+    call: Any = Policy
+    assert call("all:bf16", io="low").io_low
+    with pytest.raises(UsageError, match=r"unknown word 'lo' .*did you mean low\?"):
+        call("all:bf16", io="lo")

@@ -287,13 +287,11 @@ def _check_names(
             continue
         if name in advice:
             raise UsageError(f"array {name!r} is not taken", where=where, fix=advice[name])
-        inputs = (
-            f"the model's inputs are {', '.join(names)}" if names else "the model has no inputs"
-        )
+        known = f"the model's inputs are {', '.join(names)}"
         raise UsageError(
             f"array {name!r} is neither an input nor the labels",
             where=where,
-            fix=f"{inputs}; --labels names the labels",
+            fix=f"{known if names else 'the model has no inputs'}; --labels names the labels",
         )
 
 

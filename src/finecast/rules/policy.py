@@ -18,6 +18,7 @@ from finecast.naming import (
     look_up,
     member_of,
     spelled,
+    unknown_name,
 )
 from finecast.numbers.formats import Format
 from finecast.rules.ranges import Calibration
@@ -100,6 +101,10 @@ class Adjust(Enum):
         return named
 
 
+_PORTS: Final = {"low": "io_low", "state": "io_state"}
+"""Words for inputs and outputs that are named by no name, and the fields that they set."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Policy:
     """Which ops may be lowered, and to which formats.
@@ -161,7 +166,7 @@ class Policy:
         " of a cache, which the caller carries from call to call. Default: types are kept.",
         metavar="low|state|NAME=FORMAT",
         many=True,
-        convert=lambda given: formats_by_name(given, option="--io"),
+        convert=lambda given: _formats_of_ports(given),
     ).field({})
     io_low: bool = False
     io_state: bool = False
@@ -217,11 +222,10 @@ class Policy:
             for name in ("scope", "formats", "open_formats", "calibration", "adjust"):
                 if name == "scope" or getattr(self, name) == default_of(Policy, name):
                     object.__setattr__(self, name, getattr(stated, name))
-        io: object = self.io
+        io: object = [self.io] if isinstance(self.io, str) else self.io
         if isinstance(io, list | tuple):
-            words = {"low": "io_low", "state": "io_state"}
-            stated = {port: words.get(spelled(port)) for port in cast("Sequence[str]", io)}
-            for name in words.values():
+            stated = {port: _PORTS.get(spelled(port)) for port in cast("Sequence[str]", io)}
+            for name in _PORTS.values():
                 object.__setattr__(self, name, name in stated.values())
             object.__setattr__(self, "io", [port for port, name in stated.items() if not name])
         convert_options(self)
@@ -412,6 +416,20 @@ def formats_by_name(
         given, Format.parse, where=option, form="NAME=FORMAT", fix="write Softmax=fp32"
     )
     return {n: f if isinstance(f, Format) else Format.parse(f) for n, f in found.items()}
+
+
+def _formats_of_ports(
+    given: Mapping[str, Format | str] | Sequence[str],
+) -> dict[str, Format]:
+    """Formats of inputs and outputs by name, also of ``NAME=FORMAT`` texts.
+
+    Raises:
+        UsageError: If a text has another shape.
+    """
+    for text in () if isinstance(given, Mapping) else given:
+        if "=" not in text:
+            raise unknown_name(text, [*_PORTS, "NAME=FORMAT"], what="word", where="--io")
+    return formats_by_name(given, option="--io")
 
 
 def conversion_stays(was: str, policy: str) -> bool:
