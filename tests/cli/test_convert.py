@@ -119,7 +119,7 @@ SLIPS = [
     *SLIPS,
     (["--io", "X=bf16"], "'X' does not match any float input or output (--io)", "x, y"),
     (["--io", "state"], "no input is called a past", "(--io state): leave it out"),
-    (["--io", "states"], "unknown word 'states' (--io)", "did you mean state? use one of low,"),
+    (["--io", "states"], "unknown word 'states' (--io)", "did you mean state? use one of"),
     (["--target", "trn1", "--op", "Sofmax=fp32"], "(--op)", "did you mean Softmax?"),
 ])  # fmt: skip
 def test_names_that_match_nothing_are_errors_before_any_work(

@@ -268,3 +268,24 @@ def test_ops_that_give_sizes_have_no_type_and_are_not_counted(
     classes = finecast("inspect", low, "--json").json["classes"]
     assert {one["class"]: one["types"] for one in classes}["shape"] == {"other": 1}
     assert "keeps its type" in finecast("explain", model, "sizes").out
+
+
+@pytest.mark.parametrize(
+    ("verb", "with_data"),
+    [*((verb, True) for verb in ("inspect", "profile", "convert", "tune")),
+     ("inspect", False), ("profile", False)],
+)  # fmt: skip
+def test_a_batch_that_the_model_does_not_take_is_refused(
+    finecast: Finecast, tmp_path: Path, verb: str, with_data: bool
+) -> None:
+    """It was without effect, in silence."""
+    net = tmp_path / "net.onnx"
+    onnx.save(parse("net (float[4,16] x) => (float[4,16] y) { y = Tanh(x) }"), net)
+    np.savez(tmp_path / "data.npz", x=np.ones((8, 16), np.float32))
+    more = ["--data", tmp_path / "data.npz"] if with_data else []
+    more += ["-o", tmp_path / "low.onnx"] if verb in ("convert", "tune") else []
+    answer = finecast(verb, net, *more, "--batch", 2)
+    assert answer.code == ExitCode.USAGE
+    assert "the model's batch is fixed at 4, not 2 (--batch): leave it out" in answer.err
+    if verb == "inspect":
+        assert finecast(verb, net, *more, "--batch", 4).code == 0

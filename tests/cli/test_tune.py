@@ -84,6 +84,16 @@ def test_data_that_does_not_fit(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("verb", ["tune", "convert"])
+def test_a_folder_of_data_is_told_how_to_be_given(
+    finecast: Finecast, net: Path, tmp_path: Path, verb: str
+) -> None:
+    """The output lies in it, and that was the error."""
+    answer = finecast(verb, net, "-o", tmp_path / "t.onnx", "--data", tmp_path)
+    assert answer.code == ExitCode.USAGE
+    assert "save all samples in one file, named as the inputs" in answer.err
+
+
 def test_nan_in_the_baseline_names_the_op(
     finecast: Finecast, net: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ def synthetic_feeds(
 def _sizes(
     inputs: Sequence[TensorSpec], batch: int, dims: Mapping[str, int]
 ) -> dict[str, int]:
-    check_dims({spec.name: spec.shape for spec in inputs}, dims)
+    check_dims({spec.name: spec.shape for spec in inputs}, dims, batch)
     fronts = ((spec.name, spec.shape[0]) for spec in inputs if spec.shape)
     sizes = {d or f"{name}.0": batch for name, d in fronts if not isinstance(d, int)}
     sizes = {**sizes, **dims}
@@ -72,15 +72,27 @@ def _sizes(
 
 
 def check_dims(
-    shapes: Mapping[str, Sequence[int | str | None] | None], dims: Mapping[str, int]
+    shapes: Mapping[str, Sequence[int | str | None] | None],
+    dims: Mapping[str, int],
+    batch: int = 1,
 ) -> None:
     """Refuse sizes of dimensions that are not free in inputs of these shapes.
 
-    Of an input without a declared shape any axis is free.
+    Of an input without a declared shape any axis is free. A batch of 1 is the default, and no
+    size that was asked for.
 
     Raises:
-        UsageError: If ``dims`` has a name that is neither a symbol nor ``INPUT.AXIS``.
+        UsageError: If ``dims`` has a name that is neither a symbol nor ``INPUT.AXIS``, or no
+            input's first axis can have the size ``batch``.
     """
+    firsts = {shape[0] if shape else None for shape in shapes.values() if shape != ()}
+    if (
+        batch != 1
+        and firsts
+        and not firsts & {batch}
+        and all(isinstance(first, int) for first in firsts)
+    ):
+        raise no_effect(batch, *firsts)
     free = free_dims(shapes)
     free |= {axis: [] for axes in list(free.values()) for axis in axes}
     for name in (n for n, shape in shapes.items() if shape is None):
@@ -88,6 +100,15 @@ def check_dims(
     for name in dims:
         if name not in free:
             raise unknown_name(name, free, what="free dimension", where="--dim")
+
+
+def no_effect(batch: int, *fixed: int | str | None) -> UsageError:
+    """The error for a batch size where the sizes of the model are ``fixed``."""
+    return UsageError(
+        f"the model's batch is fixed at {' and '.join(map(str, fixed))}, not {batch}",
+        where="--batch",
+        fix="leave it out, or export the model with a free batch dimension",
+    )
 
 
 def free_dims(

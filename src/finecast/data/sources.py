@@ -15,7 +15,7 @@ import numpy as np
 
 from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
 from finecast.data.decoding import Decoding, advice_on_whole
-from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
+from finecast.data.feeds import check_dims, check_sizes, no_effect, synthetic_feeds
 from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
 from finecast.data.metrics import get_metric
@@ -243,10 +243,14 @@ class DataOptions:
 
     @property
     def reads(self) -> list[tuple[str, Path]]:
-        """The files that are read, each with its option."""
+        """The files that are read, each with its option.
+
+        A folder is none of them: that it cannot be read is said where it would be.
+        """
         given = {"--data": self.data, "--calib": self.calib, "--eval": self.evaluate}
-        found = ((role, one) for role, one in given.items() if isinstance(one, str | Path))
-        return [(role, file_of(one)) for role, one in found]
+        named = ((role, one) for role, one in given.items() if isinstance(one, str | Path))
+        found = ((role, file_of(one)) for role, one in named)
+        return [(role, path) for role, path in found if not path.is_dir()]
 
     def loaded(self) -> DataOptions:
         """These options with functions in place of ``FILE.py:FUNCTION``.
@@ -481,31 +485,28 @@ def _samples(
     if options.rows is not None and any(s.dtype in ("int64", "int32") for s in inputs):
         rows = options.rows()
         inputs = [replace(spec, rows=rows.get(spec.name)) for spec in inputs]
-    if isinstance(data, str | Path):
-        return load_npz(
-            data,
-            inputs,
-            labels=labels,
-            sample_axes=axes,
-            beside=options.groups,
-            advice=advice,
-        )
-    if isinstance(data, Mapping):
-        return data_set(
-            _arrays(data),
-            inputs,
-            labels=labels,
-            sample_axes=axes,
-            beside=options.groups,
-            advice=advice,
-        )
-    if axes:
-        raise UsageError(
-            "sample axes are of arrays, and batches are given", where="--sample-axis"
-        )
-    return Stream(
-        inputs=tuple(inputs), source=re_iterable(data), label_name=labels, advice=advice
-    )
+    if not isinstance(data, str | Path | Mapping):
+        if axes:
+            raise UsageError(
+                "sample axes are of arrays, and batches are given", where="--sample-axis"
+            )
+        source = re_iterable(data)
+        return Stream(inputs=tuple(inputs), source=source, label_name=labels, advice=advice)
+    mapped = isinstance(data, Mapping)
+    read = partial(data_set, _arrays(data)) if mapped else partial(load_npz, data)
+    found = read(inputs, labels=labels, sample_axes=axes, beside=options.groups, advice=advice)
+    check_batch(found, options.batch)
+    return found
+
+
+def check_batch(data: Dataset, batch: int | None) -> None:
+    """Refuse a batch size that the user gave where the model has another one.
+
+    Raises:
+        UsageError: If the model's batch is fixed at another size.
+    """
+    if batch is not None and data.fixed_batch not in (None, batch):
+        raise no_effect(batch, data.fixed_batch)
 
 
 def _arrays(data: Mapping[str, Any]) -> dict[str, Array]:
@@ -609,7 +610,7 @@ class FeedMaker:
             )
 
     def check_dims(self, shapes: Shapes) -> None:
-        """Refuse ``dims`` that have no effect.
+        """Refuse ``dims`` and a ``batch`` that have no effect.
 
         Raises:
             UsageError: If a dimension is not free in these inputs, or batches are given.
@@ -618,7 +619,7 @@ class FeedMaker:
             raise UsageError(
                 "--dim sizes random feeds, and data is given", where="--dim", fix="drop one"
             )
-        check_dims(shapes, self.dims)
+        check_dims(shapes, self.dims, 1 if self.batches else self.batch)
 
     def make(self, inputs: Sequence[TensorSpec]) -> Feeds | None:
         """Feeds for a model's ``inputs``; None if none can be made.

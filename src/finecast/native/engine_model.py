@@ -185,9 +185,9 @@ class EngineModel(NativeSource[FileT, PreparedT]):
 
     def census(self, options: RunOptions, low: Format) -> Census:
         """Count ops; shapes are those seen on the data, else on one random batch."""
-        if options.dims:
-            batches = [{}] if options.data is not None else ()
-            FeedMaker(batches=batches, dims=options.dims).check_dims(self.input_shapes)
+        batches = [{}] if options.data is not None else ()
+        asked = FeedMaker(batches=batches, dims=options.dims, batch=options.batch)
+        asked.check_dims(self.input_shapes)
         with paused_collection():
             prepared = self.prepare_once(own=options.own)
             return counted(self, prepared, options, batches_of(self, options), low)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from finecast.data.datasets import load_npz
 from finecast.data.feeds import synthetic_feeds
-from finecast.data.sources import DataOptions, calibration_batches
+from finecast.data.sources import DataOptions, calibration_batches, check_batch
 from finecast.engines import EMULATOR, engines_for, first_that_works, get_engine
 from finecast.engines.base import Array, Engine, KernelTime, Session
 from finecast.engines.fallen_apart import FallenApart, fallen_apart
@@ -316,6 +316,7 @@ def _with_feeds(data: DataOptions) -> Callable[[str, Path, Session], LoadedModel
         elif isinstance(data.data, Path) and data.calib is None and not data.decode_steps:
             axes = options.sample_axes
             found = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
+            check_batch(found, options.batch)
             first = next(found.batches(options.samples))
             return first.feeds, first.rows
         else:
