@@ -364,6 +364,14 @@ def test_one_decision_says_nothing(name: str) -> None:
         doubts(name, SCORES[:1], LABELS[:1])
 
 
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "agreement", "perplexity", "kld"])
+def test_labels_none_of_which_counts_are_said_to_be_so(name: str) -> None:
+    accumulator = get_metric(name).start()
+    accumulator.update({"y": SCORES}, np.full(12, -100), {"y": SCORES})
+    with pytest.raises(UsageError, match=f"{name} is over no decision: all labels are -100"):
+        accumulator.doubts()
+
+
 def test_top5_of_five_classes_is_no_metric() -> None:
     with pytest.raises(UsageError, match="top5 of 5 classes is right whatever"):
         doubts("top5", SCORES[:, :5], LABELS % 5)

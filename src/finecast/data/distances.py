@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from finecast.data.labels import (
     IGNORED,
     check_numbers,
+    check_some,
     class_labels,
     few,
     is_counted,
@@ -94,7 +95,12 @@ class Perplexity(SumMetric):
         return np.exp(sums[..., 0] / sums[..., 1])
 
     def doubts(self) -> tuple[str, ...]:
-        """A warning if the perplexity is no better than that of guessing among the classes."""
+        """A warning if the perplexity is no better than that of guessing among the classes.
+
+        Raises:
+            UsageError: If no label counts.
+        """
+        check_some(int(self.sums[1]), "perplexity")
         if self.result() < self._classes:
             return ()
         return (

@@ -181,12 +181,27 @@ def few(count: int, metric: str, *, least: int = 2) -> tuple[str, ...]:
     Raises:
         UsageError: If there are fewer than ``least``, over which the metric says nothing.
     """
-    if 0 < count < least:
+    check_some(count, metric)
+    if count < least:
         raise UsageError(
             f"{metric} over {count} decision{'s' * (count > 1)} says nothing",
             where="--data",
             fix=f"give at least {_FEW} samples, or use --metric snr_db",
         )
     if count < _FEW:
-        return (f"{metric} rests on {count} decisions: one is {1 / max(count, 1):.0%} of it",)
+        return (f"{metric} rests on {count} decisions: one is {1 / count:.0%} of it",)
     return ()
+
+
+def check_some(count: int, metric: str) -> None:
+    """Refuse data of which no decision counts.
+
+    Raises:
+        UsageError: If ``count`` is 0.
+    """
+    if not count:
+        raise UsageError(
+            f"{metric} is over no decision: all labels are {IGNORED}, or the outputs empty",
+            where="--data",
+            fix=f"give samples that count: labels of {IGNORED} mark what does not",
+        )
