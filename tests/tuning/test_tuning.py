@@ -19,7 +19,7 @@ from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import EvalFunction, Run
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
-from finecast.errors import EngineError, ModelError
+from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Race
 from finecast.measure.study import Study
@@ -770,7 +770,7 @@ def test_a_nan_baseline_names_the_data(bench: Bench, by_function: bool) -> None:
         return float(run({"x": arrays["x"]})["y"].sum())
 
     text = rf"metric is NaN: input 'x' .* {nans} NaN and 2 Inf in {arrays['x'].size} values"
-    with pytest.raises(ModelError, match=text) as caught:
+    with pytest.raises(UsageError, match=text) as caught:
         bench.tune(metric="cosine", evaluate=evaluate if by_function else None)
     assert "leave out samples" in caught.value.fix
 

@@ -21,7 +21,7 @@ from finecast.measure.environment import environment
 from finecast.measure.memory import MemoryUse, peak_memory
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.measure.timing import Latency
-from finecast.naming import Option, left_out
+from finecast.naming import Option, convert_options, left_out
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.opening import check_engine, check_options, file_of, opened, runs_in
 from finecast.numbers.formats import Format
@@ -48,6 +48,10 @@ class Rounds:
     seconds: float = Option(help="Least time of all rounds.", kind=float, least=0).field(2.0)
     ops: bool = Option(help="Time of each kernel and its ops.", kind=bool).field(False)
     memory: bool = Option(help="Measure peak memory too.", kind=bool).field(True)
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        convert_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
 from finecast.data.metrics import Score
 from finecast.data.workload import Workload, nonfinite_data
-from finecast.errors import ModelError
+from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
@@ -333,16 +333,19 @@ def _ascending(metric: float, higher_is_better: bool) -> float:
     return metric if higher_is_better else -metric
 
 
-def nan_baseline(model: str, workload: Workload, first_nan: Callable[[], str]) -> ModelError:
-    """The error if the fp32 model's metric is NaN, with the data's NaN and Inf as its cause.
+def nan_baseline(
+    model: str, workload: Workload, first_nan: Callable[[], str]
+) -> ModelError | UsageError:
+    """The error if the fp32 model's metric is NaN: of the data, if that has NaN or Inf.
 
-    Where the data has none, ``first_nan`` gives the first op that gives NaN or Inf.
+    Inf alone is no error, as masks have it: it is one where the model makes NaN of it. Where
+    the data has none, ``first_nan`` gives the first op that gives NaN or Inf.
     """
     data = nonfinite_data(workload)
     if data:
-        return ModelError(
+        return UsageError(
             f"the fp32 model's metric is NaN: {data}",
-            where=model,
+            where="--data",
             fix="leave out samples with NaN or Inf, or put numbers in their place",
         )
     first = first_nan()
