@@ -84,6 +84,15 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "baseline")
 _OF_JUDGING: Final = (*_OF_METRICS, "verify", "lock", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
+_OF_TUNING: Final = (
+    Destination,
+    TuneRequest,
+    Goal,
+    Criterion,
+    DataOptions,
+    ReadOptions,
+    Execution,
+)
 _AS_IT_IS: Final = ReadOptions()
 
 
@@ -229,7 +238,7 @@ def apply(
     return _savable(Result.of(done), given)
 
 
-@checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions, Execution)
+@checked(*_OF_TUNING)
 def tune(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -272,6 +281,29 @@ def tune(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
+    written, request, how = _asked(
+        output, policy=policy, data=data, goal=goal, engine=engine, target=target, **options
+    )
+    with reporting(progress, "tuning") as report:
+        return tuned(model, written, replace(request, progress=report), how)
+
+
+def _asked(
+    output: Destination | str | Path | None = None,
+    *,
+    policy: Policy | str = DEFAULT_POLICY,
+    data: DataOptions | Data | None = None,
+    goal: Goal | None = None,
+    engine: str | None = None,
+    target: Emulation | str | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> tuple[Destination, TuneRequest, ReadOptions]:
+    """What ``tune`` is asked for, as values; the model is not looked at.
+
+    Raises:
+        UsageError: If it can be asked of no model.
+    """
     written = group_of(Destination, options, path=output)
     request = group_of(TuneRequest, options)
     plan = request.plan_out
@@ -291,9 +323,11 @@ def tune(
         study=study,
         execution=group_of(Execution, options),
     )
-    with reporting(progress, "tuning") as report:
-        how = group_of(ReadOptions, options)
-        return tuned(model, written, replace(request, progress=report), how)
+    return written, request, group_of(ReadOptions, options)
+
+
+asked = checked(*_OF_TUNING, verb="tune")(_asked)
+"""``_asked``, which checks its arguments as ``tune`` does."""
 
 
 def _goal(goal: Goal | None, options: Mapping[str, Any]) -> Goal:

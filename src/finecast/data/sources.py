@@ -211,8 +211,14 @@ class DataOptions:
     evaluate_name: str = ""
 
     def __post_init__(self) -> None:
-        """Convert what was given as text."""
+        """Convert what was given as text.
+
+        Raises:
+            UsageError: If there is no such metric.
+        """
         convert_options(self)
+        if self.metric is not None:
+            get_metric(self.metric)
 
     @property
     def given(self) -> bool:
