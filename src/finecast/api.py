@@ -391,10 +391,10 @@ def tuned(
                 *outcome.warnings,
             )
             outcome = replace(outcome, stale=files.stale(), warnings=warnings)
-            return _savable(replace(outcome, source=given().path), given)
+            return _savable(replace(outcome, source=given().source), given)
         outcome = _searched(given(), how, output, request, study)
         found = filter(None, (request.study, request.frontier, request.report))
-        outcome = replace(outcome, source=given().path, files=(*found, *outcome.files))
+        outcome = replace(outcome, source=given().source, files=(*found, *outcome.files))
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
@@ -402,7 +402,7 @@ def tuned(
             if request.report is not None:
                 report.save(request.report, force=output.force)
         if request.frontier is not None:
-            write_frontier(outcome.to_dict(), given().path.name, request.frontier)
+            write_frontier(outcome.to_dict(), given().source.name, request.frontier)
     warnings = (*removed, *_judged_by_chosen(request.data, outcome.plan), *outcome.warnings)
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
 
@@ -993,7 +993,7 @@ def report(
         if given is not None:
             found, _ = given.placed(found, partial=False)
         graph = None if given is None else given.graph_for(found)
-        name = "model" if given is None else given.path.name
+        name = "model" if given is None else given.source.name
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
     elif given is not None:
         _check_same_model(given, found, source)
@@ -1044,7 +1044,7 @@ def _check_same_model(
         differs = f"; the plan is {placement.note}"
     raise UsageError(
         f"the report is of another model: {stated['name']}{differs}",
-        where=str(given.path),
+        where=str(given.source),
         fix="leave the model out: the report has all that it shows",
     )
 
