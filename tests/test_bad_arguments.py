@@ -46,6 +46,10 @@ def fives() -> Iterator[int]:
         ({"batch": 2.5}, "a whole number is expected for batch, not .* float"),
         ({"max_trials": True}, "a whole number is expected for max_trials, not .* bool"),
         ({"engine": 7}, "a name is expected for engine, not .* int"),
+        *(
+            ({"engine": engine}, r"does not run \.onnx files.* openvino or onnxruntime")
+            for engine in ("torch", "torch-eager", "torch:CUDA", "tensorflow")
+        ),
         ({"output": 5}, "a path is expected for output, not .* int"),
         ({"user_rules": [len]}, "a dict of rule functions by name is expected"),
         ({"target": 5}, "the name of a device, or one with options, is expected"),

@@ -257,6 +257,8 @@ def _timers(models: Sequence[Path], engine: str | None) -> list[Engine]:
     """
     for path in models:
         check_options(path, {"profile": True})
+        if engine:
+            check_engine(path, engine)
     loaders = [get_engine(engine)] if engine else engines_for(models)
     if loaders[0].name == EMULATOR:
         raise UsageError(
