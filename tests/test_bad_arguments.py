@@ -43,6 +43,13 @@ def fives() -> Iterator[int]:
     [
         ({"metric": len}, "the name of a metric .* is expected for metric, not .* builtin"),
         ({"tolerance": "some"}, "'some' is no share"),
+        ({"tolerance": 1}, r"relative tolerance 1 lets every .* \(tolerance\): give less"),
+        ({"keep": 0}, r"to keep 0 lets every result pass \(keep\): give the share"),
+        ({"keep": "99%", "metric": "kld"}, r"has 0 of this .* \(keep\): .*most that may be"),
+        ({"keep": "99%", "metric": "snr_db"}, r"has inf of .* \(keep\): .*worst that passes"),
+        ({"confidence": 95}, r"95 is no confidence \(confidence\): give 0.95"),
+        ({"min_speedup": float("inf")}, "inf times as good as fp32 is no gain to ask for"),
+        ({"metric": "top11"}, "unknown metric 'top11'"),
         ({"batch": 2.5}, "a whole number is expected for batch, not .* float"),
         ({"max_trials": True}, "a whole number is expected for max_trials, not .* bool"),
         ({"engine": 7}, "a name is expected for engine, not .* int"),
@@ -72,6 +79,15 @@ def test_an_argument_of_a_wrong_type(given: dict[str, Any], expected: str, net: 
     call: Any = finecast.tune
     with pytest.raises(UsageError, match=expected):
         call(net, **{"data": X, **given})
+
+
+@pytest.mark.parametrize(
+    "given", [{"keep": 0}, {"tolerance": 1}, {"confidence": 95}, {"metric": "top11"}]
+)
+def test_what_no_model_can_meet_is_refused_before_one_is_read(given: dict[str, Any]) -> None:
+    call: Any = finecast.tune
+    with pytest.raises(UsageError, match=next(iter(given))):
+        call("no model", data=X, **given)
 
 
 def test_other_verbs_check_theirs(net: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from finecast.engines.base import Engine, Loadable, Session
+from finecast.engines.base import Engine, Loadable, Session, does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
@@ -125,26 +125,15 @@ def get_engine(spec: str) -> Engine:
     return engine
 
 
-def check_runs(
-    spec: str,
-    names: Collection[str],
-    kind: str,
-    *,
-    where: str = "--engine",
-    more: str = "or leave it out",
-) -> None:
+def check_runs(spec: str, names: Collection[str], kind: str) -> None:
     """Raise UsageError if ``spec`` names another engine than ``names``, which run a ``kind``.
 
-    A name that no engine has is left to ``get_engine``. ``more`` ends the advice.
+    A name that no engine has is left to ``get_engine``.
     """
     name = name_of(spec)
     if name in (*ENGINES, EMULATOR) and name not in names:
-        own = " or ".join(one for one in names if one != EMULATOR)
-        raise UsageError(
-            f"engine {name!r} does not run {kind}",
-            where=where,
-            fix=f"use --engine {own}, {more}",
-        )
+        own = [one for one in names if one != EMULATOR]
+        raise does_not_run(name, kind, own, where="--engine", more="or leave it out")
 
 
 def _emulator(target: str) -> Engine:

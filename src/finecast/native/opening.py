@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from finecast.engines import EMULATOR, check_runs
+from finecast.engines.base import does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.files import DATA_SUFFIX, check_spelling
 from finecast.files.staging import staging
@@ -291,10 +291,11 @@ def check_options(
 def check_engine(model: Path, engine: str) -> None:
     """Raise UsageError unless ``engine`` loads files of the kind of ``model``."""
     _check_kind(model)
-    names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
-    kind = "SavedModels" if model.is_dir() else f"{model.suffix.lower()} files"
-    more = "and only models that it runs"
-    check_runs(engine, (*names, EMULATOR), kind, where=str(model), more=more)
+    if not runs_in(model, engine):
+        names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
+        kind = "SavedModels" if model.is_dir() else f"{model.suffix.lower()} files"
+        more = "and only models that it runs"
+        raise does_not_run(engine, kind, names, where=str(model), more=more)
 
 
 def runs_in(model: Path, engine: str) -> bool:
