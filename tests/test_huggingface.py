@@ -238,7 +238,8 @@ def test_what_is_cheap_is_checked_before_an_export(
     model: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], match: str
 ) -> None:
     monkeypatch.setattr(huggingface, "export", None)
-    stated = {"model": model, "data": np.ones((2, 9), int), "length": 4, **asked}
+    data = np.ones((2, 9), int)
+    stated: dict[str, Any] = {"model": model, "data": data, "length": 4, **asked}
     with pytest.raises(UsageError, match=match):
         huggingface.tune(**stated)
 

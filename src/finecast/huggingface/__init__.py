@@ -151,7 +151,7 @@ def tokens(data: Data, tokenizer: Any = None, length: int = _LENGTH) -> dict[str
 
 def _check_length(length: Any, least: int = 1) -> None:
     """Raise UsageError unless it is a whole number of tokens."""
-    if not isinstance(length, Integral) or isinstance(length, bool) or length < least:
+    if isinstance(length, bool) or not isinstance(length, Integral) or length < least:
         raise UsageError(
             f"a piece of text of {length!r} tokens is none to tune on",
             where="length",
@@ -184,7 +184,8 @@ def _tokenized(data: Any, tokenizer: Any) -> Iterator[Array]:
                 where="data",
                 fix="give tokenizer=",
             )
-        yield _whole(tokenizer(text)["input_ids"])
+        made: Any = tokenizer(text)
+        yield _whole(made["input_ids"])
         if end is not None:
             yield np.array([end])
 
@@ -217,7 +218,8 @@ def export(model: Any, path: str | Path) -> Path:
     import torch
 
     _check_model(model)
-    if not isinstance(path, str | Path):
+    given: Any = path
+    if not isinstance(given, str | Path):
         raise UsageError(
             f"a {type(path).__name__} is no path", where="path", fix="name a file"
         )
