@@ -67,6 +67,7 @@ def test_every_verb_takes_a_model_in_memory(net: onnx.ModelProto, tmp_path: Path
     outcome = finecast.tune(net, data=tmp_path / "d.npz", metric="agreement")
     assert outcome.plan.model == loaded.digest
     assert isinstance(outcome.model, onnx.ModelProto)
+    assert not outcome.source.exists()  # a command with its temporary file would be told
     applied = finecast.apply(outcome.plan, net)
     assert applied.model is not None
 

@@ -43,12 +43,23 @@ def fives() -> Iterator[int]:
     [
         ({"metric": len}, "the name of a metric .* is expected for metric, not .* builtin"),
         ({"tolerance": "some"}, "'some' is no share"),
+        ({"tolerance": 1}, r"relative tolerance 1 lets every .* \(tolerance\): give less"),
+        ({"keep": 0}, r"to keep 0 lets every result pass \(keep\): give the share"),
+        ({"keep": "99%", "metric": "kld"}, r"has 0 of this .* \(keep\): .*most that may be"),
+        ({"keep": "99%", "metric": "snr_db"}, r"has inf of .* \(keep\): .*worst that passes"),
+        ({"confidence": 95}, r"95 is no confidence \(confidence\): give 0.95"),
+        ({"min_speedup": float("inf")}, "inf times as good as fp32 is no gain to ask for"),
+        ({"metric": "top11"}, "unknown metric 'top11'"),
         ({"batch": 2.5}, "a whole number is expected for batch, not .* float"),
         ({"batch": 0}, r"0 is less than 1.* \(batch\): give 1 or more"),
         ({"decode_steps": -3}, r"-3 is less than 1.* \(decode_steps\): give 1 or more"),
         ({"jobs": -1}, r"-1 is less than 0.* \(jobs\): give 0 or more"),
         ({"max_trials": True}, "a whole number is expected for max_trials, not .* bool"),
         ({"engine": 7}, "a name is expected for engine, not .* int"),
+        *(
+            ({"engine": engine}, r"does not run \.onnx files.* openvino or onnxruntime")
+            for engine in ("torch", "torch-eager", "torch:CUDA", "tensorflow")
+        ),
         ({"output": 5}, "a path is expected for output, not .* int"),
         ({"user_rules": [len]}, "a dict of rule functions by name is expected"),
         ({"target": 5}, "the name of a device, or one with options, is expected"),
@@ -71,6 +82,15 @@ def test_an_argument_of_a_wrong_type(given: dict[str, Any], expected: str, net: 
     call: Any = finecast.tune
     with pytest.raises(UsageError, match=expected):
         call(net, **{"data": X, **given})
+
+
+@pytest.mark.parametrize(
+    "given", [{"keep": 0}, {"tolerance": 1}, {"confidence": 95}, {"metric": "top11"}]
+)
+def test_what_no_model_can_meet_is_refused_before_one_is_read(given: dict[str, Any]) -> None:
+    call: Any = finecast.tune
+    with pytest.raises(UsageError, match=next(iter(given))):
+        call("no model", data=X, **given)
 
 
 def test_other_verbs_check_theirs(net: Path) -> None:

@@ -112,6 +112,43 @@ def test_inputs_have_the_names_and_sizes_that_others_expect(exported: Path) -> N
     assert [value.name for value in graph.output][:2] == ["logits", "present.0.key"]
 
 
+def test_a_call_gives_what_the_models_own_gives(model: Any, exported: Path) -> None:
+    made = huggingface.generator(model, get_engine("onnxruntime").load(exported))
+    with torch.no_grad():
+        for asked in (
+            {"labels": IDS},
+            {"logits_to_keep": 1},
+            {"logits_to_keep": torch.tensor([0, 2])},
+            {"use_cache": False, "output_attentions": False},
+        ):
+            mine, own = made(IDS, **asked), model(IDS, **asked)
+            assert mine.keys() == own.keys()
+            assert mine.logits.shape == own.logits.shape
+            torch.testing.assert_close(mine.logits, own.logits, rtol=1e-3, atol=1e-3)
+            if own.loss is not None:
+                torch.testing.assert_close(mine.loss, own.loss, rtol=1e-3, atol=1e-3)
+        assert len(made(IDS, labels=IDS, return_dict=False)) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (
+            {"input_ids": IDS, "output_hidden_states": True},
+            "does not take output_hidden_states",
+        ),
+        ({"inputs_embeds": torch.zeros((1, 2, 64))}, "take inputs_embeds"),
+        ({}, "none are given.*give input_ids"),
+    ],
+)
+def test_a_call_for_more_is_refused_by_name(
+    model: Any, exported: Path, asked: dict[str, Any], named: str
+) -> None:
+    made = huggingface.generator(model, get_engine("onnxruntime").load(exported))
+    with pytest.raises(UsageError, match=named):
+        made(**asked)
+
+
 def test_a_tuned_model_generates(model: Any, tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 64, (4, 65))
     result = huggingface.tune(
@@ -148,11 +185,74 @@ def test_texts_are_joined_and_cut() -> None:
     assert found["attention_mask"].all()
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.arange(7)[None],
+        torch.arange(7)[None],
+        torch.arange(7),
+        [[0, 1, 2, 3], np.array([4, 5, 6], np.uint8)],
+        iter([torch.tensor([0, 1, 2]), (3, 4, 5, 6)]),
+    ],
+)
+def test_tokens_are_taken_in_any_form(data: Any) -> None:
+    found = huggingface.tokens(data, length=3)
+    assert found["input_ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["label"].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"data": "abc"}, r"a str is given.*as \[text\]"),
+        ({"data": None}, "a NoneType is given"),
+        ({"data": {"input_ids": [[1, 2]]}}, "a dict is given"),
+        ({"data": np.full((2, 9), 1.7)}, "the tokens of a text are float64"),
+        ({"data": np.full(9, np.nan)}, "the tokens of a text are float64"),
+        ({"data": np.array(["abc"])}, "texts are given.*give tokenizer="),
+        ({"data": [b"abc"]}, "the tokens of a text are bytes"),
+        ({"data": np.zeros((0, 0), int)}, "the texts have 0 tokens"),
+        ({"data": ["abc"], "tokenizer": "gpt2"}, "a str makes no tokens"),
+        *(
+            ({"data": [[1] * 9], "length": length}, f"a piece of text of {length!r} tokens")
+            for length in (0, -1, 1.5, "128", True)
+        ),
+    ],
+)
+def test_what_is_no_text_is_refused(asked: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        huggingface.tokens(**asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"model": "gpt2"}, r"a str is no causal.*from_pretrained"),
+        ({"length": 1}, "of 1 tokens.*from 2 on"),
+        ({"metric": "kldd"}, "unknown metric 'kldd'.*did you mean kld"),
+        ({"formats": "int8"}, "unknown argument of tune 'formats'"),
+        ({"output": "nowhere/x.onnx"}, "folder does not exist"),
+    ],
+)
+def test_what_is_cheap_is_checked_before_an_export(
+    model: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], match: str
+) -> None:
+    monkeypatch.setattr(huggingface, "export", None)
+    data = np.ones((2, 9), int)
+    stated: dict[str, Any] = {"model": model, "data": data, "length": 4, **asked}
+    with pytest.raises(UsageError, match=match):
+        huggingface.tune(**stated)
+
+
 def test_refusals_say_what_to_give(model: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give tokenizer="):
         huggingface.tokens(["abc"])
     with pytest.raises(UsageError, match="5 tokens, and a piece takes 128"):
         huggingface.tokens(np.zeros((1, 5), int))
+    with pytest.raises(UsageError, match="folder does not exist"):
+        huggingface.export(model, tmp_path / "nowhere" / "m.onnx")
+    with pytest.raises(UsageError, match="a str is no causal"):
+        huggingface.export("gpt2", tmp_path / "m.onnx")
     with pytest.raises(UsageError, match="training mode"):
         huggingface.export(llama().train(), tmp_path / "m.onnx")
     of: Any = transformers

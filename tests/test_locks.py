@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from finecast.errors import UsageError
+from finecast.files import CommandFiles
 from finecast.files.locks import locked, release_all
 
 HOLDER = """
@@ -66,6 +67,25 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         with locked({output: "-o"}):
             pass
     assert not list(tmp_path.iterdir())
+
+
+def test_the_next_command_in_the_folder_removes_the_locks_of_dead_ones(tmp_path: Path) -> None:
+    with (
+        held_elsewhere(tmp_path / "dead.onnx") as dead,
+        held_elsewhere(tmp_path / "living.onnx") as living,
+    ):
+        dead.kill()
+        dead.wait()
+        (tmp_path / ".finecast-mine.lock").write_text("of another program")
+        files = CommandFiles(force=False)
+        files.write("the output", tmp_path / "other.onnx")
+        with files.locked():
+            left = {path.name for path in tmp_path.iterdir()}
+        names = ("living.onnx", "mine", "other.onnx")
+        assert left == {f".finecast-{name}.lock" for name in names}
+        wanted = f"process {living.pid}"
+        with pytest.raises(UsageError, match=wanted), locked({tmp_path / "living.onnx": "-o"}):
+            pass
 
 
 def test_calls_inside_one_another_pass_and_threads_do_not(tmp_path: Path) -> None:

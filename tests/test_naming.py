@@ -6,6 +6,7 @@ import pytest
 
 from finecast.errors import UsageError
 from finecast.naming import close_names, look_up, switch, unknown_name
+from finecast.numbers.formats import Format
 
 
 def test_words_are_read_in_any_case_with_blanks_around() -> None:
@@ -50,6 +51,21 @@ def test_names_that_contain_the_word_are_offered_where_none_is_like_it() -> None
         "unknown node 'Linear_29': did you mean encoder.layer.29.attention.query/linear_29?"
     )
     assert close_names("", names) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("int8_weigths", "int8_weights"),
+        ("int8weights", "int8_weights"),
+        ("int4", "int4_weights"),
+    ],
+)
+def test_the_closest_format_is_offered(given: str, meant: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"unknown format '{given}': did you mean {meant}. use"
+    ):
+        Format.parse(given)
 
 
 def test_without_a_close_name_some_are_shown() -> None:

@@ -27,6 +27,7 @@ from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, holds_object, write_text
 from finecast.graph import Graph
+from finecast.measure.prices import remove_damaged
 from finecast.measure.study import Study, journals, study_at
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
@@ -84,6 +85,15 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "baseline")
 _OF_JUDGING: Final = (*_OF_METRICS, "verify", "lock", "partial")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
+_OF_TUNING: Final = (
+    Destination,
+    TuneRequest,
+    Goal,
+    Criterion,
+    DataOptions,
+    ReadOptions,
+    Execution,
+)
 _AS_IT_IS: Final = ReadOptions()
 
 
@@ -229,7 +239,7 @@ def apply(
     return _savable(Result.of(done), given)
 
 
-@checked(Destination, TuneRequest, Goal, Criterion, DataOptions, ReadOptions, Execution)
+@checked(*_OF_TUNING)
 def tune(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -272,6 +282,29 @@ def tune(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
+    written, request, how = _asked(
+        output, policy=policy, data=data, goal=goal, engine=engine, target=target, **options
+    )
+    with reporting(progress, "tuning") as report:
+        return tuned(model, written, replace(request, progress=report), how)
+
+
+def _asked(
+    output: Destination | str | Path | None = None,
+    *,
+    policy: Policy | str = DEFAULT_POLICY,
+    data: DataOptions | Data | None = None,
+    goal: Goal | None = None,
+    engine: str | None = None,
+    target: Emulation | str | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> tuple[Destination, TuneRequest, ReadOptions]:
+    """What ``tune`` is asked for, as values; the model is not looked at.
+
+    Raises:
+        UsageError: If it can be asked of no model.
+    """
     written = group_of(Destination, options, path=output)
     request = group_of(TuneRequest, options)
     plan = request.plan_out
@@ -291,9 +324,11 @@ def tune(
         study=study,
         execution=group_of(Execution, options),
     )
-    with reporting(progress, "tuning") as report:
-        how = group_of(ReadOptions, options)
-        return tuned(model, written, replace(request, progress=report), how)
+    return written, request, group_of(ReadOptions, options)
+
+
+asked = checked(*_OF_TUNING, verb="tune")(_asked)
+"""``_asked``, which checks its arguments as ``tune`` does."""
 
 
 def _goal(goal: Goal | None, options: Mapping[str, Any]) -> Goal:
@@ -349,6 +384,7 @@ def tuned(
     files.write("the report", request.report)
     files.write("the prices", request.prices)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
+        removed += remove_damaged() if request.price_book else []
         if request.fleet:
             outcome = fleet_tuning.plans_for(given(), how, output, request, study)
             warnings = (
@@ -357,10 +393,10 @@ def tuned(
                 *outcome.warnings,
             )
             outcome = replace(outcome, stale=files.stale(), warnings=warnings)
-            return _savable(replace(outcome, source=given().path), given)
+            return _savable(replace(outcome, source=given().source), given)
         outcome = _searched(given(), how, output, request, study)
         found = filter(None, (request.study, request.frontier, request.report))
-        outcome = replace(outcome, source=given().path, files=(*found, *outcome.files))
+        outcome = replace(outcome, source=given().source, files=(*found, *outcome.files))
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
@@ -368,7 +404,7 @@ def tuned(
             if request.report is not None:
                 report.save(request.report, force=output.force)
         if request.frontier is not None:
-            write_frontier(outcome.to_dict(), given().path.name, request.frontier)
+            write_frontier(outcome.to_dict(), given().source.name, request.frontier)
     warnings = (*removed, *_judged_by_chosen(request.data, outcome.plan), *outcome.warnings)
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
 
@@ -959,7 +995,7 @@ def report(
         if given is not None:
             found, _ = given.placed(found, partial=False)
         graph = None if given is None else given.graph_for(found)
-        name = "model" if given is None else given.path.name
+        name = "model" if given is None else given.source.name
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
     elif given is not None:
         _check_same_model(given, found, source)
@@ -1010,7 +1046,7 @@ def _check_same_model(
         differs = f"; the plan is {placement.note}"
     raise UsageError(
         f"the report is of another model: {stated['name']}{differs}",
-        where=str(given.path),
+        where=str(given.source),
         fix="leave the model out: the report has all that it shows",
     )
 

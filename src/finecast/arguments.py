@@ -40,13 +40,14 @@ _EXPECTED: Final[Mapping[str, tuple[Any, str]]] = {
 
 
 def checked(
-    *groups: type, without: tuple[str, ...] = ()
+    *groups: type, without: tuple[str, ...] = (), verb: str = ""
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator of a verb that checks the types of its arguments.
 
     Args:
         groups: The dataclasses whose options are keywords of the verb.
         without: Names of options that the verb has not, or has as parameters.
+        verb: What messages call it; by default the function's name.
     """
     options = {
         keyword: (group, name, option)
@@ -58,6 +59,7 @@ def checked(
     expected = {**{k: option.expected for k, (_, _, option) in options.items()}, **_EXPECTED}
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        called = verb or function.__name__
         signature = inspect.signature(function)
         names = [n for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
         first = [
@@ -69,12 +71,12 @@ def checked(
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name not in names and name not in options:
-                    what = f"argument of {function.__name__}"
+                    what = f"argument of {called}"
                     raise unknown_name(name, [*names, *options], what=what)
             try:
                 bound = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
-                raise TypeError(f"{function.__name__}: {error}; {positional}") from error
+                raise TypeError(f"{called}: {error}; {positional}") from error
             for name, value in {**bound, **bound.get("options", {})}.items():
                 if name in expected and value is not None:
                     _check(name, value, *expected[name])

@@ -30,6 +30,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--calibration": "Policy.calibration",
     "--check": "check",
     "--clean": "clean=True",
+    "--confidence": "confidence",
     "--criterion": "criterion",
     "--data": "data",
     "--decode-steps": "decode_steps",

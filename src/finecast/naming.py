@@ -208,14 +208,16 @@ def suggestion(name: str, known: Collection[str]) -> str:
 
 
 def close_names(name: str, known: Collection[str]) -> list[str]:
-    """At most three of ``known``, most similar to ``name`` or with it inside, in any case."""
+    """At most three of ``known``: that start with ``name``, are similar, or have it inside."""
     folded: dict[str, str] = {}
     for one in list(known)[:_MOST_COMPARED]:
         folded.setdefault(spelled(one), one)
     wanted = spelled(name)
-    found = difflib.get_close_matches(wanted, folded, _MOST_OFFERED, _ALIKE)
-    within = [one for one in folded if wanted and wanted in one][:_MOST_OFFERED]
-    return [folded[one] for one in found or within]
+    within = [one for one in folded if wanted and wanted in one]
+    started = [one for one in within if one.startswith(wanted)]
+    alike = difflib.get_close_matches(wanted, folded, _MOST_OFFERED, _ALIKE)
+    found = [*dict.fromkeys((*started, *alike))] or within
+    return [folded[one] for one in found[:_MOST_OFFERED]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,9 @@ _UNSAFE: Final = re.compile(
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 
+# Values of TERM: terminals that show colours as characters.
+_COLOURLESS: Final = ("dumb", "unknown")
+
 
 class Verbatim(str):
     """A line that is copied, to a shell or an editor: it is neither wrapped nor indented."""
@@ -52,6 +55,12 @@ def safe(text: str) -> str:
 def one_line(text: str) -> str:
     """``text`` as one line, with line breaks as blanks and other such characters escaped."""
     return safe(" ".join(text.split()))
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether text may have colours there: by the rule of rich, which prints the tables."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "").lower() in _COLOURLESS
+    return stream.isatty() and not plain
 
 
 def write(stream: TextIO, text: str, end: str = "\n") -> None:

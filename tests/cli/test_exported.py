@@ -161,6 +161,7 @@ def test_options_that_do_not_apply_are_refused(
     data = ["--data", str(model.with_name("d.npz"))]
     for option, said in (
         (["--engine", "openvino"], "does not run models of PyTorch"),
+        (["--engine", "onnxruntime:CUDA"], "does not run models of PyTorch"),
         (["--io", "low"], "--io does not apply"),
     ):
         assert main(["convert", str(model), "-o", out, *option]) == 2

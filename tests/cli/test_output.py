@@ -179,6 +179,31 @@ def test_the_width_is_columns_or_the_terminal_s_or_80(monkeypatch: pytest.Monkey
         assert output.width() == 80
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "coloured"),
+    [
+        ("TERM", "xterm", True),
+        ("TERM", "dumb", False),
+        ("NO_COLOR", "1", False),
+        ("NO_COLOR", "", True),
+    ],
+)
+def test_an_error_has_a_colour_where_a_terminal_shows_it(
+    variable: str, value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, side = os.openpty()
+    try:
+        with os.fdopen(side, "w") as terminal:
+            monkeypatch.delenv("NO_COLOR", raising=False)
+            monkeypatch.setenv("TERM", "xterm")
+            monkeypatch.setenv(variable, value)
+            monkeypatch.setattr(sys, "stderr", terminal)
+            output.write_error("it failed")
+            assert (b"\x1b" in os.read(main, 99)) == coloured
+    finally:
+        os.close(main)
+
+
 def test_in_a_pipe_the_terminal_is_that_of_another_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,16 +25,29 @@ def test_prices_are_listed_and_cleared(finecast: Callable[..., Answer]) -> None:
     assert prices.machines(book.path) == []
 
 
+def test_a_damaged_book_is_removed_and_that_is_said(finecast: Callable[..., Answer]) -> None:
+    path = prices.default_path()
+    assert path is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("garbage")
+    answer = finecast("prices", "--clear")
+    assert "the kept times of kernels were damaged, and start anew" in answer.err
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_tune_keeps_prices_unless_told_not_to(
     finecast: Callable[..., Answer], mlp: Path, data: Path, tmp_path: Path, *, kept: bool
 ) -> None:
     flags = () if kept else ("--no-price-book",)
+    book = prices.default_path()
+    assert book is not None
+    book.parent.mkdir(parents=True, exist_ok=True)
+    book.write_text("garbage")
     answer = finecast(
         "tune", mlp, "-o", tmp_path / "low.onnx", "--data", data, "--metric", "top1", *flags,
         "--engine", "openvino",
     )  # fmt: skip
     assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
-    path = prices.default_path()
-    assert path is not None
-    assert bool(prices.machines(path)) == kept
+    assert ("start anew" in answer.err) == kept
+    assert bool(prices.machines(book)) == kept

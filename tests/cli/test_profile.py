@@ -99,6 +99,7 @@ def test_an_input_that_all_samples_share(
     ("options", "message", "code"),
     [
         (["--engine", "abacus"], "unknown engine", ExitCode.USAGE),
+        (["--engine", "torch:CUDA"], "does not run .onnx files", ExitCode.USAGE),
         ([], "give --dim T=SIZE", ExitCode.USAGE),
         (["--dim", "T"], "is not NAME=SIZE", ExitCode.USAGE),
         (["--dim", "T=0"], "from 1 on; arrays that are empty", ExitCode.USAGE),

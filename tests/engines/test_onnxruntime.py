@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
+from finecast.engines.base import KernelTime
 from finecast.engines.loading import load_model
 from finecast.engines.onnxruntime import OnnxRuntimeEngine, explain, kernel_times
 from finecast.engines.source import ModelSource, ModelStep
@@ -99,7 +100,7 @@ def test_a_kernel_in_a_loop_counts_once_for_each_of_its_turns(tmp_path: Path) ->
 
 def test_products_by_other_codes_are_other_kernels() -> None:
     # or the times that a price book has of one are taken for those of the others
-    def signature(bits: int, block: int, level: int) -> str:
+    def kernel_of(bits: int, block: int, level: int) -> KernelTime:
         stated = (
             f"K = 64, N = 8, bits = {bits}, block_size = {block}, accuracy_level = {level}"
         )
@@ -115,10 +116,13 @@ def test_products_by_other_codes_are_other_kernels() -> None:
             net.graph.initializer.append(numpy_helper.from_array(array, name))
         session = OnnxRuntimeEngine().load(net.SerializeToString(), profiling=True)
         (kernel,) = session.profile({"x": np.ones((1, 64), np.float32)}, repeats=1)
-        return kernel.signature
+        return kernel
 
     ways = ((4, 32, 4), (4, 32, 1), (4, 64, 4), (8, 32, 4))
-    assert len({signature(*way) for way in ways}) == len(ways)
+    kernels = [kernel_of(*way) for way in ways]
+    assert len({one.signature for one in kernels}) == len(ways)
+    # It reads and gives floats, which it rounds to 8 bits unless it is asked for exact ones.
+    assert [one.format for one in kernels] == ["int8", "fp32", "int8", "int8"]
 
 
 def test_threads_sleep_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,21 +62,29 @@ def test_the_prices_used_least_recently_are_forgotten(
     assert book.prices("abcd").keys() == {"a", "b", "d"}
 
 
-@pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\0" + b"x" * 99])
-def test_a_file_that_is_no_book_is_left_alone(book: PriceBook, content: bytes) -> None:
-    book.path.parent.mkdir()
-    book.path.write_bytes(content)
+@pytest.mark.parametrize(
+    "content", [b"no database at all", b"SQLite format 3\0" + b"x" * 99, None]
+)
+def test_a_damaged_book_starts_anew(book: PriceBook, content: bytes | None) -> None:
+    book.add({"kernel": 1.0})
+    assert prices.remove_damaged(book.path) == []
+    book.path.write_bytes(book.path.read_bytes()[:3000] if content is None else content)
     book.add({"kernel": 1.0})
     assert book.prices(["kernel"]) == {}
     assert prices.machines(book.path) == []
     assert prices.clear(book.path) == 0
-    assert book.path.read_bytes() == content
+    (text,) = prices.remove_damaged(book.path)
+    assert str(book.path) in text
+    assert prices.remove_damaged(book.path) == []
+    book.add({"kernel": 1.0})
+    assert book.prices(["kernel"]) == {"kernel": 1.0}
 
 
 def test_a_database_of_another_program_is_left_alone(book: PriceBook) -> None:
     book.path.parent.mkdir()
     with closing(sqlite3.connect(book.path)) as db, db:
         db.execute("CREATE TABLE prices (mine TEXT)")
+    assert prices.remove_damaged(book.path) == []
     book.add({"kernel": 1.0})
     with closing(sqlite3.connect(book.path)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("prices",)]
@@ -120,6 +128,7 @@ def test_while_another_process_writes_there_are_no_prices(
     book.add({"kernel": 1.0})
     with closing(sqlite3.connect(book.path)) as db:
         db.execute("BEGIN IMMEDIATE")
+        assert prices.remove_damaged(book.path) == []
         assert book.prices(["kernel"]) == {}
         book.add({"kernel": 9.0})
         db.rollback()

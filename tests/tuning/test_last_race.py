@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from finecast.engines.probe import Speed
 from finecast.measure.racing import ANCHOR, Effort, Race
-from finecast.tuning.conclusion import last_race
+from finecast.tuning.conclusion import beside_no_gain, last_race
 from finecast.tuning.measuring import Measurements
 from finecast.tuning.search import Candidate
 from tests.tuning.test_trials import candidate, trials
@@ -103,3 +104,9 @@ def test_errors_are_measured_of_plans_that_nearly_tie(
         error=lambda c: {"fast": 0.9, "fine": fine}[c.name],
     )
     assert (best.name, best.error) == (taken.name, taken.error), "as predicted"
+
+
+def test_formats_that_gain_by_themselves_are_told_in_one_sentence() -> None:
+    speeds = [Speed(gains=text != "tf32", text=text) for text in ("bf16", "tf32", "int8")]
+    assert beside_no_gain(speeds) == ["large products alone would gain (bf16, int8)", "tf32"]
+    assert beside_no_gain(speeds[1:2]) == ["tf32"]

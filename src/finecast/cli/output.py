@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from finecast.terminal import Verbatim, finite, one_line, printing, safe, write
+from finecast.terminal import Verbatim, coloured, finite, one_line, printing, safe, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -158,7 +158,7 @@ def warn(*messages: str) -> None:
 
 def write_error(message: str) -> None:
     """Write an error to stderr, as one line."""
-    label = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
+    label = "\033[1;31merror:\033[0m" if coloured(sys.stderr) else "error:"
     write(sys.stderr, f"{label} {one_line(message)}")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from finecast.cli.output import add_row, new_table, write_json, write_line, write_table
+from finecast.cli.output import add_row, new_table, warn, write_json, write_line, write_table
 from finecast.naming import number_of
 
 
@@ -27,6 +27,8 @@ def run(
     from finecast.measure import prices
 
     path = prices.default_path()
+    for text in prices.remove_damaged(path):
+        warn(text)
     found = [] if path is None else prices.machines(path)
     forgotten = prices.clear(path) if clear and path is not None else 0
     rows = [

@@ -11,12 +11,13 @@ baseline of 0 no distance can be stated either; the tolerance then counts as abs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from numbers import Real
 from typing import Final
 
+from finecast.data.certificates import check_confidence
 from finecast.errors import ModelError, UsageError
 from finecast.naming import Option, convert_options, member_of, share_of
 
@@ -46,10 +47,11 @@ class Criterion:
         keep: The share of the metric to keep instead of a tolerance; None once it is read.
         confidence: The confidence at which the loss has to be proven for the population that
             the data were drawn from; None if the metric on the data decides.
+        stated: The option that said what may be lost.
 
     Raises:
         UsageError: If the tolerance is negative or not finite, or is given beside ``keep`` or
-            ``max_drop``.
+            ``max_drop``; if nothing is to be kept, or nothing can be proven at the confidence.
     """
 
     kind: CriterionKind = Option(
@@ -87,16 +89,25 @@ class Criterion:
         python=((Real, str), "a share, as 0.95"),
         convert=partial(share_of, where="--confidence", example=0.95),
     ).field(None)
+    stated: str = field(default="--tolerance", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         convert_options(self)
         if self.keep is not None:
             self._check_alone("--keep", CriterionKind.RELATIVE, self.max_drop)
+            if not self.keep:
+                raise UsageError(
+                    "to keep 0 lets every result pass",
+                    where="--keep",
+                    fix="give the share to keep, as 0.99 or 99%",
+                )
             lost = round(1 - float(self.keep), _DIGITS)
-            self._set(CriterionKind.RELATIVE, lost)
+            self._set(CriterionKind.RELATIVE, lost, "--keep")
         if self.max_drop is not None:
             self._check_alone("--max-drop", self.kind, None)
-            self._set(CriterionKind.ABSOLUTE, self.max_drop)
+            self._set(CriterionKind.ABSOLUTE, self.max_drop, "--max-drop")
+        if self.confidence is not None:
+            check_confidence(self.confidence)
 
     def _check_alone(self, option: str, kind: CriterionKind, other: float | None) -> None:
         """Refuse two ways to say what may be lost."""
@@ -107,8 +118,8 @@ class Criterion:
                 fix="give one of --tolerance, --max-drop and --keep",
             )
 
-    def _set(self, kind: CriterionKind, tolerance: float) -> None:
-        for name, value in (("kind", kind), ("tolerance", tolerance)):
+    def _set(self, kind: CriterionKind, tolerance: float, stated: str) -> None:
+        for name, value in (("kind", kind), ("tolerance", tolerance), ("stated", stated)):
             object.__setattr__(self, name, value)
         for name in ("keep", "max_drop"):
             object.__setattr__(self, name, None)
@@ -132,14 +143,15 @@ class Criterion:
         return baseline - loss if self.higher_is_better else baseline + loss
 
     def check(self, baseline: float, worst: float | None = None) -> None:
-        """Refuse a criterion that every result meets.
+        """Refuse a criterion that every result meets, and a share of what has none.
 
         Args:
             baseline: The fp32 model's metric.
             worst: The metric's worst value, where it has one.
 
         Raises:
-            UsageError: If ``worst`` passes, or the tolerance is the whole baseline or more.
+            UsageError: If ``worst`` passes, or the tolerance is the whole baseline or more; or
+                if a share is to be kept of a baseline of 0, or an infinite one.
         """
         whole = self.kind is CriterionKind.RELATIVE and self.tolerance >= 1
         lost = whole and self.higher_is_better and 0 < baseline < math.inf
@@ -150,8 +162,16 @@ class Criterion:
             raise UsageError(
                 f"{self.kind.value} tolerance {self.tolerance:g} lets every result pass: the"
                 f" fp32 model has {baseline:.6g}, the target is {self.target(baseline):.6g}",
-                where="--tolerance",
+                where=self.stated,
                 fix=fix,
+            )
+        if self.stated == "--keep" and (baseline == 0 or math.isinf(baseline)):
+            bound = "most that may be lost" if baseline == 0 else "worst that passes"
+            raise UsageError(
+                f"the fp32 model has {baseline:g} of this metric, and no share of that can be"
+                " kept",
+                where="--keep",
+                fix=f"give --tolerance, which is then the {bound}",
             )
 
     def passes(self, value: float, baseline: float) -> bool:

@@ -18,7 +18,7 @@ from finecast.data.decoding import Decoding, advice_on_whole
 from finecast.data.feeds import check_dims, check_sizes, no_effect, synthetic_feeds
 from finecast.data.functions import load_function
 from finecast.data.input_ranges import Range
-from finecast.data.metrics import get_metric
+from finecast.data.metrics import Metric, get_metric
 from finecast.data.samples import Indices
 from finecast.data.sizes import guessed_dims
 from finecast.data.streams import Stream, re_iterable, to_array
@@ -42,6 +42,7 @@ Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
 RowsFunction: TypeAlias = Callable[[], Mapping[str, range]]
 Shapes: TypeAlias = Mapping[str, Sequence[Dim] | None]
 DEFAULT_BATCH: Final = 32
+_METRIC: Final = "agreement"
 CALIBRATION_SAMPLES: Final = 128
 _STATE: Final = "write INPUT=OUTPUT, as 'past.*=present.*'"
 
@@ -215,8 +216,19 @@ class DataOptions:
     rows: RowsFunction | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Convert what was given as text."""
+        """Convert what was given as text.
+
+        Raises:
+            UsageError: If there is no such metric.
+        """
         convert_options(self)
+        if self.metric is not None:
+            get_metric(self.metric)
+
+    @property
+    def built_in(self) -> Metric | None:
+        """The metric; None where it is a function of the user's."""
+        return get_metric(self.metric or _METRIC) if self.evaluate is None else None
 
     @property
     def given(self) -> bool:
@@ -239,7 +251,7 @@ class DataOptions:
         given = self.evaluate
         name = given if isinstance(given, str) else getattr(given, "__qualname__", "")
         name = self.evaluate_name or name
-        return name if self.evaluate is not None else spelled(self.metric or "agreement")
+        return name if self.evaluate is not None else spelled(self.metric or _METRIC)
 
     @property
     def reads(self) -> list[tuple[str, Path]]:
@@ -336,7 +348,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         raise UsageError(
             "no data to evaluate on", fix="give --data FILE.npz or --eval FILE.py:FUNCTION"
         )
-    metric = get_metric(options.metric or "agreement")
+    metric = get_metric(options.metric or _METRIC)
     if options.lower_is_better and metric.higher_is_better:
         raise UsageError(
             f"of {metric.name} more is better",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from finecast.engines.base import Engine, Loadable, Session
+from finecast.engines.base import Engine, Loadable, Session, does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
@@ -92,6 +92,11 @@ def library_of(name: str) -> str:
     return ENGINES[name].requires
 
 
+def name_of(spec: str) -> str:
+    """The engine's name in ``NAME`` or ``NAME:DEVICE``, in the spelling of ``ENGINES``."""
+    return spelled(spec.partition(":")[0])
+
+
 def get_engine(spec: str) -> Engine:
     """The engine that ``NAME`` or ``NAME:DEVICE`` names, such as ``openvino:GPU``.
 
@@ -101,10 +106,9 @@ def get_engine(spec: str) -> Engine:
         UsageError: If there is no engine of that name, or no such target.
         EngineError: If it is not installed, or does not have the device.
     """
-    name, _, device = spec.strip().partition(":")
-    if spelled(name) == EMULATOR:
+    name, device = name_of(spec), spec.partition(":")[2].strip()
+    if name == EMULATOR:
         return _emulator(device)
-    name = spelled(name)
     if name not in ENGINES:
         raise unknown_name(
             name, (*ENGINES, f"{EMULATOR}:TARGET"), what="engine", where="--engine"
@@ -117,8 +121,19 @@ def get_engine(spec: str) -> Engine:
             fix=f"{entry.install} (installed here: {present})",
         )
     factory = getattr(importlib.import_module(entry.module), entry.class_name)
-    engine: Engine = factory(device.strip() or entry.device)
+    engine: Engine = factory(device or entry.device)
     return engine
+
+
+def check_runs(spec: str, names: Collection[str], kind: str) -> None:
+    """Raise UsageError if ``spec`` names another engine than ``names``, which run a ``kind``.
+
+    A name that no engine has is left to ``get_engine``.
+    """
+    name = name_of(spec)
+    if name in (*ENGINES, EMULATOR) and name not in names:
+        own = [one for one in names if one != EMULATOR]
+        raise does_not_run(name, kind, own, where="--engine", more="or leave it out")
 
 
 def _emulator(target: str) -> Engine:
@@ -185,6 +200,7 @@ def candidates(spec: str | None) -> list[Engine]:
     They are in order of preference.
     """
     if spec:
+        check_runs(spec, (*reading(ONNX), EMULATOR), ".onnx files")
         return [get_engine(spec)]
     names = (name for name in reading(ONNX) if installed(name))
     return [get_engine(name) for name in names] or [default_engine()]

@@ -92,6 +92,20 @@ class KernelTime:
     signature: str = ""
 
 
+def does_not_run(
+    name: str, kind: str, names: Iterable[str], *, where: str, more: str
+) -> UsageError:
+    """The error for an engine that runs no models of a ``kind``, as ``names`` do.
+
+    ``more`` ends the advice.
+    """
+    return UsageError(
+        f"engine {name!r} does not run {kind}",
+        where=where,
+        fix=f"use --engine {' or '.join(names)}, {more}",
+    )
+
+
 GAINS = 1.05  # short probes cannot tell smaller speedups from noise
 
 

@@ -570,6 +570,9 @@ _TRACED = "_kernel_time"
 _EIGHT_BITS = frozenset({"int8", "uint8"})
 # Kernels by constant codes: the trace leaves out constants that were packed for a kernel.
 _CODES = {"MatMulNBits": frozenset({"uint8"})}
+# Kernels, by provider, op and attribute, that round what they read to 8 bits by themselves:
+# they read and give floats, and multiply integers.
+_ROUNDING = {("CPUExecutionProvider", "MatMulNBits", "accuracy_level=4")}
 _ADDED = frozenset({"ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
 
 
@@ -591,13 +594,17 @@ def kernel_times(
         kernel = name.removesuffix(_TRACED)
         times[kernel].append(event["dur"] * 1e-6)
         kinds[kernel] = details.get("op_name", "")
+        stated = attributes.get(kernel, "")
         sizes = (details.get(f"{port}_type_shape") for port in ("input", "output"))
-        kind = f"{kinds[kernel]} {attributes.get(kernel, '')}"
+        kind = f"{kinds[kernel]} {stated}"
         signatures[kernel] = f"{details.get('provider')} {kind} {[*sizes]}"
         types: list[str] = [t for shape in details.get("output_type_shape", ()) for t in shape]
         read = [t for shape in details.get("input_type_shape", ())[:1] for t in shape]
         if read and not _EIGHT_BITS.isdisjoint((*read, *types[:1])):
             types = read
+        by = details.get("provider"), kinds[kernel]
+        if any((*by, attribute) in _ROUNDING for attribute in stated.split()):
+            types = ["int8"]
         formats[kernel] = ONNX_LABELS.get(types[0], types[0]) if types else ""
     ops = attribute(original.steps, _kernels(optimized, original))
     found = [

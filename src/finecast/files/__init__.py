@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import UsageError
-from finecast.files.locks import locked
+from finecast.files.locks import locked, remove_dead
 from finecast.files.staging import remove_abandoned, staging
 
 DATA_SUFFIX: Final = ".data"
@@ -127,13 +127,15 @@ class CommandFiles:
         """Keep other commands from the outputs while this one works.
 
         What commands that were killed left beside the outputs, and where temporary files are,
-        is removed first; yields a text on each folder.
+        is removed first, their locks, too; yields a text on each folder.
 
         Raises:
             UsageError: If another command is writing one of them.
         """
         with locked(self._outputs):
             places = dict.fromkeys((None, *(output.parent for output in self._outputs)))
+            for folder in filter(None, places):
+                remove_dead(folder)
             yield [text for place in places for text in remove_abandoned(place)]
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,10 @@ try:
 except ImportError:  # on Windows, where outputs are not locked
     fcntl = None
 
+_PREFIX: Final = ".finecast-"
+_SUFFIX: Final = ".lock"
+_MOMENT_S: Final = 0.05
+"""After it a lock is tried again: ``remove_dead`` holds each for less."""
 _HOLDERS: Final[dict[Path, int]] = {}
 """Of each lock that this process holds, the thread: a call inside another one passes."""
 _GUARD: Final = threading.Lock()
@@ -82,6 +87,24 @@ def dead_owner(path: Path) -> str | None:
         os.close(descriptor)
 
 
+def remove_dead(place: Path) -> None:
+    """Remove locks in ``place`` of processes that ended without doing so.
+
+    They hold nothing, but lie there until a command writes the same output.
+    """
+    if fcntl is None:
+        return
+    for path in place.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError):  # it is held, another user's, or no file
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _signature(descriptor) is not None and _is_at(descriptor, path):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
 def release_all() -> None:
     """Remove the files of all locks, where the process ends without leaving contexts."""
     for path in list(_HOLDERS):
@@ -91,7 +114,7 @@ def release_all() -> None:
 @contextmanager
 def _lock(output: Path, role: str) -> Generator[None]:
     target = Path(os.path.realpath(output))
-    path = target.with_name(f".finecast-{target.name}.lock")
+    path = target.with_name(f"{_PREFIX}{target.name}{_SUFFIX}")
     thread = threading.get_ident()
     with _GUARD:
         holder = _HOLDERS.get(path)
@@ -115,6 +138,7 @@ def _taken(path: Path, output: Path, role: str) -> int | None:
     """The descriptor of the locked file; None where the file system has no locks."""
     if fcntl is None:
         return None
+    asked = False
     while True:
         try:
             descriptor = os.open(path, _OPENED, 0o666)
@@ -123,7 +147,12 @@ def _taken(path: Path, output: Path, role: str) -> int | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _busy(output, role, *_writer(descriptor)) from error
+            if asked:
+                raise _busy(output, role, *_writer(descriptor)) from error
+            os.close(descriptor)
+            time.sleep(_MOMENT_S)
+            asked = True
+            continue
         except OSError:
             os.close(descriptor)
             path.unlink(missing_ok=True)

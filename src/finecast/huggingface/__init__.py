@@ -19,19 +19,21 @@ import importlib.util
 import inspect
 import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
 from finecast import api
+from finecast.data.streams import to_array
 from finecast.engines import get_engine
 from finecast.engines.base import DTYPES, Array, Session
 from finecast.errors import EngineError, UsageError
+from finecast.files import check_writable, writing
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.tuning.result import Result
 
@@ -46,6 +48,9 @@ if (
 
 __all__ = ["export", "generator", "tokens", "tune"]
 
+Data: TypeAlias = "Array | Iterable[str] | Iterable[Sequence[int]]"
+"""Texts, or their tokens."""
+
 _CACHED: Final = ("key", "value")
 _OPSET: Final = 18
 _LENGTH: Final = 128
@@ -54,13 +59,15 @@ _STEPS: Final = 16
 """Of these, tokens that are decoded one by one."""
 _TEXTS: Final = 8
 """Pieces of a call."""
+_NEEDLESS: Final = ("use_cache", "return_dict", "cache_position")
+"""Arguments of a call that are no wish for more than it gives."""
 
 
 def tune(
     model: Any,
     output: str | Path | None = None,
     *,
-    data: Iterable[str] | Array,
+    data: Data,
     tokenizer: Any = None,
     length: int = _LENGTH,
     **options: Any,
@@ -77,7 +84,7 @@ def tune(
         output: Where the tuned ONNX model goes; None for nowhere.
         data: Texts, or their tokens; see ``tokens``.
         tokenizer: What makes tokens of texts.
-        length: Tokens of a piece of text.
+        length: Tokens of a piece of text, 2 or more.
         options: Those of ``finecast.tune``. By default the metric is ``kld``, the mean
             divergence from fp32's choices, of which ``tolerance`` is the most that may be lost
             in nats a token; the last 16 tokens of each piece are decoded one by one.
@@ -87,6 +94,8 @@ def tune(
             cache is of a kind that is no plain pair of keys and values for each layer.
     """
     onnx: Any = importlib.import_module("onnx")
+    _check_model(model)
+    _check_length(length, least=2)  # one token is given before one is decoded
     pieces = tokens(data, tokenizer, length)
     steps = min(_STEPS, length - 1)
     stated: dict[str, Any] = {"metric": "kld", "decode_steps": steps, "batch": _TEXTS}
@@ -96,6 +105,9 @@ def tune(
         stated["policy"] = replace(Policy.of(policy), io_state=True)
     if stated.get("evaluate") is not None:
         del stated["metric"], stated["decode_steps"]
+    written, _, _ = api.asked(output, data=pieces, **stated)  # an export takes long
+    if written.path is not None:
+        check_writable(written.path, force=written.force)
     with tempfile.TemporaryDirectory() as folder:
         given = onnx.load(export(model, Path(folder) / "model.onnx"))
     result = api.tune(given, output, data=pieces, **stated)
@@ -105,34 +117,23 @@ def tune(
     return replace(result, model=generator(model, session))
 
 
-def tokens(
-    data: Iterable[str] | Array, tokenizer: Any = None, length: int = _LENGTH
-) -> dict[str, Array]:
+def tokens(data: Data, tokenizer: Any = None, length: int = _LENGTH) -> dict[str, Array]:
     """Inputs and labels of pieces of text that are ``length`` tokens long.
 
     Texts are joined, with the end-of-text token between them, and then cut. So no position is
     padding; what is left at the end is dropped.
 
     Args:
-        data: Texts, or their tokens: whole numbers of shape [texts, tokens].
+        data: Texts, or the tokens of each: lists, arrays or tensors of whole numbers.
         tokenizer: Makes tokens of texts: ``tokenizer(text)["input_ids"]``.
         length: Tokens of a piece.
 
     Raises:
-        UsageError: If texts are given without a tokenizer, or they have fewer tokens than a
-            piece.
+        UsageError: If the data are neither, if texts are given without a tokenizer, or if
+            they have fewer tokens than a piece.
     """
-    if isinstance(data, np.ndarray):
-        parts: Iterable[Sequence[int]] = data.reshape(len(data), -1).tolist()
-    elif tokenizer is None:
-        raise UsageError(
-            "texts are given, and nothing that makes tokens of them", fix="give tokenizer="
-        )
-    else:
-        end = getattr(tokenizer, "eos_token_id", None)
-        ends = [] if end is None else [end]
-        parts = ([*tokenizer(text)["input_ids"], *ends] for text in data)
-    joined = np.fromiter(chain.from_iterable(parts), np.int64)
+    _check_length(length)
+    joined = np.concatenate([np.empty(0, np.int64), *_tokenized(data, tokenizer)])
     count = (len(joined) - 1) // length
     if count < 1:
         raise UsageError(
@@ -148,6 +149,59 @@ def tokens(
     }
 
 
+def _check_length(length: Any, least: int = 1) -> None:
+    """Raise UsageError unless it is a whole number of tokens."""
+    if isinstance(length, bool) or not isinstance(length, Integral) or length < least:
+        raise UsageError(
+            f"a piece of text of {length!r} tokens is none to tune on",
+            where="length",
+            fix=f"give a whole number from {least} on, as {_LENGTH}",
+        )
+
+
+def _tokenized(data: Any, tokenizer: Any) -> Iterator[Array]:
+    """The tokens of each text of ``data``; raises UsageError as ``tokens``."""
+    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"a {type(data).__name__} is given, and no texts",
+            where="data",
+            fix="give a list of texts, as [text], or of the tokens of each",
+        )
+    if tokenizer is not None and not callable(tokenizer):
+        raise UsageError(
+            f"a {type(tokenizer).__name__} makes no tokens of a text",
+            where="tokenizer",
+            fix="give an object: transformers.AutoTokenizer.from_pretrained(NAME)",
+        )
+    end = getattr(tokenizer, "eos_token_id", None)
+    for text in cast("Iterable[Any]", data):
+        if not isinstance(text, str):
+            yield _whole(text)
+            continue
+        if tokenizer is None:
+            raise UsageError(
+                "texts are given, and nothing that makes tokens of them",
+                where="data",
+                fix="give tokenizer=",
+            )
+        made: Any = tokenizer(text)
+        yield _whole(made["input_ids"])
+        if end is not None:
+            yield np.array([end])
+
+
+def _whole(given: Any) -> Array:
+    """The tokens of a text, in one row; raises UsageError if they are no whole numbers."""
+    found = to_array(given)
+    if found.size and found.dtype.kind not in "iu":
+        raise UsageError(
+            f"the tokens of a text are {found.dtype.name}, and no whole numbers",
+            where="data",
+            fix="give texts and tokenizer=, or the tokens that it makes of them",
+        )
+    return found.astype(np.int64).ravel()
+
+
 def export(model: Any, path: str | Path) -> Path:
     """Write a causal language model as ONNX, with its cache as inputs and outputs.
 
@@ -158,11 +212,18 @@ def export(model: Any, path: str | Path) -> Path:
         path: Where the file goes; it is replaced. Weights are in the file.
 
     Raises:
-        UsageError: If it is in training mode, or its cache is of a kind that is no plain pair
-            of keys and values for each layer.
+        UsageError: If it is no such model or in training mode, if its cache is of a kind that
+            is no plain pair of keys and values for each layer, or if no file can be put there.
     """
     import torch
 
+    _check_model(model)
+    given: Any = path
+    if not isinstance(given, str | Path):
+        raise UsageError(
+            f"a {type(path).__name__} is no path", where="path", fix="name a file"
+        )
+    check_writable(Path(path), force=True)
     flat, past = _flattened(model)
     ids = torch.zeros((2, 3), dtype=torch.int64)  # no size is that of another axis
     cached = past[0].shape[2]
@@ -192,7 +253,8 @@ def export(model: Any, path: str | Path) -> Path:
         shape: Any = value.shape
         shape[0] = "batch"
         shape[-2 if len(shape) > 2 else 1] = _positions(value.name or "")
-    program.save(str(path))
+    with writing(path):
+        program.save(str(path))
     return Path(path)
 
 
@@ -209,7 +271,7 @@ def generator(model: Any, session: Session) -> Any:
     Law: ``generate`` and every other method is the model's own; only ``forward`` runs
     ``session``. The weights of ``model`` are shared, and not read.
     """
-    made, forward = copy.copy(model), cast("Any", partial(_forward, session, model.config))
+    made, forward = copy.copy(model), cast("Any", partial(_forward, session, model))
     # transformers asks for the parameters of forward, to know what it may pass.
     forward.__signature__ = inspect.signature(_called)
     made.forward = forward
@@ -217,23 +279,41 @@ def generator(model: Any, session: Session) -> Any:
 
 
 def _called(
-    input_ids: Any,
+    input_ids: Any = None,
     attention_mask: Any = None,
     position_ids: Any = None,
     past_key_values: Any = None,
+    labels: Any = None,
+    logits_to_keep: Any = 0,
     **kwargs: Any,
 ) -> Any:
     """What ``forward`` takes."""
 
 
-def _forward(session: Session, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of a causal language model, by the session of its exported form."""
+def _forward(session: Session, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of a causal language model, by the session of its exported form.
+
+    Raises:
+        UsageError: If it is asked for what the exported form does not have.
+    """
     import torch
 
     transformers: Any = importlib.import_module("transformers")
     outputs: Any = importlib.import_module("transformers.modeling_outputs")
     given = inspect.signature(_called).bind(*args, **kwargs).arguments
-    ids, cache = given["input_ids"], given.get("past_key_values")
+    asked, config = given.get("kwargs", {}), model.config
+    ids, cache = given.get("input_ids"), given.get("past_key_values")
+    other = [
+        n for n, v in asked.items() if n not in _NEEDLESS and v is not None and v is not False
+    ]
+    if other or ids is None:
+        raise UsageError(
+            f"the tuned model is run on tokens, and does not take {', '.join(other)}"
+            if other
+            else "the tuned model is run on tokens, and none are given",
+            where=f"a call of {type(model).__name__}",
+            fix="give input_ids, and for all else call the model that was tuned",
+        )
     cache = transformers.DynamicCache(config=config) if cache is None else cache
     rows, new = ids.shape
     past = cache.get_seq_length()
@@ -260,7 +340,17 @@ def _forward(session: Session, config: Any, *args: Any, **kwargs: Any) -> Any:
     for layer in range(len(present) // 2):
         key, value = (one[:, :, past:] for one in present[2 * layer : 2 * layer + 2])
         cache.update(key, value, layer)
-    return outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+    kept = given.get("logits_to_keep", 0)
+    logits = logits[:, slice(-kept, None) if isinstance(kept, int) else kept, :]
+    labels, loss = given.get("labels"), None
+    if labels is not None:
+        loss = model.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size)
+    made = outputs.CausalLMOutputWithPast(
+        loss=loss,
+        logits=logits,
+        past_key_values=None if asked.get("use_cache") is False else cache,
+    )
+    return made.to_tuple() if asked.get("return_dict") is False else made
 
 
 def _array(tensor: Any) -> Array:
@@ -279,6 +369,17 @@ def _tensor(array: Array) -> Any:
     if array.dtype != DTYPES["bf16"]:
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def _check_model(model: Any) -> None:
+    """Raise UsageError unless it may be a causal language model of transformers."""
+    if hasattr(model, "generate") and hasattr(model, "config") and callable(model):
+        return
+    raise UsageError(
+        f"a {type(model).__name__} is no causal language model of transformers",
+        where="model",
+        fix="give an object: transformers.AutoModelForCausalLM.from_pretrained(NAME)",
+    )
 
 
 def _flattened(model: Any) -> tuple[Any, list[Any]]:

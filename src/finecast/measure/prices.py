@@ -7,8 +7,8 @@ what it reads and writes, its ops with their attributes; and by the machine with
 Laws: times guide a search and decide nothing, as each model that is chosen was timed in its
 own run. What was measured while other processes kept this one waiting is kept apart, and is
 used on such a busy machine alone, for kernels of which nothing better is known: two runs there
-choose among the same plans. A file that cannot be read or written, or that finecast did not
-make, is ignored.
+choose among the same plans. A file that cannot be read or written, or that is the database of
+another program, is ignored; one that is damaged starts anew.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ _MOST_SPREAD: Final = 0.25
 _WAKING_S: Final = 5e-6
 # What stands before the kernels whose times are of a busy machine.
 _BUSY: Final = "busy "
+# Of SQLite's errors those that say so; others are of a file that is locked, or of no rights.
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _WAITS_S: Final = 2.0
 """For another process that writes; then the book is ignored."""
 
@@ -203,6 +205,28 @@ def machines(path: Path) -> list[BookedMachine]:
                 BookedMachine(label=str(label), prices=int(count), used_s=int(used_s))
             )
     return found
+
+
+def remove_damaged(path: Path | None = None) -> list[str]:
+    """Remove a book that is no database, or one that cannot be read; a text if it was so.
+
+    Without a path it is the book in the user's cache folder.
+    """
+    path = path or default_path()
+    if path is None or not path.is_file():
+        return []
+    try:
+        with closing(sqlite3.connect(path, timeout=_WAITS_S)) as db:
+            sound = db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+    except sqlite3.Error as error:
+        sound = error.sqlite_errorcode & 0xFF not in _DAMAGED
+    if sound:
+        return []
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return []
+    return [f"the kept times of kernels were damaged, and start anew: {path}"]
 
 
 def clear(path: Path) -> int:

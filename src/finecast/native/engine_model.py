@@ -12,7 +12,7 @@ from finecast.data.sizes import guessed_dims, input_specs, size_guesses
 from finecast.data.sources import FeedMaker, calibration_batches
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
-from finecast.engines import first_that_loads, get_engine, led_by_one_that_loads
+from finecast.engines import EMULATOR, first_that_loads, led_by_one_that_loads, name_of
 from finecast.engines.base import Engine, Feeds, TensorSpec
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.fallen_apart import FallenApart, broken_by, load_with_kernels
@@ -94,7 +94,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
                 )
             emulator = EmulatorEngine(emulation=device)
             return self.emulated(engine=emulator, truth=truth, told=notes)
-        if engine is not None and get_engine(engine).emulates:
+        if engine is not None and name_of(engine) == EMULATOR:
             raise UsageError(
                 "the emulator's time says nothing of the device",
                 where="--engine",

@@ -139,6 +139,11 @@ class OpenedModel(ABC):
     external: Sequence[Path] = ()
 
     @property
+    def source(self) -> Path:
+        """Its path as it was given; of an object a name, which no file has."""
+        return self.path
+
+    @property
     @abstractmethod
     def size_bytes(self) -> int:
         """Bytes of the model where it is stored."""

@@ -98,6 +98,11 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
     as_ir: bool = False
 
     @property
+    def source(self) -> Path:
+        """Not ``path``: that of an object, or of a converted model, is a temporary file."""
+        return Path(self.file.name)
+
+    @property
     def loadable(self) -> Path:
         """The model's file."""
         return self.file.path

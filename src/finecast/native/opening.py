@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from finecast.engines.base import does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.files import DATA_SUFFIX, check_spelling
 from finecast.files.staging import staging
@@ -293,11 +294,8 @@ def check_engine(model: Path, engine: str) -> None:
     if not runs_in(model, engine):
         names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
         kind = "SavedModels" if model.is_dir() else f"{model.suffix.lower()} files"
-        raise UsageError(
-            f"engine {engine!r} does not run {kind}",
-            where=str(model),
-            fix=f"use --engine {' or '.join(names)}, and only models that it runs",
-        )
+        more = "and only models that it runs"
+        raise does_not_run(engine, kind, names, where=str(model), more=more)
 
 
 def runs_in(model: Path, engine: str) -> bool:

@@ -15,6 +15,7 @@ from finecast.engines.integers import FUSIONS, codes_results, engines_for, fuses
 from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
+from finecast.naming import close_names
 from finecast.native.gains import no_adjustments
 from finecast.native.hint import check_by_hint
 from finecast.numbers.formats import DYNAMIC, Format
@@ -135,8 +136,18 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
-                fix=f"use bf16 or fp16, or {there}{needs}",
+                fix=f"use {_in_place_of(fmt, engine, prepared)}{there}{needs}",
             )
+
+
+def _in_place_of(fmt: Format, engine: Engine, prepared: PreparedModel) -> str:
+    """Formats that ``engine`` runs in place of one of codes, as advice: ``bf16, or ``."""
+    codes = (f for f in Format if f.has_scales and f.bits == fmt.bits and f in prepared.states)
+    alike = close_names(fmt.label, [f.label for f in codes if f is not fmt])
+    floats = [f.label for f in (Format.BF16, Format.FP16) if f in prepared.states]
+    found = {label: engine.capability(Format.parse(label)) for label in (*alike, *floats)}
+    running = [label for label, one in found.items() if one.runs and not one.in_fp32]
+    return f"{' or '.join(running)}, or " if running else ""
 
 
 def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:

@@ -12,7 +12,14 @@ from typing import Any, Final
 from finecast.data.datasets import load_npz
 from finecast.data.feeds import synthetic_feeds
 from finecast.data.sources import DataOptions, calibration_batches, check_batch
-from finecast.engines import EMULATOR, engines_for, first_that_works, get_engine
+from finecast.engines import (
+    EMULATOR,
+    ENGINES,
+    engines_for,
+    first_that_works,
+    get_engine,
+    name_of,
+)
 from finecast.engines.base import Array, Engine, KernelTime, Session
 from finecast.engines.fallen_apart import FallenApart, fallen_apart
 from finecast.errors import UsageError
@@ -261,6 +268,8 @@ def _timers(models: Sequence[Path], engine: str | None) -> list[Engine]:
     """
     for path in models:
         check_options(path, {"profile": True})
+        if engine and name_of(engine) in ENGINES:
+            check_engine(path, name_of(engine))
     loaders = [get_engine(engine)] if engine else engines_for(models)
     if loaders[0].name == EMULATOR:
         raise UsageError(

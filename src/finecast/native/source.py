@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from finecast.data.decoding import state_of
 from finecast.data.sources import FeedMaker
-from finecast.engines import get_engine
+from finecast.engines import ENGINES, check_runs, get_engine, library_of
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
@@ -196,14 +196,9 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             UsageError: If the engine given does not run such models.
             EngineError: If no engine does.
         """
-        engine = get_engine(spec or self.engine)
-        if engine.name != self.engine:
-            raise UsageError(
-                f"engine {engine.name!r} does not run models of {self.library}",
-                where="--engine",
-                fix=f"use {self.engine} or {self.engine}:DEVICE, or leave it out",
-            )
-        return [engine]
+        own = [n for n in ENGINES if library_of(n) == library_of(self.engine)]
+        check_runs(spec or self.engine, own, f"models of {self.library}")
+        return [get_engine(spec or self.engine)]
 
     def reference(self) -> Session:
         """The model in the types that it states, used for its numbers and never timed."""

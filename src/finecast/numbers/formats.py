@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.errors import UsageError
+from finecast.naming import unknown_name
 from finecast.numbers.rounding import convert_constant, round_to
 
 
@@ -365,8 +365,7 @@ class Format(Enum):
         try:
             return _BY_LABEL.get(spelled) or _BY_ALIAS[spelled]
         except KeyError:
-            known = ", ".join(_BY_LABEL)
-            raise UsageError(f"unknown format {name!r}", fix=f"use one of {known}") from None
+            raise unknown_name(name, _BY_LABEL, what="format") from None
 
 
 _DTYPES: dict[Format, np.dtype[np.generic]] = {

@@ -164,9 +164,9 @@ class Conclusion:
             by = "" if any(c.timed for c in candidates) else ", by times of single kernels,"
             found = f"the {words.best}{by} {takes(share, least)}"
         where = "by the model" if emulated else "here"
-        speeds = ()
+        speeds: Sequence[str] = ()
         if objective.of_time and not emulated:
-            speeds = map(_beside_no_gain, map(self.subject.speed, self.planner.policy.formats))
+            speeds = beside_no_gain([*map(self.subject.speed, self.planner.policy.formats)])
         why = f"no plan is {self._wanted} {where}: {found}"
         return "; ".join((why, *speeds, *self.left_out))
 
@@ -411,6 +411,8 @@ def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
     return slower.low <= SAME_TIME and slower.median <= _SLOWER
 
 
-def _beside_no_gain(speed: Speed) -> str:
-    """What to say of a format where no plan gains: its probes may gain all the same."""
-    return f"large products alone would gain ({speed.text})" if speed.gains else speed.text
+def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:
+    """What to say of formats where no plan gains: their probes may gain all the same."""
+    gaining = ", ".join(one.text for one in speeds if one.gains)
+    others = [one.text for one in speeds if not one.gains]
+    return [f"large products alone would gain ({gaining})", *others] if gaining else others

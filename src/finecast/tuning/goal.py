@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from numbers import Real
@@ -179,11 +179,11 @@ class Goal:
             UsageError: If the speedup is below 1, or a budget leaves no trial.
         """
         convert_options(self)
-        if not self.min_speedup >= 1:
+        if not 1 <= self.min_speedup < math.inf:
             raise UsageError(
                 f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",
                 where="--min-speedup",
-                fix="give 1 or more",
+                fix="give 1 or more, as 1.5",
             )
         if self.max_trials is not None and self.max_trials < 1:
             raise UsageError(
@@ -402,10 +402,11 @@ class TuneRequest:
         """Read paths that were given as text.
 
         Raises:
-            UsageError: If the frontier's file is neither a picture nor figures, or that of the
-                report neither a page nor data.
+            UsageError: If the criterion means nothing for the metric, the frontier's file is
+                neither a picture nor figures, or that of the report neither a page nor data.
         """
         convert_options(self)
+        self._check_criterion()
         suffix = ".svg" if self.frontier is None else self.frontier.suffix.lower()
         if suffix not in (".svg", ".json"):
             raise UsageError(
@@ -413,6 +414,13 @@ class TuneRequest:
                 where=f"--frontier {self.frontier}",
                 fix="give the file one of these suffixes",
             )
+
+    def _check_criterion(self) -> None:
+        """Check the criterion where the fp32 model's metric is known without running it."""
+        metric, criterion = self.data.built_in, self.goal.criterion
+        if metric is not None and metric.ideal is not None:
+            stated = replace(criterion, higher_is_better=metric.higher_is_better)
+            stated.check(metric.ideal, metric.worst)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
