@@ -340,7 +340,7 @@ def test_another_engine_is_refused(tmp_path: Path) -> None:
     openvino.save_model(chain(), path, compress_to_fp16=False)
     with pytest.raises(UsageError, match="onnxruntime") as caught:
         finecast.convert(path, tmp_path / "low.xml", "all:bf16", engine="onnxruntime")
-    assert "use openvino" in str(caught.value)
+    assert "use engine openvino" in str(caught.value)
 
 
 @pytest.mark.parametrize(
