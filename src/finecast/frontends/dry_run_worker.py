@@ -195,6 +195,7 @@ class _OpenVinoModel:
     def __init__(self, compiled: Any, ops: Sequence[OpFacts]) -> None:
         self.compiled, self.ops = compiled, ops
         self.request = compiled.create_infer_request()
+        self.keeps_state = bool(self.request.query_state())
 
     def told(self) -> Mapping[str, Any] | None:
         """Its ports, ops and kernels, and whether it keeps a state. None if a port is text."""
@@ -206,19 +207,22 @@ class _OpenVinoModel:
             "outputs": outputs,
             "ops": self.ops,
             "kernels": kernels_of(self.compiled),
-            "keeps_state": bool(self.request.query_state()),
+            "keeps_state": self.keeps_state,
         }
 
     def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
         """Run once; the request's own outputs, which the next run overwrites."""
         import openvino
 
-        if fresh and self.request.query_state():
+        if fresh and self.keeps_state:
             self.request.reset_state()
         for index, (_, array, _) in enumerate(feeds):
             kind = self.compiled.inputs[index].get_element_type()
             tensor = openvino.Tensor(array, list(array.shape), kind)
-            self.request.set_input_tensor(index, tensor)
+            if self.keeps_state:  # for the fault openvino-given-tensors
+                self.request.get_input_tensor(index).copy_from(tensor)
+            else:
+                self.request.set_input_tensor(index, tensor)
         self.request.infer(share_outputs=True)
         count = len(self.compiled.outputs)
         return [self.request.get_output_tensor(index) for index in range(count)]
