@@ -10,7 +10,10 @@ from onnx import numpy_helper, parser
 from finecast import api
 from finecast.engines import faults
 from finecast.engines.base import Array
+from finecast.errors import WrongNumbersError
+from finecast.native import engine_subject
 from finecast.numbers.formats import Format
+from finecast.tuning.result import Result
 from tests.kernels import skip_without_int8
 
 pytest.importorskip("openvino")
@@ -61,13 +64,13 @@ def test_an_op_behind_a_reduction_is_computed_rightly(reduction: str, kept: bool
     assert done.verified.relative_error < 0.03
 
 
-def test_the_search_finds_an_op_that_no_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error is not taken for that of all ops."""
+def tuned(monkeypatch: pytest.MonkeyPatch) -> Result:
+    """``tune`` of a net with the fault, as if no table had it."""
     skip_without_int8()
     others = tuple(f for f in faults.FAULTS if f.name != "openvino-reduced-codes")
     monkeypatch.setattr(faults, "FAULTS", others)
     model, x = net("ReduceMean <keepdims: int = 0> (a, rows)")
-    outcome = api.tune(
+    return api.tune(
         model,
         data={"x": x},
         metric="cosine",
@@ -76,7 +79,22 @@ def test_the_search_finds_an_op_that_no_table_has(monkeypatch: pytest.MonkeyPatc
         objective="size",
         engine="openvino",
     )
+
+
+def test_the_search_finds_an_op_that_no_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is not taken for that of all ops."""
+    outcome = tuned(monkeypatch)
     assert "'second' keeps fp32: the engine computes it wrongly" in outcome.why
     assert outcome.plan.formats["first"] is Format.INT8
     (error,) = outcome.output_errors.values()
     assert outcome.predicted_error == pytest.approx(error, rel=0.5)
+
+
+def test_the_search_goes_on_where_no_op_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise WrongNumbersError("no digit is right")
+
+    monkeypatch.setattr(engine_subject, "accept", refuse)
+    outcome = tuned(monkeypatch)
+    assert outcome.trials
+    assert "keeps fp32" not in outcome.why

@@ -18,6 +18,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.scalable import CONVOLUTIONS, reduced_axes
 from finecast.rules.folded import may_be_zeros, settled
+from finecast.rules.scaled_operands import origin
 
 # -------------------------------- OpenVINO: convolutions whose scale is applied more than once
 #
@@ -418,9 +419,7 @@ def _reduced_codes(graph: Graph, low: Format) -> Mapping[int, str]:
     found: dict[int, str] = {}
     for node in graph.nodes:
         for value in _inputs(graph, node):
-            made = graph.maker(value)
-            while made is not None and by_name(made.op).kind in _MOVES:
-                made = graph.maker(_inputs(graph, made)[0]) if _inputs(graph, made) else None
+            made = graph.maker(origin(graph, value))
             if made is not None and _fuses_codes(graph, made):
                 found[node.id] = (
                     f"openvino computes the quantization to {low.label} of the result of"

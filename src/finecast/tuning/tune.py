@@ -252,6 +252,12 @@ def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
     return [n for n in nodes if n.name in words or n.native.rpartition("::")[2] in kinds]
 
 
+def _excluding(policy: Policy, names: Iterable[str]) -> Policy:
+    """``policy`` with the nodes of these names in fp32, too."""
+    kept = (re.compile(f"^{re.escape(name)}$") for name in names)
+    return replace(policy, exclude=(*policy.exclude, *kept))
+
+
 def _baseline(subject: Subject, workload: Workload, executor: Executor) -> float:
     value = executor.baseline(workload)
     if math.isnan(value):
@@ -851,17 +857,14 @@ class _Tuning:
                 return self._accepted_proposals()
             except WrongNumbersError as error:
                 name = error.miscomputed
-                if not name:
-                    break
                 self.left_out += (f"{name!r} keeps fp32: the engine computes it wrongly",)
-                policy = self.examined.planner.policy
-                kept = re.compile(f"^{re.escape(name)}$")
-                policy = replace(policy, exclude=(*policy.exclude, kept))
-                self.examined = self.examine(policy)
-                self.adjustments = Adjustments.of(self.measuring, self.examined, policy)
-        raise EngineError(
-            "the engine computes low ops wrongly, and which of them is not found"
-        )
+                self._judge_by(_excluding(self.examined.planner.policy, [name]))
+        raise EngineError("the engine computes ever more low ops wrongly")
+
+    def _judge_by(self, policy: Policy) -> None:
+        """Let the rules judge the ops anew, by another policy."""
+        self.examined = self.examine(policy)
+        self.adjustments = Adjustments.of(self.measuring, self.examined, policy)
 
     def _accepted_proposals(self) -> list[Proposal]:
         """The first plans, under the first policy whose lowest plans the engine runs.
@@ -879,18 +882,16 @@ class _Tuning:
         first = self.examined, self.adjustments
         policy = self.examined.planner.policy
         named = _named_in(refused.what, self.examined.planner.graph.float_nodes)
-        kept = tuple(re.compile(f"^{re.escape(node.name)}$") for node in named)
         plain = replace(policy, keep_ops=True)
         tries = {"no op is replaced by another": plain}
-        if kept:
+        if named:
             names = ", ".join(repr(node.name) for node in named[:_MOST_NAMED])
-            fp32 = replace(plain, exclude=(*policy.exclude, *kept))
+            fp32 = _excluding(plain, (node.name for node in named))
             tries[f"no op is replaced by another, and {names} keep fp32"] = fp32
         for how, other in tries.items():
             if other == policy:
                 continue
-            self.examined = self.examine(other)
-            self.adjustments = Adjustments.of(self.measuring, self.examined, other)
+            self._judge_by(other)
             with suppress(EngineError):
                 found = self._proposals()
                 text = f"the engine refuses plans as they are usually stated ({refused.what})"
