@@ -2,6 +2,7 @@
 
     python -m benchmarks.judge                        # 40 nets; also ``make judge``
     python -m benchmarks.judge --nets 100 --first 40
+    python -m benchmarks.judge --reverse              # on a device that sums otherwise
     python -m benchmarks.judge --peers build/peers/bin/python
 
 Each net of ``judge_nets`` has 10 to 14 ops in fp32 or fp16 on a made-up device, an SNR to keep
@@ -9,7 +10,9 @@ between what fp16 alone gives and fp32, and so a fastest assignment that keeps i
 enumeration. A tool answers with the ops that compute in fp16; its gap is the time of that
 assignment over the best one's. An assignment that loses more than is allowed has no gap.
 Beside finecast stand three usual ways, written here, and with ``--peers`` (a Python with
-onnxconverter-common and ModelOpt) other tools themselves.
+onnxconverter-common and ModelOpt) other tools themselves. The enumeration itself stands there,
+too, made with sums in the reverse order: no tool can be expected to be nearer to the best than
+that on a device whose order of sums it does not know, as with ``--reverse``.
 """
 
 from __future__ import annotations
@@ -43,10 +46,14 @@ _PEER_LIMIT_S: Final = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A net with the SNR and time of all assignments, and the SNR to keep."""
+    """A net with the SNR and time of all assignments, and the SNR to keep.
+
+    ``reversed_db`` are the SNRs with sums in the other order.
+    """
 
     net: JudgeNet
     snr_db: NDArray[np.float64]
+    reversed_db: NDArray[np.float64]
     time_s: NDArray[np.float64]
     required_db: float
 
@@ -65,13 +72,20 @@ class Case:
 Tool: TypeAlias = Callable[[Case], int]
 
 
-def case(seed: int) -> Case:
+def case(seed: int, *, reverse: bool = False) -> Case:
     """The net of a seed, all its assignments, and an SNR that most of them miss."""
     net = draw(seed)
-    snr_db, time_s = net.snrs_db(), net.times_s()
+    snr_db, time_s = net.snrs_db(reverse=reverse), net.times_s()
+    other_db = net.snrs_db(reverse=not reverse)
     share = np.random.default_rng([seed, 1]).uniform(0.5, 0.99)
     required = float(np.quantile(snr_db[np.isfinite(snr_db)], share))
-    return Case(net=net, snr_db=snr_db, time_s=time_s, required_db=round(required, 2))
+    return Case(
+        net=net,
+        snr_db=snr_db,
+        reversed_db=other_db,
+        time_s=time_s,
+        required_db=round(required, 2),
+    )
 
 
 def device(net: JudgeNet) -> Emulation:
@@ -118,6 +132,12 @@ def by_finecast(one: Case) -> int:
     return _mask(one.net, low)
 
 
+def by_other_sums(one: Case) -> int:
+    """The best of all assignments, where products are summed in the other order."""
+    keeps = np.flatnonzero(one.reversed_db >= one.required_db)
+    return int(keeps[one.time_s[keeps].argmin()]) if len(keeps) else 0
+
+
 def all_low(one: Case) -> int:
     """Every op in fp16, as a compiler's global flag has it; nothing if that loses too much."""
     mask = len(one.snr_db) - 1
@@ -150,6 +170,7 @@ def first_in_fp32(one: Case) -> int:
 
 TOOLS: Final[Mapping[str, Tool]] = {
     "finecast": by_finecast,
+    "all tried, sums reversed": by_other_sums,
     "all in fp16": all_low,
     "returned one by one": returned_one_by_one,
     "first N in fp32": first_in_fp32,
@@ -210,10 +231,12 @@ def main() -> None:
     parser.add_argument("--nets", type=int, default=40, help="how many (default: 40)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--peers", type=Path, help="a Python that has other tools")
+    parser.add_argument("--reverse", action="store_true", help="sum in the reverse order")
     parser.add_argument("--each", action="store_true", help="a line for each net as well")
     asked = parser.parse_args()
     print_environment()
-    cases = [case(seed) for seed in range(asked.first, asked.first + asked.nets)]
+    seeds = range(asked.first, asked.first + asked.nets)
+    cases = [case(seed, reverse=asked.reverse) for seed in seeds]
     masks: dict[str, list[int | None]] = {
         name: [tool(one) for one in cases] for name, tool in TOOLS.items()
     }

@@ -3,18 +3,26 @@
 A net is a seeded drawing of ONNX ops: products of several sizes, activations, sums with
 earlier values, and cancellations, where fp16 loses most digits. What each op costs in fp32 and
 fp16, and what a cast costs, is stated by a made-up device. Law: the error of an assignment is
-that of numpy's own fp16 rounding, and its time a sum of stated times; nothing of finecast's
-search, emulator or planner takes part.
+that of numpy's own fp16 rounding between ops that ONNX Runtime computes one at a time in fp32,
+and its time a sum of stated times; nothing of finecast's search, emulator or planner takes
+part.
+
+The order in which products are summed is part of what an accuracy is: where results nearly
+cancel, it alone moves an SNR by some dB. ONNX Runtime's is that of the emulator, so that both
+speak of the same accuracy. With ``reverse`` the terms come in reverse order, as on another
+device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnx
+import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -28,6 +36,7 @@ PRODUCT_TFLOPS: Final = {"fp32": 0.05, "fp16": 0.15}
 VECTOR_TFLOPS: Final = {"fp32": 0.004, "fp16": 0.008}
 # Operations that one number takes on the vector unit: an exponential is a polynomial.
 _OPERATIONS: Final = {"Tanh": 16.0}
+_OPERANDS: Final = ("a", "b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +87,23 @@ class JudgeNet:
         opset = helper.make_opsetid("", 17)
         return helper.make_model(graph, opset_imports=[opset], ir_version=9)
 
-    def run(self, low: Sequence[bool]) -> Array:
+    def run(self, low: Sequence[bool], *, reverse: bool = False) -> Array:
         """The output if the ops of ``low`` compute in fp16."""
         values = [self.x]
         for op, lowered in zip(self.ops, low, strict=True):
-            values.append(_computed(op, [values[r] for r in op.reads], low=lowered))
+            operands = [values[r] for r in op.reads]
+            values.append(_computed(op, operands, low=lowered, reverse=reverse))
         return values[-1]
 
-    def snrs_db(self) -> NDArray[np.float64]:
+    def snrs_db(self, *, reverse: bool = False) -> NDArray[np.float64]:
         """The SNR of all assignments; bit ``i`` of an index says that op ``i`` is in fp16.
 
         Assignments that agree in the first ops share their values: 2^(n + 1) ops run in all.
         """
-        exact = self.run([False] * len(self.ops)).astype(np.float64)
+        exact = self.run([False] * len(self.ops), reverse=reverse).astype(np.float64)
         power = float(np.square(exact).sum())
         found = np.empty(1 << len(self.ops))
-        for mask, output in self._outputs([self.x], 0):
+        for mask, output in self._outputs([self.x], 0, reverse=reverse):
             error = float(np.square(output.astype(np.float64) - exact).sum())
             if not np.isfinite(error):
                 found[mask] = -np.inf
@@ -101,7 +111,9 @@ class JudgeNet:
                 found[mask] = np.inf if error == 0.0 else 10 * np.log10(power / error)
         return found
 
-    def _outputs(self, values: list[Array], mask: int) -> Iterator[tuple[int, Array]]:
+    def _outputs(
+        self, values: list[Array], mask: int, *, reverse: bool
+    ) -> Iterator[tuple[int, Array]]:
         depth = len(values) - 1
         if depth == len(self.ops):
             yield mask, values[-1]
@@ -109,8 +121,9 @@ class JudgeNet:
         op = self.ops[depth]
         operands = [values[r] for r in op.reads]
         for lowered in (False, True):
-            result = _computed(op, operands, low=lowered)
-            yield from self._outputs([*values, result], mask | lowered << depth)
+            result = _computed(op, operands, low=lowered, reverse=reverse)
+            masked = mask | lowered << depth
+            yield from self._outputs([*values, result], masked, reverse=reverse)
 
     def times_s(self) -> NDArray[np.float64]:
         """The stated time of all assignments: ops, and one cast a value and format read."""
@@ -150,30 +163,34 @@ def _rounded(x: Array) -> Array:
         return x.astype(np.float16).astype(np.float32)
 
 
-def _computed(op: Op, operands: list[Array], *, low: bool) -> Array:
+def _computed(op: Op, operands: list[Array], *, low: bool, reverse: bool) -> Array:
     """An op in fp32, or with its operands and its result rounded to fp16 (sums in fp32)."""
-    weight = op.weight
+    operands = [*operands, *([] if op.weight is None else [op.weight])]
     if low:
         operands = [_rounded(one) for one in operands]
-        weight = None if weight is None else _rounded(weight)
-    with np.errstate(over="ignore", invalid="ignore"):
-        match op.kind:
-            case "MatMul":
-                assert weight is not None
-                result = operands[0] @ weight
-            case "Add":
-                result = operands[0] + operands[1]
-            case "Sub":
-                result = operands[0] - operands[1]
-            case "Mul":
-                result = operands[0] * operands[1]
-            case "Relu":
-                result = np.maximum(operands[0], 0.0)
-            case "Tanh":
-                result = np.tanh(operands[0])
-            case _:
-                raise ValueError(op.kind)
+    if op.kind == "MatMul" and reverse:
+        x, weight = operands
+        operands = [np.ascontiguousarray(x[:, ::-1]), np.ascontiguousarray(weight[::-1])]
+    session = _session(op.kind, len(operands))
+    found = session.run(None, dict(zip(_OPERANDS, operands, strict=False)))
+    result = np.asarray(found[0], np.float32)
     return _rounded(result) if low else result
+
+
+@cache
+def _session(kind: str, count: int) -> onnxruntime.InferenceSession:
+    """A session of one op."""
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None])
+        for name in (*_OPERANDS[:count], "y")
+    ]
+    node = helper.make_node(kind, _OPERANDS[:count], ["y"])
+    graph = helper.make_graph([node], kind, ports[:-1], ports[-1:])
+    opset = helper.make_opsetid("", 17)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
 def draw(seed: int) -> JudgeNet:
