@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import fields
+from unittest.mock import patch
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
+from finecast.rules import facts as module
 from finecast.rules.facts import ValueFacts, merge
 
 F32 = NDArray[np.float32]
@@ -38,12 +43,66 @@ EDGES = [
 ]
 NUMBERS = FINITE | SPECIAL | st.sampled_from(EDGES)
 ARRAYS = st.lists(NUMBERS, max_size=20).map(lambda x: np.array(x, np.float32))
+# All bits that there are: subnormals, both zeros, and NaN of every kind, too.
+BITS = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1 << 31, 1, 0x7F800001, 0xFF800000])
+ANY_NUMBERS = arrays(np.uint32, st.integers(0, 40), elements=BITS).map(
+    lambda x: x.view(np.float32)
+)
 LOW = st.sampled_from([f for f in FLOATS if f.bits < 32])
 
 
 def same(a: ValueFacts, b: ValueFacts, *, but: frozenset[str] = frozenset()) -> bool:
     names = [f.name for f in fields(ValueFacts) if f.name not in but]
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in names)
+
+
+def of_each_number(array: NDArray[np.generic]) -> dict[str, object]:
+    """The facts by their definitions, one number after the other."""
+    numbers = [float(x) for x in array.astype(np.float32).ravel()]
+    finite = [x for x in numbers if math.isfinite(x)]
+    nonzero = [abs(x) for x in finite if x]
+    bins = Counter[int]()
+    for x in filter(None, finite):
+        fraction, exponent = math.frexp(abs(x))
+        place = (exponent + 148) * 8 + int((fraction - 0.5) * 16)
+        bins[place if x > 0 else -1 - place] += 1
+    return {
+        "shape": array.shape,
+        "count": len(numbers),
+        "zeros": finite.count(0.0),
+        "nans": sum(map(math.isnan, numbers)),
+        "infs": sum(map(math.isinf, numbers)),
+        "largest": max(nonzero, default=0.0),
+        "smallest_nonzero": min(nonzero, default=math.inf),
+        "lowest": min(finite, default=math.inf),
+        "highest": max(finite, default=-math.inf),
+        "bins": sorted(bins.items()),
+    }
+
+
+def stated(facts: ValueFacts) -> dict[str, object]:
+    told: dict[str, object] = {f.name: getattr(facts, f.name) for f in fields(facts)}
+    found = facts.histogram
+    del told["histogram"], told["moments"]
+    return told | {"bins": [*zip(found.bins.tolist(), found.counts.tolist(), strict=True)]}
+
+
+@given(ANY_NUMBERS | ARRAYS, st.integers(1, 5))
+def test_facts_are_those_of_each_number(x: F32, part: int) -> None:
+    """However many numbers are read at a time."""
+    with patch.object(module, "_PART", part):
+        assert stated(ValueFacts.of(x)) == of_each_number(x)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_facts_of_all_numbers_of_16_bits(dtype: type) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(256, 256)
+    assert stated(ValueFacts.of(every.T[::2])) == of_each_number(every.T[::2])
+
+
+@given(arrays(np.int64, (2, 3), elements=st.integers(-(2**62), 2**62)))
+def test_facts_of_integers_are_those_of_their_fp32(x: NDArray[np.int64]) -> None:
+    assert stated(ValueFacts.of(x)) == of_each_number(x)
 
 
 @given(ARRAYS, ARRAYS)

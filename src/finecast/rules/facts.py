@@ -7,9 +7,9 @@ or underflows in any format, and the histograms of several batches add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,20 @@ _SUBNORMAL_BINADES: Final = -125 - _LOWEST
 # The low bits of an fp32 number that do not affect its bin; the sign bit among those left.
 _DROPPED: Final = 23 - 3
 _SIGN: Final = 1 << (31 - _DROPPED)
+# Numbers that are read at a time: 256 KiB of fp32, and 512 KiB for the places of their bins.
+# The second level of a core's cache holds both.
+_PART: Final = 1 << 16
+
+
+def _in_parts(
+    numbers: NDArray[np.float32], room: type[np.integer]
+) -> Iterator[tuple[NDArray[np.uint32], NDArray[Any]]]:
+    """The bits of ``numbers``, in parts, each with as much room of a type to work in."""
+    bits = np.ascontiguousarray(numbers).ravel().view(np.uint32)
+    held = np.empty(min(bits.size, _PART), room)
+    for start in range(0, bits.size, _PART):
+        part = bits[start : start + _PART]
+        yield part, held[: part.size]
 
 
 def _bins(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -57,16 +71,18 @@ class Histogram:
     @classmethod
     def of(cls, numbers: NDArray[np.float32]) -> Histogram:
         """The histogram of finite numbers."""
-        bits = np.ascontiguousarray(numbers).view(np.uint32)
         # By sign, exponent, and the first three bits of the fraction: the eighth of a binade.
-        found = np.bincount(bits >> _DROPPED, minlength=2 * _SIGN).reshape(2, _SIGN)
+        found = np.zeros((2, _SIGN), np.int64)
+        for bits, places in _in_parts(numbers, np.int64):
+            # Unlike ``bincount`` it seeks no least and no largest place first.
+            np.add.at(found.ravel(), np.right_shift(bits, _DROPPED, out=places), 1)
         counts = np.zeros(2 * _BINS, np.int64)
         first = _SUBNORMAL_BINADES * _PER_BINADE
         normal = found[:, _PER_BINADE : _SIGN - _PER_BINADE]
         counts[_BINS + first :] = normal[0]
         counts[: _BINS - first] = normal[1, ::-1]
-        zeros = np.count_nonzero(numbers == 0)  # faster than to count numbers that are not
-        if found[:, :_PER_BINADE].sum() > zeros:
+        below = int(found[:, :_PER_BINADE].sum())
+        if below and below > np.count_nonzero(numbers == 0):  # not only zeros
             small = numbers[np.abs(numbers) < _SMALLEST_NORMAL]
             counts += np.bincount(_bins(small[small != 0]) + _BINS, minlength=len(counts))
         return cls._dense(counts)
@@ -212,14 +228,15 @@ class ValueFacts:
     @classmethod
     def of(cls, array: NDArray[np.generic]) -> ValueFacts:
         """Facts of one array."""
-        x = np.asarray(array, dtype=np.float32).ravel()
-        is_finite = np.isfinite(x)
-        finite = x if is_finite.all() else x[is_finite]
-        nans = int(np.isnan(x).sum()) if finite.size < x.size else 0
+        finite = x = np.asarray(array, dtype=np.float32).ravel()
+        lowest, highest = _range(x)
+        nans = 0
+        if not (math.isfinite(lowest) and math.isfinite(highest)):  # NaN is in both
+            finite = x[np.isfinite(x)]
+            nans = int(np.isnan(x).sum())
+            lowest, highest = _range(finite)
         histogram = Histogram.of(finite)
         nonzero = int(histogram.counts.sum())
-        lowest = float(finite.min(initial=math.inf))
-        highest = float(finite.max(initial=-math.inf))
         return cls(
             shape=tuple(array.shape),
             count=x.size,
@@ -287,11 +304,18 @@ class ValueFacts:
         return below / self.count if self.count else 0.0
 
 
+def _range(numbers: NDArray[np.float32]) -> tuple[float, float]:
+    return float(numbers.min(initial=math.inf)), float(numbers.max(initial=-math.inf))
+
+
 def _smallest_nonzero(finite: NDArray[np.float32]) -> float:
     """The least magnitude other than 0: fp32 magnitudes have the order of their bits."""
-    magnitudes = finite.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    magnitudes -= np.uint32(1)  # 0 wraps around to the largest number
-    return float((magnitudes.min() + np.uint32(1)).view(np.float32))
+    least = 2**32 - 1
+    for bits, doubled in _in_parts(finite, np.uint32):
+        np.add(bits, bits, out=doubled)  # without the sign
+        np.subtract(doubled, 1, out=doubled)  # 0 wraps around to the largest number
+        least = min(least, int(doubled.min()))
+    return float(np.uint32((least + 1) // 2).view(np.float32))
 
 
 Facts = Mapping[int, ValueFacts]
