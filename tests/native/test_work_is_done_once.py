@@ -13,6 +13,7 @@ from onnx import numpy_helper
 import finecast
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.frontends import onnx as onnx_frontend
+from finecast.native.openvino import read
 from finecast.processes.worker import Worker
 from finecast.rules.policy import Policy
 from tests.frontends.tools import parse
@@ -96,6 +97,30 @@ def test_convert_compiles_each_model_once_and_in_another_process(
     assert there.count("keep") == 3
     assert "load" not in there
     assert there.count("run") == 4  # with fp32's on other inputs
+
+
+def test_a_model_that_explains_a_plan_is_compiled_in_the_other_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = pytest.importorskip("openvino")
+    here: list[object] = []
+    compile_model = openvino.Core.compile_model
+
+    def counted(core: Any, model: Any, *given: Any) -> Any:
+        here.append(model)
+        return compile_model(core, model, *given)
+
+    path = net(tmp_path, ".xml")
+    plan = finecast.convert(path, policy="all:bf16").plan
+    source, x = read(path), RNG.normal(size=(8, 8)).astype(np.float32)
+    built = source.build(plan)
+    wanted = source.rounded_session(plan).run({"x": x})
+    monkeypatch.setattr(openvino.Core, "compile_model", counted)
+    found = source.explained(built, path, plan, {"x": x})
+    assert here == []
+    assert {n: a.tobytes() for n, a in found.items()} == {
+        n: a.tobytes() for n, a in wanted.items()
+    }
 
 
 def test_a_second_engine_loads_the_given_model_once(

@@ -35,11 +35,12 @@ def is_onnx(model: Any) -> bool:
     return type(model).__module__.partition(".")[0] == "onnx_ir"
 
 
-def exact_session(model: Any, *, optimizing: bool = True) -> Session:
+def exact_session(model: Any, *, optimizing: bool = True, once: bool = False) -> Session:
     """A session of a model in memory that computes exactly in fp32; not for timing.
 
     ONNX models run in ``exact_engine``, models of an engine's own library in that engine:
-    instrumented OpenVINO models round by arithmetic in fp32.
+    instrumented OpenVINO models round by arithmetic in fp32. A model that is to run ``once``
+    stays in the process of dry runs, if it can: this one does not compile it a second time.
 
     Raises:
         EngineError: If it cannot be run. If its ops are not in fp32, says what to do.
@@ -54,7 +55,8 @@ def exact_session(model: Any, *, optimizing: bool = True) -> Session:
             first = f"take the model to fp32 first: --from-type {taken}"
             raise EngineError(error.what, where=error.where, fix=first) from error
     home = type(model).__module__
-    return get_engine(next(e for at, e in _OWN.items() if home.startswith(at))).load(model)
+    engine = get_engine(next(e for at, e in _OWN.items() if home.startswith(at)))
+    return engine.load_tried(model) if once else engine.load(model)
 
 
 def _taken_from(model: Any) -> str:
