@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, final
 
@@ -218,6 +218,10 @@ class Session(ABC):
         """Run once on the state that the step before left; raises as ``run`` does."""
         return self.run(feeds)
 
+    def lend(self, feeds: Feeds) -> dict[str, Array]:
+        """As ``step``, but the next run may overwrite the outputs: to read large ones once."""
+        return self.step(feeds)
+
     def running(self, deployed: object) -> Session:
         """A session of this model that runs ``deployed`` in place of what this one loaded.
 
@@ -265,6 +269,12 @@ def outputs_of_calls(session: Session, feeds: Feeds) -> list[dict[str, Array]]:
         return [session.run(feeds)]
     session.reset()
     return [session.step(one) for one in feeds.calls]
+
+
+def lent_outputs(session: Session, feeds: Feeds) -> Iterator[dict[str, Array]]:
+    """As ``outputs_of_calls``; the outputs of each call are there until the next one."""
+    session.reset()
+    return map(session.lend, calls_of(feeds))
 
 
 def joined(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -157,6 +157,10 @@ class OpenVinoSession(Session):
             UsageError: If the feeds do not fit the inputs.
             EngineError: If OpenVINO fails.
         """
+        return {name: array.copy() for name, array in self.lend(feeds).items()}
+
+    def lend(self, feeds: Feeds) -> dict[str, Array]:
+        """As ``step``; the outputs are the request's own, which the next run overwrites."""
         arrays = ordered_feeds(feeds, self.inputs)
         shapes = [array.shape for array in arrays]
         try:
@@ -303,7 +307,10 @@ class _Loaded(Protocol):
         ...
 
     def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Run once; the outputs in order. Raises RuntimeError if OpenVINO fails."""
+        """Run once; the outputs in order, which the next run may overwrite.
+
+        Raises RuntimeError if OpenVINO fails.
+        """
         ...
 
     def reset(self) -> None:
@@ -341,11 +348,10 @@ class _Here:
         # share_outputs: without it infer() copies all outputs into a result that is not used
         self._request.infer(share_outputs=True)
         tensors = (self._request.get_output_tensor(i) for i in range(len(self.outputs)))
-        # Copies: the next run overwrites the tensors.
         return [
             np.array(tensor.str_data, dtype=object)
             if port["type"] == "string"
-            else np.array(tensor.data)
+            else tensor.data
             for port, tensor in zip(self.outputs, tensors, strict=True)
         ]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.engines.base import Array, Feeds, calls_of, feeds_for, outputs_of_calls
+from finecast.engines.base import Array, Feeds, calls_of, feeds_for, lent_outputs
 from finecast.engines.loading import exact_session
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
@@ -25,6 +25,10 @@ from finecast.rules.scaled_operands import summed
 _GUESSED_BYTES: Final = 4 << 20
 # Threads that make facts of arrays: as many as a small machine has cores.
 _AT_ONCE: Final = 2
+# Ops whose result has each number of what they read once, in another shape or order.
+_SAME_NUMBERS: Final = frozenset(
+    {"flatten", "identity", "reshape", "squeeze", "transpose", "unsqueeze"}
+)
 
 
 def observe(
@@ -38,30 +42,40 @@ def observe(
 
     Each batch is reduced to facts at once, and values are output in groups, so that memory
     grows neither with the number of batches nor with that of values. ``batches`` is called
-    again for each group.
+    again for each group. Values of sizes that cannot be inferred on the first batch are first
+    seen on it alone, which takes a further load of the model.
     """
     names = prepared.observable()
     if only is not None:
         names = {name: value for name, value in names.items() if value in only}
-    first = list(islice(batches(), 1))
-    facts = input_facts(prepared.graph, first)
-    if first:
-        facts = merge(facts, _show_first(prepared, names, first[0]))
-    facts = _with_moments(prepared, batches, facts)
+    first = next(iter(batches()), None)
+    if first is None:
+        return {}
 
     def rest() -> Iterator[Feeds]:
         return islice(batches(), 1, None)
 
-    if next(rest(), None) is None:
+    def shown(
+        facts: dict[int, ValueFacts],
+        sizes: Mapping[str, int],
+        some: Callable[[], Iterable[Feeds]],
+    ) -> dict[int, ValueFacts]:
+        groups = packed(sizes, SHOWN_BYTES)
+        for done, group in enumerate(groups):
+            facts = merge(facts, _show(prepared, names, group, some()))
+            if on_step is not None:
+                on_step(done + 1, len(groups))
         return facts
-    sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
-    groups = packed(sizes, SHOWN_BYTES)
-    facts = merge(facts, input_facts(prepared.graph, rest()))
-    for done, group in enumerate(groups):
-        facts = merge(facts, _show(prepared, names, group, rest()))
-        if on_step is not None:
-            on_step(done + 1, len(groups))
-    return facts
+
+    shapes = prepared.static_shapes({n: a.shape for n, a in first.items()})
+    sizes = {n: 4 * math.prod(shapes[n]) for n in names if n in shapes}
+    facts = shown(input_facts(prepared.graph, batches()), sizes, batches)
+    seen = _show_first(prepared, names, [n for n in names if n not in shapes], first)
+    facts = merge(facts, seen)
+    if seen and next(rest(), None) is not None:
+        unsized = {n: 4 * math.prod(seen[i].shape) for n, i in names.items() if i in seen}
+        facts = shown(facts, unsized, rest)
+    return _with_moments(prepared, batches, facts)
 
 
 def _with_moments(
@@ -140,22 +154,18 @@ class _MomentSource:
 
 
 def _show_first(
-    prepared: PreparedModel, ids: Mapping[str, int], feeds: Feeds
+    prepared: PreparedModel, ids: Mapping[str, int], unsized: list[str], feeds: Feeds
 ) -> dict[int, ValueFacts]:
-    """Facts of all values on the first batch, in as few runs as memory allows.
+    """Facts on the first batch of values whose size is not inferred, in a few runs.
 
-    Each run loads the model anew. Values whose size is inferred are packed into groups; any
-    other is assumed to be as large as the largest in the group before.
+    Each run loads the model anew. A value is assumed to be as large as the largest in the
+    group before.
     """
-    shapes = prepared.static_shapes({n: a.shape for n, a in feeds.items()})
-    known = {n: 4 * math.prod(shapes[n]) for n in ids if n in shapes}
     facts: dict[int, ValueFacts] = {}
-    for group in packed(known, SHOWN_BYTES):
-        facts = merge(facts, _show(prepared, ids, group, [feeds]))
-    rest, guess = [n for n in ids if n not in shapes], _GUESSED_BYTES
-    while rest:
+    guess = _GUESSED_BYTES
+    while unsized:
         count = max(SHOWN_BYTES // guess, 1)
-        group, rest = rest[:count], rest[count:]
+        group, unsized = unsized[:count], unsized[count:]
         seen = _show(prepared, ids, group, [feeds])
         guess = max(4 * math.prod(f.shape) for f in seen.values()) or 1
         facts = merge(facts, seen)
@@ -167,20 +177,50 @@ def _show(
 ) -> dict[int, ValueFacts]:
     """Facts of the values called ``group`` over ``batches``."""
     facts: dict[int, ValueFacts] = {}
+    sources = _sources(prepared.graph, {ids[name]: name for name in group})
+    own = [name for name in group if name not in sources]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for call in _shown(prepared, group, batches):
-            seen = zip(call, threads.map(ValueFacts.of, call.values()), strict=True)
-            facts = merge(facts, {ids[name]: one for name, one in seen})
+            arrays = (call[name] for name in own)
+            seen = dict(zip(own, threads.map(ValueFacts.of, arrays), strict=True))
+            for name, source in sources.items():
+                seen[name] = replace(seen[source], shape=call[name].shape)
+            facts = merge(facts, {ids[name]: seen[name] for name in group})
     return facts
+
+
+def _sources(graph: Graph, names: Mapping[int, str]) -> dict[str, str]:
+    """Of the values in ``names`` those with the very numbers of another one, and its name."""
+
+    def moved(value: int) -> int | None:
+        producer = graph.values[value].producer
+        node = graph.nodes[producer] if producer is not None else None
+        read = node.inputs[0] if node is not None and node.op in _SAME_NUMBERS else None
+        if read is None or read not in names:
+            return None
+        # ``aten::view`` may read the bits as another format, in which they are other numbers.
+        return read if graph.values[read].format == graph.values[value].format else None
+
+    found: dict[str, str] = {}
+    for value, name in names.items():
+        source = value
+        while (read := moved(source)) is not None:
+            source = read
+        if source != value:
+            found[name] = names[source]
+    return found
 
 
 def _shown(
     prepared: PreparedModel, group: list[str], batches: Iterable[Feeds]
 ) -> Iterator[dict[str, Array]]:
-    """The values called ``group`` by name, one mapping for each call of ``batches``."""
+    """The values called ``group`` by name, one mapping for each call of ``batches``.
+
+    The values of a call are there until the next one.
+    """
     session = exact_session(prepared.with_outputs(group), optimizing=False)
     for feeds in batches:
-        yield from outputs_of_calls(session, feeds_for(session, feeds))
+        yield from lent_outputs(session, feeds_for(session, feeds))
 
 
 def observe_channels(
