@@ -32,6 +32,7 @@ from finecast.tuning import tune as tuning
 from finecast.tuning.findings import Found
 from finecast.tuning.goal import MIN_SPEEDUP, Goal, Objective
 from finecast.tuning.result import Result, Verdict
+from finecast.tuning.search import Candidate
 
 _LABELS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",
@@ -881,6 +882,71 @@ def test_after_a_miss_plans_of_the_error_that_is_allowed_are_tried(
     bench.tune(metric="max_abs", tolerance=worst * 0.5)
     assert asked
     assert asked == pytest.approx([lowest[0] / 4] * len(asked))  # half the error, squared
+
+
+def answering(*metrics: float) -> EvalFunction:
+    """A metric of 1 for fp32, and then these, one for each evaluation; the last for the rest."""
+    calls: list[Run] = []
+
+    def score(run: Run) -> float:
+        run_once(run)
+        calls.append(run)
+        number = len(calls) - BASELINE - 1
+        return 1.0 if number < 0 else metrics[min(number, len(metrics) - 1)]
+
+    return score
+
+
+def finer(found: Any, beside: Candidate) -> Candidate:
+    """A candidate that was not tried, as if it were as fast as another one and more accurate."""
+    tried = found.trials.tried
+    other = next(c for c in found.candidates if c.plan.digest not in tried)
+    made = replace(other, cost=beside.cost, error=beside.error / 4)
+    found.candidates = [c for c in found.candidates if c is not other] + [made]
+    return made
+
+
+def test_a_plan_that_passed_is_not_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one of less predicted error takes its place, and misses."""
+    made: list[Candidate] = []
+
+    def near(found: Any) -> list[Candidate]:
+        passed = next(filter(found.trials.has_passed, found.candidates))
+        made.append(finer(found, passed))
+        return made[-1:]
+
+    # As if the fastest of all had missed, and its metric had told which one passes.
+    monkeypatch.setattr(tuning._Tuning, "_fastest_misses", lambda *_: True)
+    monkeypatch.setattr(tuning._Tuning, "_fastest_first", lambda _, proposals: (proposals, ()))
+    monkeypatch.setattr(tuning._Tuning, "_near", near)
+    outcome = bench.tune(evaluate=answering(1.0, 0.0))
+    first, second, *_ = outcome.trials
+    assert (first.passed, second.passed) == (True, False)
+    assert second.key.plan == made[0].plan.digest
+    assert outcome.improved
+    assert outcome.plan.digest == first.key.plan
+
+
+def test_where_adjusted_plans_miss_those_without_adjustments_are_tried(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of an adjusted plan is less, and its metric may be worse all the same."""
+    made: list[Candidate] = []
+
+    def adjusted(found: Any, candidates: list[Candidate], _: object) -> list[Candidate]:
+        if made:
+            return []
+        best = min(candidates, key=lambda c: c.error)
+        made.append(finer(found, best))
+        found.adjustments.made[made[0].plan.digest] = (best.plan, ())
+        return [replace(made[0], cost=min(c.cost for c in candidates))]
+
+    monkeypatch.setattr(tuning._Tuning, "_adjusted", adjusted)
+    outcome = bench.tune(evaluate=answering(0.0, 0.0, 1.0))
+    assert outcome.improved
+    assert outcome.plan.digest != made[0].plan.digest
 
 
 @pytest.fixture

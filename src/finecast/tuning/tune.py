@@ -391,6 +391,7 @@ class _Tuning:
         if over:
             candidates += over
             found = self._faster(over, found, fp32)
+        found = found or self._unadjusted(fp32)
         singles, found = self._one_by_one(candidates, found)
         if found is None:
             why = self.trials.none_passes(len(candidates) + singles)
@@ -610,12 +611,23 @@ class _Tuning:
     def _search(
         self, chained: Sequence[Candidate], found: Candidate | None = None
     ) -> Candidate | None:
-        """The fastest of ``chained`` that passes.
+        """The fastest of ``chained`` that passes, or ``found`` where none does.
 
-        Models of plans that cannot be chosen any more are unloaded; that of ``found`` stays.
+        Law: none that passed before is faster. The chain may lack a plan that passed: where one
+        of less predicted error took its place, and fails. Models of plans that cannot be chosen
+        any more are unloaded.
         """
-        self._keep(*undecided(self.candidates), *chained, *([found] if found else ()))
-        return self.trials.search(chained, self._evaluate)
+        passed = [c for c in self.candidates if self.trials.has_passed(c)]
+        kept = (*undecided(self.candidates), *chained, *passed, *([found] if found else ()))
+        self._keep(*kept)
+        found = self.trials.search(chained, self._evaluate) or found
+        assert self.fp32 is not None
+        limit = self.fp32 / self._min_speedup
+        if found is not None:
+            limit = min(limit, found.cost / self._least_gain)
+        faster = [c for c in passed if c.cost < limit and c.plan.digest in self.built]
+        fastest = sorted(faster, key=lambda c: c.cost)[:1]
+        return self.trials.search(fastest, self._evaluate) or found
 
     def _faster(
         self, candidates: Sequence[Candidate], found: Candidate | None, fp32: float
@@ -624,7 +636,7 @@ class _Tuning:
         limit = (fp32, self._min_speedup)
         if found is not None:
             limit = (found.cost, self._least_gain)
-        return self._search(chain(candidates, *limit), found) or found
+        return self._search(chain(candidates, *limit), found)
 
     def _adjusted(
         self, candidates: Sequence[Candidate], found: Candidate | None
@@ -657,6 +669,17 @@ class _Tuning:
             *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
+
+    def _unadjusted(self, fp32: float) -> Candidate | None:
+        """The fastest plan that passes among those as they were before adjustments.
+
+        Adjusted plans take their place, as they are of less error, and may miss all the same:
+        what an adjustment does to the metric is not told by the error alone.
+        """
+        plain = [c for c in self.candidates if c.plan.digest not in self.adjustments.made]
+        if len(plain) == len(self.candidates):
+            return None
+        return self._search(chain(plain, fp32, self._min_speedup))
 
     def _any_within(self, least: float, most: float, candidates: Sequence[Candidate]) -> bool:
         """Whether a known plan, or one between steps of the frontier, has such an error.
