@@ -309,6 +309,20 @@ def test_the_error_is_told_as_predicted_and_as_measured(bench: Bench) -> None:
     assert 1 / 3 < outcome.predicted_error / outcome.measured_error < 3
 
 
+def test_errors_are_predicted_and_measured_on_the_same_samples(bench: Bench) -> None:
+    """A call of 16 is timed; the samples after it have another error."""
+    with np.load(bench.data) as found:
+        x, label = found["x"].copy(), found["label"]
+    x[16:] *= 100.0
+    np.savez(bench.data, x=x, label=label)
+    outcome = bench.tune(tolerance=0.5)
+    assert outcome.improved
+    exact = get_engine("onnxruntime").load(bench.model).run({"x": x})["y"]
+    low = get_engine("onnxruntime").load(frontend.to_bytes(outcome.model)).run({"x": x})["y"]
+    error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
+    assert outcome.measured_error == pytest.approx(error, rel=1e-3)
+
+
 def test_what_the_search_considered_is_told(bench: Bench) -> None:
     """Nobody need run it again to see what a faster plan, or another node, would cost."""
     evaluated: list[float] = []
@@ -885,7 +899,7 @@ def test_after_a_miss_plans_of_the_error_that_is_allowed_are_tried(
 
 
 def answering(*metrics: float) -> EvalFunction:
-    """A metric of 1 for fp32, and then these, one for each evaluation; the last for the rest."""
+    """A metric of 1 for fp32, then these, one for each evaluation; the last for the rest."""
     calls: list[Run] = []
 
     def score(run: Run) -> float:
@@ -898,7 +912,7 @@ def answering(*metrics: float) -> EvalFunction:
 
 
 def finer(found: Any, beside: Candidate) -> Candidate:
-    """A candidate that was not tried, as if it were as fast as another one and more accurate."""
+    """A candidate that was not tried, as if as fast as another one and more accurate."""
     tried = found.trials.tried
     other = next(c for c in found.candidates if c.plan.digest not in tried)
     made = replace(other, cost=beside.cost, error=beside.error / 4)
@@ -906,9 +920,7 @@ def finer(found: Any, beside: Candidate) -> Candidate:
     return made
 
 
-def test_a_plan_that_passed_is_not_lost(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_passed_is_not_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one of less predicted error takes its place, and misses."""
     made: list[Candidate] = []
 

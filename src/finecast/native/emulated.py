@@ -142,6 +142,10 @@ class EmulatedSubject(EngineSubject):
         del workload
         return self._device.feeds
 
+    def told_on(self, workload: Workload) -> Sequence[Feeds]:
+        """The same."""
+        return self.feeds(workload)
+
     @property
     def _device(self) -> DeviceModel:
         assert self.device is not None  # ``examine`` made it
@@ -159,10 +163,6 @@ class OnDevice(EngineExamined):
     def adjusts(self) -> Collection[Adjust]:
         """None for a device: what adjustments gain is measured in engines."""
         return ()
-
-    def calls(self) -> Sequence[Feeds]:
-        """The calls on which the model was observed."""
-        return self.device.feeds
 
     def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
         """All of them."""

@@ -208,6 +208,10 @@ class EngineSubject(Subject):
         differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs)))
 
+    def told_on(self, workload: Workload) -> Sequence[Feeds]:
+        """Calibration data, of as many samples as are probed at most."""
+        return probed(workload.calibration(), self.reference, MOST_PROBED_ROWS)
+
     def made_from(self, origin: Origin) -> Built:
         """The model of a plan; the original, or that of a hint, loaded."""
         plan, original = origin.plan, self.model.original
@@ -391,7 +395,7 @@ class EngineExamined(Examined):
         self, *, of_time: bool = True, lost: Mapping[Format, float] = MappingProxyType({})
     ) -> Analysis:
         """Times as ``times`` tells them, errors as ``errors`` does."""
-        calls = self.calls()
+        calls = self.subject.told_on(self.workload)
         exact = Exact.of(self.subject.reference, calls, self.workload.of)
         times = self.times(exact, of_time=of_time)
         minor = [fmt for fmt in times.points if self._is_minor(fmt, lost, times.errors)]
@@ -496,10 +500,6 @@ class EngineExamined(Examined):
             counted=exact.counted,
             progress=self.progress,
         )
-
-    def calls(self) -> Sequence[Feeds]:
-        """The calls on which errors are measured."""
-        return probed(self.workload.calibration(), self.subject.reference, MOST_PROBED_ROWS)
 
     def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
         """Those calls, or as much of them as is enough for ``count`` roundings."""

@@ -296,6 +296,10 @@ class Subject(ABC):
         """The inputs on which the output error of a plan is measured."""
         return workload.compared()
 
+    def told_on(self, workload: Workload) -> Sequence[Feeds]:
+        """The inputs on which errors are predicted, and those of the result measured."""
+        return self.feeds(workload)
+
     def made_from(self, origin: Origin) -> Built:
         """The model of an origin, as another process of the same subject made it there.
 

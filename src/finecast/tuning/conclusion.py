@@ -98,7 +98,7 @@ class Conclusion:
                 " --objective first_token or tokens_per_second asks for one of them"
             )
         where = " in emulation" if self.subject.target else ""
-        exact = self.measuring.exact()
+        exact = self.measuring.told()
         errors = exact.errors(self.measuring.session(built))
         kernels = self.subject.kernels(built, self.workload)
         outcome = self._outcome(

@@ -159,6 +159,11 @@ class Measuring:
             self._exact.append(Exact.of(subject.reference, feeds, workload.of))
         return self._exact[0]
 
+    def told(self) -> Exact:
+        """The fp32 model's outputs where errors were predicted, for those of the result."""
+        subject, workload = self.subject, self.workload
+        return Exact.of(subject.reference, subject.told_on(workload), workload.of)
+
     def output_error(self, built: Built) -> float:
         """The relative error of a model's worst output on the timed feeds, against fp32."""
         return self.exact().error(self.session(built))

@@ -134,7 +134,7 @@ class Result(Report):
         predicted_parts: The same of codes of ``weights`` alone and of ``activations`` alone;
             empty where the plan has not both.
         kernels: The kernels of the tuned model, if the engine tells.
-        output_errors: The same by output, measured on the timing feeds, the worst first.
+        output_errors: The same by output, measured where it was predicted, the worst first.
         left_out: Outputs that no error is told of, as they copy an input or others are named.
         target: The device that was emulated, with modelled times; empty if all was measured.
         reused: How many of the trials an earlier run made.
@@ -290,7 +290,7 @@ class Result(Report):
 
     @property
     def measured_error(self) -> float:
-        """Relative error of the worst output against fp32, measured on the timing feeds."""
+        """Relative error of the worst output against fp32, measured where it was predicted."""
         return max(self.output_errors.values(), default=0.0)
 
     @property

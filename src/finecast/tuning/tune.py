@@ -613,9 +613,9 @@ class _Tuning:
     ) -> Candidate | None:
         """The fastest of ``chained`` that passes, or ``found`` where none does.
 
-        Law: none that passed before is faster. The chain may lack a plan that passed: where one
-        of less predicted error took its place, and fails. Models of plans that cannot be chosen
-        any more are unloaded.
+        Law: none that passed before is faster. The chain may lack a plan that passed, where
+        one of less predicted error took its place, and fails. Models of plans that cannot be
+        chosen any more are unloaded.
         """
         passed = [c for c in self.candidates if self.trials.has_passed(c)]
         kept = (*undecided(self.candidates), *chained, *passed, *([found] if found else ()))

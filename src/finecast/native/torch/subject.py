@@ -198,6 +198,10 @@ class TorchSubject(EngineSubject):
             progress=progress,
         )
 
+    def told_on(self, workload: Workload) -> Sequence[Feeds]:
+        """The first of the feeds that are timed: that of the backward pass."""
+        return workload.timing()[:1]
+
     def session(self, built: Built) -> Session:
         """A session of a plan's module, not compiled."""
         if built.loaded is None:
@@ -282,10 +286,6 @@ class TorchExamined(EngineExamined):
     measures_lowest: ClassVar[bool] = False
     subject: TorchSubject
     prepared: TorchPrepared
-
-    def calls(self) -> Sequence[Feeds]:
-        """The first of the feeds that are timed."""
-        return self.workload.timing()[:1]
 
     def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by single kernels."""
