@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,16 @@ def test_errors_are_predicted_and_measured_on_the_same_samples(bench: Bench) -> 
     low = get_engine("onnxruntime").load(frontend.to_bytes(outcome.model)).run({"x": x})["y"]
     error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
     assert outcome.measured_error == pytest.approx(error, rel=1e-3)
+
+
+@pytest.mark.parametrize("off_by", [0.0, 0.3])
+def test_a_gain_that_may_be_none_is_said(bench: Bench, off_by: float) -> None:
+    noise = cycle([1.0, 1.0 + off_by, 1.0 + off_by / 2])
+    bench.engine.gain, bench.engine.noise = 1.2, lambda: next(noise)
+    outcome = bench.tune(min_speedup=1.0)
+    assert outcome.improved
+    said = [w for w in outcome.warnings if "leaves open whether anything is gained" in w]
+    assert bool(said) == (off_by > 0)
 
 
 def test_what_the_search_considered_is_told(bench: Bench) -> None:

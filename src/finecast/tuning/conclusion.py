@@ -110,8 +110,8 @@ class Conclusion:
             built=built,
             predicted_error=math.sqrt(found.error),
         )
-        if losing:
-            outcome = replace(outcome, warnings=(*outcome.warnings, losing))
+        uncertain = "" if gain.low > 1 else self._uncertain(gain)
+        warnings = (*outcome.warnings, *filter(None, (losing, uncertain)))
         built.release()
         speed = measurements.times.speed(name)
         return replace(
@@ -122,11 +122,18 @@ class Conclusion:
             left_out=exact.left_out,
             gains=gains,
             certificate=self.trials.certificates.get(name),
+            warnings=warnings,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
             gain=gain.median,
             gain_spread=gain.high - gain.low,
             findings=replace(self.findings, last_race=_last_race(measurements)),
+        )
+
+    def _uncertain(self, gain: Interval) -> str:
+        return (
+            f"the last race leaves open whether anything is gained: {gain.low:.3g} to"
+            f" {gain.high:.3g} times {self.measuring.objective.words.as_good} as fp32"
         )
 
     @property
