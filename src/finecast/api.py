@@ -465,7 +465,8 @@ def _searched(
             start=_plan(options.start),
             progress=options.progress,
         )
-        outcome = replace(outcome, metric=options.data.label or "metric")
+        metric = options.data.label or "metric"
+        outcome = replace(outcome, metric=metric, asked=output.path)
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
     if output.path is not None and outcome.built is not None:
         size, verified = model.write(outcome.built, output, subject, workload)

@@ -104,6 +104,7 @@ def test_a_plan_replaces_nothing_unasked(tune: Tune, tmp_path: Path) -> None:
 def test_where_nothing_is_better_no_plan_is_written(tune: Tune, tmp_path: Path) -> None:
     found = tune(tmp_path / "low.onnx", min_speedup=50.0)
     assert not found.improved
+    assert (found.asked, found.output) == (tmp_path / "low.onnx", None)
     assert [p.name for p in tmp_path.iterdir()] == ["mlp.onnx"]
     assert "tuned:" not in repr(found)
 
@@ -129,6 +130,7 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
         ("low.onnx", 0.5, True, True),
         ("low.xml", 0.5, True, False),  # which races plans by the hint already
         ("low.onnx", 2.0, True, False),  # it is slower than the result
+        ("low.onnx", 0.99, True, False),  # it gains less than what counts
         ("low.onnx", 0.5, False, False),
     ],
 )
@@ -143,9 +145,12 @@ def test_a_faster_hint_says_which_output_makes_it_a_plan(
     cost *= found.tuned.cost
     anchor = Anchor(name="the hint", metric=1.0, passed=passed, latency_s=cost, cost=cost)
     plan = replace(found.plan, engine="openvino")
-    found = replace(found, anchors=(anchor,), target="", plan=plan, output=Path(output))
+    found = replace(found, anchors=(anchor,), target="", plan=plan, asked=Path(output))
     (_, beside) = found.comparison.rows
     assert ("(-o low.xml makes it a plan)" in beside[0]) is told
+    assert not found.improved
+    hint = "; or the hint: -o low.xml makes it a plan" if told else ""
+    assert f"no model was written: use the model given{hint}" in repr(found).splitlines()[-1]
 
 
 def test_the_time_by_phase_adds_up(tune: Tune) -> None:

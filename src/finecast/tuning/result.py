@@ -106,7 +106,8 @@ class Result(Report):
         baseline: Measurements of the model given.
         tuned: Those of the result; of the model given where that is unchanged.
         model: The model in the kind that was given. None if it was converted to a file.
-        output: The file or folder that was written.
+        asked: The file or folder that the model was to be written to.
+        output: The same if it was written.
         lock: The lock that was written beside it.
         warnings: Notes for the user: what makes the result weak, for example.
         nodes: Nodes of the graph before the conversion.
@@ -163,6 +164,7 @@ class Result(Report):
     baseline: Measured
     tuned: Measured
     model: Any = None
+    asked: Path | None = None
     output: Path | None = None
     lock: Path | None = None
     warnings: tuple[str, ...] = ()

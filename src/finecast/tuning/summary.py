@@ -20,7 +20,7 @@ from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import next_faster
 from finecast.terminal import Verbatim
 from finecast.tuning.explanation import groups
-from finecast.tuning.goal import Objective
+from finecast.tuning.goal import MIN_SPEEDUP, Objective
 
 if TYPE_CHECKING:
     from finecast.tuning.hint import Anchor
@@ -88,18 +88,22 @@ def _named(anchor: Anchor, result: Result) -> str:
     """An anchor's name, and whether it loses too much, or how it becomes a plan."""
     if not anchor.passed:
         return f"{anchor.name} (loses too much)"
-    output = result.output
-    faster = "hint" in anchor.name and anchor.cost < result.tuned.cost
-    if faster and output is not None and _states_no_hint(result):
-        return f"{anchor.name} (-o {output.stem}.xml makes it a plan)"
-    return anchor.name
+    as_plan = _as_plan(anchor, result)
+    return f"{anchor.name} ({as_plan})" if as_plan else anchor.name
 
 
-def _states_no_hint(result: Result) -> bool:
-    """Whether the output is ONNX for OpenVINO, whose IR alone states plans by the hint."""
-    engine = result.plan.engine.partition(":")[0]
-    onnx = result.output is not None and result.output.suffix.lower() == ".onnx"
-    return engine == "openvino" and onnx
+def _as_plan(anchor: Anchor, result: Result) -> str:
+    """How an anchor becomes a plan that is faster than the result; empty for no such anchor.
+
+    ONNX for OpenVINO states no plan by the engine's hint; OpenVINO's IR does.
+    """
+    asked, engine = result.asked, result.plan.engine.partition(":")[0]
+    if asked is None or engine != "openvino" or asked.suffix.lower() != ".onnx":
+        return ""
+    faster = anchor.cost * MIN_SPEEDUP <= result.tuned.cost
+    if not anchor.passed or "hint" not in anchor.name or not faster:
+        return ""
+    return f"-o {asked.stem}.xml makes it a plan"
 
 
 def notes(result: Result) -> list[str]:
@@ -225,7 +229,9 @@ def _files(result: Result) -> list[str]:
     if not result.improved:
         kept = [path for path in result.files if path.exists()]  # no study without trials
         wrote = [f"wrote {enumerated(kept)}"] if kept else []
-        return [*wrote, "no model was written: use the model given"]
+        hints = [f"{a.name}: {how}" for a in result.anchors if (how := _as_plan(a, result))]
+        use = "; or ".join(("use the model given", *hints))
+        return [*wrote, f"no model was written: {use}"]
     samples = result.lock.with_suffix(".npz") if result.lock is not None else None
     locks = [path for path in (result.lock, samples) if path is not None and path.exists()]
     files = [*filter(None, (result.output, result.plan_out)), *locks, *result.files]
