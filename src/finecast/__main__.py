@@ -1,5 +1,6 @@
 """The command ``finecast``, and ``python -m finecast``."""
 
+import signal
 import sys
 
 
@@ -10,6 +11,7 @@ def entry() -> int:
 
         return run()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process is ending
         sys.stderr.write("error: interrupted: nothing half-written is left\n")
         return 130
 

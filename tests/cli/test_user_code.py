@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from finecast import cli
 from finecast.cli import entry, main
 from finecast.data.functions import load_function, source_digest
 from finecast.errors import ExitCode, OutOfMemoryError, UserCodeError
@@ -195,8 +198,13 @@ def test_a_bug_has_its_own_code(
     assert r"ZeroDivisionError: \x1b[2J" in capsys.readouterr().err
 
 
-def end_while_it_evaluates(net: Path, body: str, number: signal.Signals) -> None:
-    """Run ``tune`` with a function of this body, and end it once that says "evaluating"."""
+def end_while_it_evaluates(
+    net: Path, body: str, number: signal.Signals, times: int = 1
+) -> None:
+    """Run ``tune`` with a function of this body, and end it once that says "evaluating".
+
+    The signal is sent so many ``times``, until the process has ended.
+    """
     mine = net.with_name("mine.py")
     mine.write_text(
         f"{SCORE}import sys, time\n"
@@ -215,9 +223,12 @@ def end_while_it_evaluates(net: Path, body: str, number: signal.Signals) -> None
     ) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "evaluating\n"
-        run.send_signal(number)
+        for _ in range(times):
+            run.send_signal(number)  # to a process that has ended it does nothing
+            time.sleep(0.05)
         _, err = run.communicate(timeout=60)
     assert run.returncode == ExitCode.INTERRUPTED
+    assert "Traceback" not in err
     last = err.splitlines()[-1]  # on a slow machine progress is told before it
     assert last == "error: interrupted: no trial was finished, nothing was written"
 
@@ -229,6 +240,27 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) ->
     assert Study(study).count() == 0
     left = {p.name for p in tmp_path.iterdir()} - {f"{study.name}-{s}" for s in ("wal", "shm")}
     assert left == {"low.study.db", "mine.py", "net.onnx"}
+
+
+@pytest.mark.parametrize("times", [3, 8, 40])
+def test_ctrl_c_pressed_again_changes_nothing(net: Path, times: int) -> None:
+    end_while_it_evaluates(net, "", signal.SIGINT, times)
+
+
+def test_ctrl_c_after_one_that_was_caught_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    interrupts = cli.Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.handle(signal.SIGINT, None)
+    interrupts.handle(signal.SIGINT, None)
+    assert codes == []
+    interrupts.handled_s = -math.inf
+    interrupts.handle(signal.SIGINT, None)
+    assert codes == [ExitCode.INTERRUPTED]
+    assert capsys.readouterr().err == "error: interrupted: nothing half-written is left\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

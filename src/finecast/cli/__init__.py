@@ -11,11 +11,14 @@ from __future__ import annotations
 import faulthandler
 import functools
 import importlib
+import math
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from inspect import cleandoc
 from types import FrameType
 from typing import Annotated, Any
@@ -65,6 +68,8 @@ _COMPLETE = "_FINECAST_COMPLETE"
 _IMPORT_MACHINERY = "<frozen importlib._bootstrap>"
 # Ctrl-C; ``kill``, ``timeout`` and batch systems; a terminal that was closed.
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
+# After the first signal it takes less than this to end processes and to say what is kept.
+_PATIENCE_S = 3.0
 # What shells report of a program ended by SIGPIPE, as in ``finecast formats | head -1``.
 _NO_READER = 128 + 13
 
@@ -106,7 +111,8 @@ def entry() -> int:
     """
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__, all_threads=False)
-    before = {number: signal.signal(number, _interrupt) for number in _handled()}
+    interrupts = Interrupts()
+    before = {number: signal.signal(number, interrupts.handle) for number in _handled()}
     try:
         return main()
     except Exception:
@@ -115,7 +121,8 @@ def entry() -> int:
         return ExitCode.BUG
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # Python's own would end the process by the signal while it joins its threads.
+            signal.signal(number, signal.SIG_IGN if interrupts.came else handler)
 
 
 def _handled() -> list[signal.Signals]:
@@ -125,22 +132,41 @@ def _handled() -> list[signal.Signals]:
     return [n for n in named if n is not None and signal.getsignal(n) not in ignored]
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C, and other signals alike; while a module is imported, end the process.
+@dataclass(slots=True)
+class Interrupts:
+    """Handles Ctrl-C, and other signals alike.
 
-    A KeyboardInterrupt would make extension modules print a traceback and report that an
-    import failed.
+    Laws: the first one raises KeyboardInterrupt, and those that follow while it is handled do
+    nothing: people press several times. One that comes so late that the first was of no effect
+    ends the process at once, as code of the user's may have caught that. So does the first if
+    a module is being imported: extension modules would print a traceback of KeyboardInterrupt
+    and report that an import failed.
     """
-    del number
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORT_MACHINERY:
-            code = _fail(_interrupted(), as_json="--json" in sys.argv)
-            release_all()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        frame = frame.f_back
-    raise KeyboardInterrupt
+
+    handled_s: float = math.inf
+
+    @property
+    def came(self) -> bool:
+        """Whether there was one."""
+        return self.handled_s < math.inf
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle one signal."""
+        del number
+        now_s = time.monotonic()
+        if self.came and now_s < self.handled_s + _PATIENCE_S:
+            return
+        at_once, self.handled_s = self.came, now_s
+        while frame is not None and not at_once:
+            at_once = frame.f_code.co_filename == _IMPORT_MACHINERY
+            frame = frame.f_back
+        if not at_once:
+            raise KeyboardInterrupt
+        code = _fail(_interrupted(), as_json="--json" in sys.argv)
+        release_all()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _interrupted() -> FinecastError:
