@@ -27,7 +27,7 @@ from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, holds_object, write_text
 from finecast.graph import Graph
-from finecast.measure.prices import remove_damaged
+from finecast.measure.prices import misplaced, remove_damaged
 from finecast.measure.study import Study, journals, study_at
 from finecast.naming import unknown_name
 from finecast.native.artefact import Destination
@@ -384,7 +384,7 @@ def tuned(
     files.write("the report", request.report)
     files.write("the prices", request.prices)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        removed += remove_damaged() if request.price_book else []
+        removed += [*misplaced(), *remove_damaged()] if request.price_book else []
         if request.fleet:
             outcome = fleet_tuning.plans_for(given(), how, output, request, study)
             warnings = (

@@ -50,4 +50,23 @@ def test_tune_keeps_prices_unless_told_not_to(
     )  # fmt: skip
     assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
     assert ("start anew" in answer.err) == kept
-    assert bool(prices.machines(book)) == kept
+    assert (book.read_bytes() != b"garbage") == kept
+    assert not kept or prices.machines(book)
+
+
+def test_tune_says_once_that_the_cache_folder_cannot_be_used(
+    finecast: Callable[..., Answer], mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    book = prices.default_path()
+    assert book is not None
+    book.parent.parent.mkdir(parents=True, exist_ok=True)
+    book.parent.write_text("a file in its place")
+    answer = finecast(
+        "tune", mlp, "-o", tmp_path / "low.onnx", "--data", data, "--metric", "top1",
+        "--engine", "openvino",
+    )  # fmt: skip
+    assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
+    assert answer.err.count(str(book)) == answer.err.count("no time is kept") == 1
+    answer = finecast("prices", "--clear")
+    assert answer.code == ExitCode.FAILED
+    assert f"error: the price book cannot be used: Not a directory ({book})" in answer.err

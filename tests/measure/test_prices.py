@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from finecast.measure import prices
-from finecast.measure.prices import PriceBook
+from finecast.measure.prices import PriceBook, PriceBookError
 
 SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "prices-1.sql"
 
@@ -71,8 +71,6 @@ def test_a_damaged_book_starts_anew(book: PriceBook, content: bytes | None) -> N
     book.path.write_bytes(book.path.read_bytes()[:3000] if content is None else content)
     book.add({"kernel": 1.0})
     assert book.prices(["kernel"]) == {}
-    assert prices.machines(book.path) == []
-    assert prices.clear(book.path) == 0
     (text,) = prices.remove_damaged(book.path)
     assert str(book.path) in text
     assert prices.remove_damaged(book.path) == []
@@ -85,7 +83,7 @@ def test_a_database_of_another_program_is_left_alone(book: PriceBook) -> None:
     with closing(sqlite3.connect(book.path)) as db, db:
         db.execute("CREATE TABLE prices (mine TEXT)")
     assert prices.remove_damaged(book.path) == []
-    book.add({"kernel": 1.0})
+    assert_unusable(book, "a database of another program")
     with closing(sqlite3.connect(book.path)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("prices",)]
 
@@ -135,10 +133,41 @@ def test_while_another_process_writes_there_are_no_prices(
     assert book.prices(["kernel"]) == {"kernel": 1.0}
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(book: PriceBook) -> None:
-    book.path.parent.write_text("a file in its place")
+def assert_unusable(book: PriceBook, reason: str) -> None:
+    """A search goes on without the book and says so once; verbs on the book fail."""
+    told: list[str] = []
+    book = replace(book, tell=told.append)
     book.add({"kernel": 1.0})
     assert book.prices(["kernel"]) == {}
+    (text,) = set(told)
+    assert reason in text
+    assert str(book.path) in text
+    for verb in (prices.machines, prices.clear):
+        with pytest.raises(PriceBookError, match=reason):
+            verb(book.path)
+
+
+def test_a_file_in_place_of_the_folder(book: PriceBook) -> None:
+    book.path.parent.write_text("a file in its place")
+    book.add({"kernel": 1.0})
+    with pytest.raises(PriceBookError, match=book.path.name):
+        prices.clear(book.path)
+    assert book.path.parent.read_text() == "a file in its place"
+
+
+def test_a_folder_in_place_of_the_file(book: PriceBook) -> None:
+    book.path.mkdir(parents=True)
+    assert prices.remove_damaged(book.path) == []
+    assert_unusable(book, "unable to open database file")
+
+
+def test_where_nothing_can_be_written_no_file_is_left(
+    book: PriceBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk SQLite fails after it has made the file."""
+    monkeypatch.setattr(prices, "_TABLES", ("CREATE TABLE full",))
+    book.add({"kernel": 1.0})
+    assert not book.path.exists()
 
 
 def test_listed_and_cleared(book: PriceBook) -> None:
@@ -154,7 +183,10 @@ def test_listed_and_cleared(book: PriceBook) -> None:
 
 def test_a_relative_cache_folder_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the XDG base directory specification has it."""
+    assert prices.misplaced() == []
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("LOCALAPPDATA", "here")
     path = prices.default_path()
     assert path is None or path.is_absolute()
+    (text,) = prices.misplaced()
+    assert "=here does not count" in text

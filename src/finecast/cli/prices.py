@@ -27,8 +27,7 @@ def run(
     from finecast.measure import prices
 
     path = prices.default_path()
-    for text in prices.remove_damaged(path):
-        warn(text)
+    warn(*prices.misplaced(), *prices.remove_damaged(path))
     found = [] if path is None else prices.machines(path)
     forgotten = prices.clear(path) if clear and path is not None else 0
     rows = [

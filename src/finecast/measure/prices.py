@@ -7,8 +7,8 @@ what it reads and writes, its ops with their attributes; and by the machine with
 Laws: times guide a search and decide nothing, as each model that is chosen was timed in its
 own run. What was measured while other processes kept this one waiting is kept apart, and is
 used on such a busy machine alone, for kernels of which nothing better is known: two runs there
-choose among the same plans. A file that cannot be read or written, or that is the database of
-another program, is ignored; one that is damaged starts anew.
+choose among the same plans. Of a file that cannot be read or written, or that is the database
+of another program, a search says so and goes on without it; one that is damaged starts anew.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from finecast.errors import FinecastError
 from finecast.measure.environment import cpu_label, environment
 from finecast.measure.timing import Demand
 
@@ -67,18 +68,34 @@ _BUSY: Final = "busy "
 # Of SQLite's errors those that say so; others are of a file that is locked, or of no rights.
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _WAITS_S: Final = 2.0
-"""For another process that writes; then the book is ignored."""
+"""For another process that writes; then the book is not used."""
+_FOLDER: Final = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
+"""The variable that names the user's cache folder."""
+
+
+class PriceBookError(FinecastError):
+    """A book that cannot be read or written."""
 
 
 def default_path() -> Path | None:
     """The file in the user's cache folder; None where the user has no home."""
-    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    base = os.environ.get(_FOLDER, "")
     try:
         home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     except RuntimeError:
         home = None
     folder = Path(base) if base and Path(base).is_absolute() else home
     return None if folder is None else folder / "finecast" / "prices.db"
+
+
+def misplaced() -> list[str]:
+    """A text if the cache folder is not the one that a variable names, or is nowhere."""
+    path, base = default_path(), os.environ.get(_FOLDER, "")
+    if path is None:
+        return [f"no times of kernels are kept, as there is no home folder: set {_FOLDER}"]
+    if not base or Path(base).is_absolute():
+        return []
+    return [f"{_FOLDER}={base} does not count, as it is not absolute: {path} is used"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +121,22 @@ class PriceBook:
         path: The file.
         label: The machine and the engine, for people.
         digest: Identifies the machine, the engine and all that changes its kernels.
+        tell: Takes a note where the file cannot be used: then no kernel has a price.
     """
 
     path: Path
     label: str
     digest: str
+    tell: Callable[[str], None] = field(compare=False, repr=False)
 
     @classmethod
-    def here(cls, engine: str, device: str, path: Path | None = None) -> PriceBook | None:
+    def here(
+        cls,
+        engine: str,
+        device: str,
+        path: Path | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> PriceBook | None:
         """The book for an engine on this machine; None where the user has no cache folder."""
         path = path or default_path()
         if path is None:
@@ -136,6 +161,7 @@ class PriceBook:
             path=path,
             label=f"{cpu_label(machine)}, {cores}, {engine}:{device} {versions}",
             digest=_digest(json.dumps(decides, sort_keys=True)),
+            tell=tell,
         )
 
     def prices(self, kernels: Iterable[str]) -> dict[str, float]:
@@ -154,7 +180,7 @@ class PriceBook:
 
     def _agreeing(self, kernels: Sequence[str]) -> dict[str, float]:
         found: dict[str, float] = {}
-        with _opened(self.path) as db:
+        with self._told(), _opened(self.path) as db:
             if db is not None:
                 for kernel, samples in self._samples(db, kernels).items():
                     middle = median(samples)
@@ -172,9 +198,8 @@ class PriceBook:
         """Keep one measured time of each kernel, apart if the machine was ``busy``."""
         if busy:
             seconds = {_BUSY + kernel: took_s for kernel, took_s in seconds.items()}
-        with _opened(self.path, create=True) as db:
-            if db is None:
-                return
+        with self._told(), _opened(self.path, create=True) as db:
+            assert db is not None
             known, now_s = self._samples(db, seconds), int(time.time())
             rows: list[tuple[str, str, str, int]] = []
             for kernel, took_s in seconds.items():
@@ -185,6 +210,14 @@ class PriceBook:
             )
             db.executemany("INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)", rows)
             db.execute(_TRIM, (_MOST_PRICES,))
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        """What fails in the block is told, and leaves the book as it was."""
+        try:
+            yield
+        except PriceBookError as error:
+            self.tell(f"every kernel is profiled anew, and no time is kept: {error.line}")
 
     def _samples(
         self, db: sqlite3.Connection, kernels: Iterable[str]
@@ -197,6 +230,9 @@ def machines(path: Path) -> list[BookedMachine]:
     """The machines of a book, those used last first; none if there is no book.
 
     Two that differ in what their names do not tell, such as an engine's settings, are one row.
+
+    Raises:
+        PriceBookError: If the book cannot be read and written.
     """
     found: list[BookedMachine] = []
     with _opened(path) as db:
@@ -213,7 +249,7 @@ def remove_damaged(path: Path | None = None) -> list[str]:
     Without a path it is the book in the user's cache folder.
     """
     path = path or default_path()
-    if path is None or not path.is_file():
+    if path is None or not os.path.isfile(path):  # which tells of no missing rights
         return []
     try:
         with closing(sqlite3.connect(path, timeout=_WAITS_S)) as db:
@@ -230,7 +266,11 @@ def remove_damaged(path: Path | None = None) -> list[str]:
 
 
 def clear(path: Path) -> int:
-    """Forget all prices; returns how many there were."""
+    """Forget all prices; returns how many there were.
+
+    Raises:
+        PriceBookError: If the book cannot be read and written.
+    """
     count = 0
     with _opened(path) as db:
         if db is not None:
@@ -242,36 +282,57 @@ def clear(path: Path) -> int:
 
 @contextmanager
 def _opened(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection | None]:
-    """The database in one transaction; None if there is none that can be used.
+    """The database in one transaction; None if there is none and it is not to be made.
 
-    What fails inside the block for SQLite's reasons ends it without a change.
+    Raises:
+        PriceBookError: If the file, or what the block does, fails for the system's or SQLite's
+            reasons. The file is then as it was.
     """
-    db: sqlite3.Connection | None = None
+    existed = True
     try:
         if create:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if create or path.is_file():
-            db = sqlite3.connect(path, timeout=_WAITS_S, isolation_level=None)
-            if not _prepared(db):
-                db.close()
-                db = None
-    except (OSError, sqlite3.Error):
-        db = None
-    if db is None:
-        yield None
-        return
-    with closing(db):
-        try:
+        existed = _exists(path)
+        if not existed and not create:
+            yield None
+            return
+        with closing(sqlite3.connect(path, timeout=_WAITS_S, isolation_level=None)) as db:
+            _prepare(db, path)
             yield db
             db.execute("COMMIT")
-        except sqlite3.Error:
-            pass  # the next run measures what this one could not keep
+    except (OSError, sqlite3.Error) as error:
+        if not existed:
+            _remove_empty(path)
+        raise _unusable(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def _prepared(db: sqlite3.Connection) -> bool:
+def _exists(path: Path) -> bool:
+    """Whether there is something at ``path``; raises OSError where that cannot be."""
+    with suppress(FileNotFoundError):
+        path.stat()
+        return True
+    return False
+
+
+def _remove_empty(path: Path) -> None:
+    """Remove the file that SQLite makes before it finds that the disk is full."""
+    with suppress(OSError):
+        if not path.stat().st_size:
+            path.unlink()
+
+
+def _unusable(path: Path, reason: str) -> PriceBookError:
+    fix = f"make room for a file of finecast's there, or let {_FOLDER} name another folder"
+    return PriceBookError(f"the price book cannot be used: {reason}", where=str(path), fix=fix)
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
     """Begin a transaction on a book of this version, made if there is none.
 
-    False for a file that finecast did not make. A book of another version starts anew.
+    A book of another version starts anew.
+
+    Raises:
+        PriceBookError: If finecast did not make the file.
     """
     db.execute("BEGIN IMMEDIATE")
     made_by, version = (
@@ -282,16 +343,15 @@ def _prepared(db: sqlite3.Connection) -> bool:
         name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'")
     ]
     if made_by != _APPLICATION and (made_by or tables):
-        return False
+        raise _unusable(path, "it is a database of another program")
     if made_by == _APPLICATION and version == _VERSION:
-        return True
+        return
     for name in ("prices", "machines"):
         db.execute(f"DROP TABLE IF EXISTS {name}")
     for statement in _TABLES:
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {_APPLICATION}")
     db.execute(f"PRAGMA user_version = {_VERSION}")
-    return True
 
 
 def _read(text: Any) -> list[float]:

@@ -91,8 +91,15 @@ class EngineSubject(Subject):
     @property
     def book(self) -> PriceBook | None:
         """The times of kernels that earlier runs kept; None if none are to be used."""
-        engine = self.engine
-        return PriceBook.here(engine.name, engine.device) if self.keeps_prices else None
+        if not self.keeps_prices:
+            return None
+        return PriceBook.here(self.engine.name, self.engine.device, tell=self._without_book)
+
+    def _without_book(self, why: str) -> None:
+        """Go on without the price book: it is asked and told of no further time."""
+        if self.keeps_prices:
+            self.keeps_prices = False
+            self.tell(why)
 
     @property
     def formats(self) -> tuple[Format, ...]:
