@@ -20,7 +20,7 @@ from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust
 from finecast.tuning.goal import Objective
 from finecast.tuning.measuring import Measuring
-from finecast.tuning.search import Adjustments
+from finecast.tuning.search import Adjustments, Candidate
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
 EQUALISE, SMOOTH, BIAS = KINDS = (Adjust.EQUALISE, Adjust.SMOOTH, Adjust.BIAS)
@@ -148,8 +148,17 @@ def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None
     subject: Any = ToySubject(dict(zip(KINDS, (0.5, 0.25, 0.8), strict=True)))
     adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
     found = adjustments.measure(PLAN)
-    wanted = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)
-    (made,) = adjustments.proposals([wanted], found)
+    wanted = Candidate(
+        name="lowest",
+        plan=PLAN,
+        error=0.01,
+        cost=2.0,
+        latency_s=2.0,
+        casts=0,
+        predicted_cost=1.0,
+    )
+    (made,) = adjustments.proposals([wanted.proposal], found)
+    assert (made.name, made.time_s) == ("lowest, adjusted by equalise, smooth, bias", 1.0)
     assert made.error == pytest.approx(0.01 * 0.1**2, rel=1e-5)
     assert adjustments.gained(made.plan) == found
     assert [g.error_with for g in found] == pytest.approx([0.05, 0.0125, 0.01], rel=1e-4)

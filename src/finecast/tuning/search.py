@@ -72,6 +72,13 @@ class Candidate:
         """Upper bound of the cost, given its spread."""
         return self.cost * (1 + self.spread)
 
+    @property
+    def proposal(self) -> Proposal:
+        """The plan as it was proposed, with its predicted cost and error."""
+        return Proposal(
+            name=self.name, plan=self.plan, time_s=self.predicted_cost, error=self.error
+        )
+
 
 # Whether a candidate counts as equally fast as one of less cost, which comes first.
 SameTime = Callable[[Candidate, Candidate], bool]

@@ -666,7 +666,7 @@ class _Tuning:
         about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
         wanted = [
             *near(self.examined.planner, analysis, before),
-            *(Proposal(name=c.name, plan=c.plan, time_s=0.0, error=c.error) for c in about),
+            *(c.proposal for c in about),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
 
