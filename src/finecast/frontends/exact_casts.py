@@ -7,19 +7,21 @@ are. So values that matrix products and convolutions read are rounded in fp32 be
 That costs one more kernel, and nothing at run time for what is computed from constants.
 
 Law: products read what a correct cast gives. Only Inf becomes NaN, and a product of either is
-Inf or NaN.
+Inf or NaN. Where OpenVINO's precision hint is a low format, they read numbers rounded to that
+format, as all products do then, and then to bf16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from enum import Enum, auto
 from typing import Any, Final
 
 from finecast.devices.faults import is_here
 from finecast.frontends.replaying import Restated
-from finecast.graph import Graph, Value
+from finecast.graph import PHI, Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import by_name
+from finecast.ops import OpKind, by_name
 from finecast.planning.edits import Edit, InsertCast, Use
 from finecast.planning.plan import Plan
 from finecast.planning.scalable import CONVOLUTIONS
@@ -40,9 +42,39 @@ _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 # Two more choices save kernels in OpenVINO: a sum, not a difference; and the second x is
 # reshaped to another rank, since a sum of a value and its own product would not be fused.
 # What convolutions read is stored in blocks of channels, where a reshape costs more than a
-# kernel: there the second x is x itself.
-FACTOR: Final = _PART - 1
-BACK: Final = 1 / _PART
+# kernel: there the second x is a copy.
+#
+# The sum cancels, and what its operands differ by otherwise comes out 65536 times as large. A
+# low hint (bf16 is OpenVINO's default on CPUs that have it) rounds what kernels read and give,
+# while each computes in fp32. So the product and the sum have to be of one kernel, and read
+# the same numbers, whatever OpenVINO does before. Two things would part them:
+# 1. Kernels of pointwise ops read an input in fp32 even then, but reshapes read it rounded.
+#    And a product with a constant is moved above a reshape, or becomes part of a division by
+#    a norm. So what these give is copied first, by the maximum of it and itself: an op that
+#    reads a constant would be moved, too.
+# 2. A kernel ends before an op that reads one of its tensors again. So in blocks the second x
+#    is a copy: a power of 1, which is faster than a maximum.
+_FACTOR: Final = _PART - 1
+_BACK: Final = 1 / _PART
+_SAME: Final = 1.0
+_AXES: Final = [0]
+_LOOSE: Final = frozenset({OpKind.MOVEMENT, OpKind.CONTROL})
+_INVERSES: Final = frozenset({"div", "reciprocal", "rsqrt", "pow"})
+
+
+class Kept(Enum):
+    """How OpenVINO keeps a value; the ops that round it depend on that.
+
+    Attributes:
+        PLAIN: As a kernel gave it.
+        LOOSE: As an input of the model or of a body, or as an op gave it that OpenVINO drops,
+            or puts products into.
+        BLOCKS: In blocks of channels.
+    """
+
+    PLAIN = auto()
+    LOOSE = auto()
+    BLOCKS = auto()
 
 
 def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> frozenset[int]:
@@ -65,28 +97,53 @@ def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
     return (Restated(nodes=names, reason=_REASON),) if names else ()
 
 
-def rounded_by(step: Callable[..., Any], x: Any, axis: Any, *, blocks: bool) -> Any:
+def rounded_by(step: Callable[..., Any], x: Any, kept: Kept) -> Any:
     """The tensor ``x`` rounded to bf16, in fp32.
 
     Args:
-        step: Makes an op of its kind, its label and its inputs; returns the result.
+        step: Makes an op of its kind, its label, a tensor and another one, or a number or a
+            list of axes; returns the result.
         x: The tensor.
-        axis: The constant [0].
-        blocks: Whether OpenVINO stores ``x`` in blocks of channels.
+        kept: How OpenVINO keeps ``x``.
     """
-    scaled = step("multiply", "scaled", x, FACTOR)
-    if blocks:
-        return step("multiply", "rounded", step("add", "part", scaled, x), BACK)
-    again = step("unsqueeze", "again", x, axis)
-    whole = step("multiply", "whole", step("add", "part", scaled, again), BACK)
-    return step("squeeze", "rounded", whole, axis)
+    if kept is Kept.LOOSE:
+        x = step("maximum", "copy", x, x)
+    scaled = step("multiply", "scaled", x, _FACTOR)
+    if kept is Kept.BLOCKS:
+        part = step("add", "part", scaled, step("power", "copy", x, _SAME))
+        return step("multiply", "rounded", part, _BACK)
+    again = step("unsqueeze", "again", x, _AXES)
+    whole = step("multiply", "whole", step("add", "part", scaled, again), _BACK)
+    return step("squeeze", "rounded", whole, _AXES)
 
 
-def in_blocks(graph: Graph, value: int) -> bool:
-    """Whether a convolution reads this result of an op: OpenVINO stores it channel-blocked."""
-    given = graph.values[value]
-    readers = (graph.nodes[n].op for n in given.uses)
-    return given.producer is not None and not CONVOLUTIONS.isdisjoint(readers)
+def kept_as(graph: Graph, value: int) -> Kept:
+    """How OpenVINO keeps a value. Results of ops that convolutions read are in blocks."""
+    maker = source = _maker(graph, value)
+    while source is not None and by_name(source.op).places:
+        moved = source.inputs[0]
+        source = None if moved is None else _maker(graph, moved)
+    if maker is None or source is None:
+        return Kept.LOOSE
+    readers = (graph.nodes[n].op for n in graph.values[value].uses)
+    if not CONVOLUTIONS.isdisjoint(readers):
+        return Kept.BLOCKS
+    loose = by_name(maker.op).kind in _LOOSE or _divides(graph, maker)
+    return Kept.LOOSE if loose else Kept.PLAIN
+
+
+def _maker(graph: Graph, value: int) -> Node | None:
+    """The op that computes a value; None if that is an input of the model or of a body."""
+    producer = graph.values[value].producer
+    node = None if producer is None else graph.nodes[producer]
+    return None if node is None or node.op == PHI else node
+
+
+def _divides(graph: Graph, node: Node) -> bool:
+    """Whether the op is a division, or a product with an inverse."""
+    read = (_maker(graph, i) for i in node.inputs if i is not None)
+    inverse = any(n is not None and n.op in _INVERSES for n in read)
+    return node.op == "div" or (node.op == "mul" and inverse)
 
 
 def _is_wrong(graph: Graph, value: Value) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.exact_casts import BACK, FACTOR, FAULT
+from finecast.frontends.exact_casts import FAULT, Kept, rounded_by
 from finecast.frontends.onnx.constants import DATA_TYPES, constant_tensor
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, signature
 from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, Editor
@@ -28,6 +28,15 @@ _CHANNELS_SINCE: Final = 13
 _GROUPS_SINCE: Final = 21
 # That of DequantizeLinear with scales, and results, of 16 bits.
 _LOW_SINCE: Final = 19
+# The ops by which ``exact_casts`` rounds.
+_STEPS: Final[Mapping[str, str]] = {
+    "maximum": "Max",
+    "power": "Pow",
+    "multiply": "Mul",
+    "add": "Add",
+    "unsqueeze": "Unsqueeze",
+    "squeeze": "Squeeze",
+}
 
 
 class Maker:
@@ -83,30 +92,28 @@ class Maker:
         self.editor.made += nodes
         return out
 
-    def rounded(self, value: ir.Value, to: Format, *, blocks: bool) -> ir.Value:
-        """``value`` rounded to bf16, in fp32, by nodes that OpenVINO fuses into one kernel.
-
-        ``exact_casts`` says why, and has the factors. A value that OpenVINO stores in
-        ``blocks`` of channels is not reshaped.
-        """
+    def rounded(self, value: ir.Value, to: Format, kept: Kept) -> ir.Value:
+        """``value`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
         ops = self.rounding
-        factor, back = (ops.scalar(x) for x in (FACTOR, BACK))
         before = len(self.editor.made)
 
-        def step(kind: str, one: ir.Value, other: ir.Value, label: str) -> ir.Value:
-            dtype = ir.DataType.FLOAT
-            out = self.node(kind, [one, other], label=label, dtype=dtype, named=value.name)
-            out.shape = value.shape if label in ("scaled", "rounded") else None
+        def step(
+            kind: str, label: str, one: ir.Value, other: ir.Value | float | list[int]
+        ) -> ir.Value:
+            if not isinstance(other, ir.Value):
+                dtype = np.float32 if isinstance(other, float) else np.int64
+                other = ops.constant(np.array(other, dtype))
+            out = self.node(
+                _STEPS[kind],
+                [one, other],
+                label=label,
+                dtype=ir.DataType.FLOAT,
+                named=value.name,
+            )
+            out.shape = value.shape if label in ("copy", "scaled", "rounded") else None
             return out
 
-        scaled = step("Mul", value, factor, "scaled")
-        if blocks:
-            rounded = step("Mul", step("Add", scaled, value, "part"), back, "rounded")
-        else:
-            axis = ops.constant(np.array([0], dtype=np.int64))
-            again = step("Unsqueeze", value, axis, "again")
-            whole = step("Mul", step("Add", scaled, again, "part"), back, "whole")
-            rounded = step("Squeeze", whole, axis, "rounded")
+        rounded: ir.Value = rounded_by(step, value, kept)
         for node in self.editor.made[before:]:
             node.metadata_props[ROUNDING] = f"{to.label} {rounded.name}"
             node.metadata_props[FAULT_NOTE] = FAULT

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.exact_casts import in_blocks
+from finecast.frontends.exact_casts import kept_as
 from finecast.frontends.native_model import OFFSET, SCALE, NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
@@ -438,8 +438,8 @@ class EditedModel(NativeModel):
         if at_source:
             read = value
             if exact and edit.to is Format.BF16:
-                blocks = in_blocks(self.graph, edit.value)
-                read = self._maker.rounded(value, edit.to, blocks=blocks)
+                kept = kept_as(self.graph, edit.value)
+                read = self._maker.rounded(value, edit.to, kept)
             low = self._maker.cast(read, edit.to, value.name)
             self._editor.place_after(value)
             self.give(edit.value, at_source, low)

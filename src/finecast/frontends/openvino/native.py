@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
-from finecast.frontends.exact_casts import FAULT, in_blocks, rounded_by
+from finecast.frontends.exact_casts import FAULT, Kept, kept_as, rounded_by
 from finecast.frontends.native_model import NativeModel, replay
 from finecast.frontends.openvino.bodies import Entry, hand_in
 from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
@@ -222,15 +222,11 @@ class OvNative(NativeModel):
         port = self.binding.values[value]
         name = _name_at(port, f"cast_{to.label}")
         if exact:
-            port = self._rounded_first(port, name, blocks=in_blocks(self.graph, value))
+            port = self._rounded_first(port, name, kept_as(self.graph, value))
         return self._added(_converted(port, to), name)
 
-    def _rounded_first(
-        self, port: openvino.Output, cast: str, *, blocks: bool
-    ) -> openvino.Output:
+    def _rounded_first(self, port: openvino.Output, cast: str, kept: Kept) -> openvino.Output:
         """The numbers of ``port`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
-        from openvino import opset13
-
         made: list[tuple[str, openvino.Output]] = []
 
         def step(kind: str, label: str, *inputs: Any) -> openvino.Output:
@@ -238,8 +234,7 @@ class OvNative(NativeModel):
             return made[-1][1]
 
         # ``undo.py`` replaces each of these ops by its first input, which leads back to port.
-        axis = opset13.constant(np.array([0], dtype=np.int64))
-        rounded = rounded_by(step, port, axis, blocks=blocks)
+        rounded = rounded_by(step, port, kept)
         for label, result in made:
             what = Added(rounds=Format.BF16.label)
             self._added(result.get_node(), f"{cast}_{label}", what)

@@ -51,7 +51,16 @@ if TYPE_CHECKING:
 # Kinds of ops that conversions insert behind a value. An op of another kind by a noted name is
 # another tool's, and stays.
 _INSERTED: Final = frozenset(
-    {"Convert", "FakeQuantize", "Multiply", "Add", "Unsqueeze", "Squeeze"}
+    {
+        "Convert",
+        "FakeQuantize",
+        "Maximum",
+        "Power",
+        "Multiply",
+        "Add",
+        "Unsqueeze",
+        "Squeeze",
+    }
 )
 
 
