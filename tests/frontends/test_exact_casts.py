@@ -17,7 +17,7 @@ from openvino import opset13 as op
 
 import finecast
 from finecast.engines import get_engine
-from finecast.frontends.exact_casts import Kept, kept_as, rounded_by
+from finecast.frontends.exact_casts import StoredAs, kept_as, rounded_by
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy, Scope
 from tests.frontends.openvino_graphs import model_of
@@ -158,7 +158,7 @@ STEPS = {
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-def by_arithmetic(x: np.ndarray, kept: Kept) -> np.ndarray:
+def by_arithmetic(x: np.ndarray, kept: StoredAs) -> np.ndarray:
     def step(kind: str, label: str, one: Any, other: Any) -> Any:
         del label
         return STEPS[kind](one, np.float32(other) if isinstance(other, float) else other)
@@ -168,9 +168,9 @@ def by_arithmetic(x: np.ndarray, kept: Kept) -> np.ndarray:
 
 
 @given(st.lists(FINITE, min_size=1))
-@pytest.mark.parametrize("kept", Kept)
+@pytest.mark.parametrize("kept", StoredAs)
 def test_fp32_arithmetic_gives_the_bits_of_a_right_cast(
-    kept: Kept, numbers: list[float]
+    kept: StoredAs, numbers: list[float]
 ) -> None:
     """Of subnormals, and of numbers that round to Inf, too; but a zero has no sign."""
     x = np.array(numbers, np.float32)
@@ -179,8 +179,8 @@ def test_fp32_arithmetic_gives_the_bits_of_a_right_cast(
     assert (got.view(np.uint32) == (to_nearest(x) + np.float32(0)).view(np.uint32)).all()
 
 
-@pytest.mark.parametrize("kept", Kept)
-def test_arithmetic_of_inf_and_nan_gives_nan(kept: Kept) -> None:
+@pytest.mark.parametrize("kept", StoredAs)
+def test_arithmetic_of_inf_and_nan_gives_nan(kept: StoredAs) -> None:
     endless = np.array([np.inf, -np.inf, np.nan], np.float32)
     assert np.isnan(by_arithmetic(endless, kept)).all()
 
@@ -416,5 +416,5 @@ def test_what_an_op_gives_to_convolutions_rests_in_blocks() -> None:
         "node a conv onnx::Conv fp32 (%0, %1) -> (%2 v fp32)\n"
         "node b conv onnx::Conv fp32 (%2, %1) -> (%3 y fp32)\noutput %3\n"
     )
-    expected = [Kept.LOOSE, Kept.BLOCKS, Kept.PLAIN]
+    expected = [StoredAs.LOOSE, StoredAs.BLOCKS, StoredAs.PLAIN]
     assert [kept_as(graph, value) for value in (0, 2, 3)] == expected

@@ -62,7 +62,7 @@ _LOOSE: Final = frozenset({OpKind.MOVEMENT, OpKind.CONTROL})
 _INVERSES: Final = frozenset({"div", "reciprocal", "rsqrt", "pow"})
 
 
-class Kept(Enum):
+class StoredAs(Enum):
     """How OpenVINO keeps a value; the ops that round it depend on that.
 
     Attributes:
@@ -97,7 +97,7 @@ def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
     return (Restated(nodes=names, reason=_REASON),) if names else ()
 
 
-def rounded_by(step: Callable[..., Any], x: Any, kept: Kept) -> Any:
+def rounded_by(step: Callable[..., Any], x: Any, kept: StoredAs) -> Any:
     """The tensor ``x`` rounded to bf16, in fp32.
 
     Args:
@@ -106,10 +106,10 @@ def rounded_by(step: Callable[..., Any], x: Any, kept: Kept) -> Any:
         x: The tensor.
         kept: How OpenVINO keeps ``x``.
     """
-    if kept is Kept.LOOSE:
+    if kept is StoredAs.LOOSE:
         x = step("maximum", "copy", x, x)
     scaled = step("multiply", "scaled", x, _FACTOR)
-    if kept is Kept.BLOCKS:
+    if kept is StoredAs.BLOCKS:
         part = step("add", "part", scaled, step("power", "copy", x, _SAME))
         return step("multiply", "rounded", part, _BACK)
     again = step("unsqueeze", "again", x, _AXES)
@@ -117,19 +117,19 @@ def rounded_by(step: Callable[..., Any], x: Any, kept: Kept) -> Any:
     return step("squeeze", "rounded", whole, _AXES)
 
 
-def kept_as(graph: Graph, value: int) -> Kept:
+def kept_as(graph: Graph, value: int) -> StoredAs:
     """How OpenVINO keeps a value. Results of ops that convolutions read are in blocks."""
     maker = source = _maker(graph, value)
     while source is not None and by_name(source.op).places:
         moved = source.inputs[0]
         source = None if moved is None else _maker(graph, moved)
     if maker is None or source is None:
-        return Kept.LOOSE
+        return StoredAs.LOOSE
     readers = (graph.nodes[n].op for n in graph.values[value].uses)
     if not CONVOLUTIONS.isdisjoint(readers):
-        return Kept.BLOCKS
+        return StoredAs.BLOCKS
     loose = by_name(maker.op).kind in _LOOSE or _divides(graph, maker)
-    return Kept.LOOSE if loose else Kept.PLAIN
+    return StoredAs.LOOSE if loose else StoredAs.PLAIN
 
 
 def _maker(graph: Graph, value: int) -> Node | None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.exact_casts import FAULT, Kept, rounded_by
+from finecast.frontends.exact_casts import FAULT, StoredAs, rounded_by
 from finecast.frontends.onnx.constants import DATA_TYPES, constant_tensor
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, signature
 from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, Editor
@@ -92,7 +92,7 @@ class Maker:
         self.editor.made += nodes
         return out
 
-    def rounded(self, value: ir.Value, to: Format, kept: Kept) -> ir.Value:
+    def rounded(self, value: ir.Value, to: Format, kept: StoredAs) -> ir.Value:
         """``value`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
         ops = self.rounding
         before = len(self.editor.made)

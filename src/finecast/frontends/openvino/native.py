@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
-from finecast.frontends.exact_casts import FAULT, Kept, kept_as, rounded_by
+from finecast.frontends.exact_casts import FAULT, StoredAs, kept_as, rounded_by
 from finecast.frontends.native_model import NativeModel, replay
 from finecast.frontends.openvino.bodies import Entry, hand_in
 from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
@@ -225,7 +225,9 @@ class OvNative(NativeModel):
             port = self._rounded_first(port, name, kept_as(self.graph, value))
         return self._added(_converted(port, to), name)
 
-    def _rounded_first(self, port: openvino.Output, cast: str, kept: Kept) -> openvino.Output:
+    def _rounded_first(
+        self, port: openvino.Output, cast: str, kept: StoredAs
+    ) -> openvino.Output:
         """The numbers of ``port`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
         made: list[tuple[str, openvino.Output]] = []
 
