@@ -281,7 +281,7 @@ def test_tune_tries_both_and_says_how_to_run_it(
             "--tolerance", "0.5", "--study", tmp_path / "study", "--force", *options,
         )  # fmt: skip
         # bf16 may be slow on this CPU, and a last race beside other tests tell so first.
-        if re.match(r"unchanged: (no plan is|the plan .* is not) faster", answer.out):
+        if re.match(r"unchanged: (no plan is|.* is not) faster", answer.out):
             continue
         assert answer.code == 0, answer.err
         plan = Plan.load(out.with_suffix(".xml.plan.json"))
