@@ -164,6 +164,17 @@ def test_a_plan_that_no_cost_chose_says_so_first() -> None:
     assert said(explained(planner, analysis, hinted)) == (text, "plan")
 
 
+def test_lowest_plans_are_named_by_the_formats_that_their_ops_have() -> None:
+    planner, analysis = chain([{}, {}], {BF16: [0.0, 0.0], INT8: [0.0, 0.0]})
+    both, bf16, int8 = lowest(planner, analysis)
+    assert both.plan.low_formats == {BF16}  # each may have the first
+    assert (both.name, bf16.name) == ("bf16 wherever permitted",) * 2
+    assert int8.name == "int8 wherever permitted"
+    only = Permission(formats=frozenset({FP32, INT8}), reasons=())
+    mixed = replace(planner, permissions={**planner.permissions, 1: only})
+    assert lowest(mixed, analysis)[0].name == "bf16, int8 wherever permitted"
+
+
 def test_a_format_that_was_not_timed_is_no_alternative() -> None:
     planner, analysis = chain([{BF16: 3.0}], {BF16: [0.0]})
     analysis = replace(analysis, times={**analysis.times, BF16: np.array([np.inf])})

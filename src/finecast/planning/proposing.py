@@ -137,7 +137,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
 
     One uses all of the policy's formats that have costs, in their order of preference; the
     others one format each. The frontier may lack them, because it relies on predicted costs
-    of casts.
+    of casts. Each is named by the formats that its ops have: all of them may have the first.
     """
     problem = build_problem(planner.graph, planner.permissions, analysis)
     found: list[Proposal] = []
@@ -147,7 +147,8 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
         used = set(plan.formats.values())
         added = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)
         error = analysis.saturation.together(added)
-        name = f"{', '.join(f.label for f in formats)} wherever permitted"
+        low = sorted(plan.low_formats, key=[*formats, *Format].index)
+        name = f"{', '.join(f.label for f in low or [Format.FP32])} wherever permitted"
         found.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
     return found
 
