@@ -387,11 +387,7 @@ def tuned(
         removed += [*misplaced(), *remove_damaged()] if request.price_book else []
         if request.fleet:
             outcome = fleet_tuning.plans_for(given(), how, output, request, study)
-            warnings = (
-                *removed,
-                *_judged_by_chosen(request.data, outcome.plan),
-                *outcome.warnings,
-            )
+            warnings = (*removed, *_told(request, outcome))
             outcome = replace(outcome, stale=files.stale(), warnings=warnings)
             return _savable(replace(outcome, source=given().source), given)
         outcome = _searched(given(), how, output, request, study)
@@ -405,8 +401,20 @@ def tuned(
                 report.save(request.report, force=output.force)
         if request.frontier is not None:
             write_frontier(outcome.to_dict(), given().source.name, request.frontier)
-    warnings = (*removed, *_judged_by_chosen(request.data, outcome.plan), *outcome.warnings)
+    warnings = (*removed, *_told(request, outcome))
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
+
+
+def _told(request: TuneRequest, outcome: Result) -> Iterator[str]:
+    """The warnings of a search, and those that its options and its time give."""
+    yield from _judged_by_chosen(request.data, outcome.plan)
+    yield from outcome.warnings
+    timeout_s = request.goal.timeout_s
+    if timeout_s is not None and outcome.seconds > timeout_s:
+        yield (
+            f"took {outcome.seconds:.1f} s, longer than the --timeout of {timeout_s:g} s: what"
+            " comes before the first trial, a trial that runs and the writing are not cut short"
+        )
 
 
 def _judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:

@@ -14,8 +14,11 @@ import pytest
 
 import finecast
 from finecast.errors import UsageError
+from finecast.measure.racing import Effort
 from finecast.planning.plan import Plan
+from finecast.tuning import measuring
 from finecast.tuning.hint import Anchor
+from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result
 from tests.frontends.tools import parse, tensor
 
@@ -151,6 +154,26 @@ def test_a_faster_hint_says_which_output_makes_it_a_plan(
     assert not found.improved
     hint = "; or the hint: -o low.xml makes it a plan" if told else ""
     assert f"no model was written: use the model given{hint}" in repr(found).splitlines()[-1]
+
+
+@pytest.mark.parametrize(("timeout_s", "over"), [(1e-9, True), (9e9, False), (None, False)])
+def test_a_timeout_ends_the_last_race_early_and_is_told_if_it_was_not_enough(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, over: bool
+) -> None:
+    settled: list[float] = []
+    real = Measuring.measure
+
+    def measure(self: Measuring, built: Any, effort: Effort, *rest: Any) -> Measurements:
+        settled.append(effort.settle_s)
+        return real(self, built, effort, *rest)
+
+    monkeypatch.setattr(Measuring, "measure", measure)
+    monkeypatch.setattr(measuring, "FINAL", Effort(min_time_s=0.0, settle_s=5.0))
+    found = tune(timeout_s=timeout_s)
+    assert found.improved
+    assert settled[-1] == (0.0 if over else max(5.0, found.phases["baseline"]))
+    told = [text for text in found.warnings if "longer than the --timeout of 1e-09 s" in text]
+    assert [f"took {found.seconds:.1f} s" in text for text in told] == [True] * over
 
 
 def test_the_time_by_phase_adds_up(tune: Tune) -> None:

@@ -137,7 +137,9 @@ class Goal:
             how many times as good.
         max_trials: The most evaluations of plans on all data; None for no limit. A given
             number is used up: faster plans are looked for until it is spent.
-        timeout_s: Seconds after which no evaluation is begun but the first.
+        timeout_s: Seconds after which no evaluation is begun but the first, and the last race
+            ends after its least rounds. What comes before the first evaluation is not cut
+            short, nor is one that runs.
         first_is_enough: End the search with the first plan found, whatever budget is left.
         start_s: When the budget of time starts, by ``time.perf_counter``: when the goal was
             stated, so that loading the model counts.
@@ -164,7 +166,9 @@ class Goal:
         kind=int,
     ).field(None)
     timeout_s: float | None = Option(
-        help="The time after which no plan is tried but the first.",
+        help="The time after which no plan is tried but the first, and the last race has its"
+        " fewest rounds. What comes before (loading, profiles, sensitivities) is not cut"
+        " short, nor is a trial that runs.",
         flags=("--timeout",),
         metavar="SECONDS",
         kind=float,
@@ -446,6 +450,12 @@ class Budget:
     def seconds(self) -> float:
         """Seconds since the goal's start."""
         return time.perf_counter() - self.goal.start_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the goal's timeout, 0 after it; infinite without one."""
+        timeout_s = math.inf if self.goal.timeout_s is None else self.goal.timeout_s
+        return max(timeout_s - self.seconds, 0.0)
 
 
 def takes(share: float, min_speedup: float) -> str:
