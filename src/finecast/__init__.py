@@ -6,7 +6,14 @@ Public names are imported from their modules on first use, so ``import finecast`
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+# Engines report to their makers that they are imported, unless they are kept from it before:
+# ONNX Runtime by a variable; OpenVINO has a stand-in where this package is not found.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+cast("dict[str, Any]", sys.modules).setdefault("openvino_telemetry", None)
 
 if TYPE_CHECKING:
     from finecast.api import (

@@ -412,8 +412,8 @@ def _told(request: TuneRequest, outcome: Result) -> Iterator[str]:
     timeout_s = request.goal.timeout_s
     if timeout_s is not None and outcome.seconds > timeout_s:
         yield (
-            f"took {outcome.seconds:.1f} s, longer than the --timeout of {timeout_s:g} s: what"
-            " comes before the first trial, a trial that runs and the writing are not cut short"
+            f"took {outcome.seconds:.1f} s, longer than the --timeout of {timeout_s:g} s:"
+            " what comes before the first trial, a trial, and writing are not cut short"
         )
 
 

@@ -165,6 +165,8 @@ def _text(info: Any, key: str) -> str:
 
 
 def _openvino(tell_stage: _Stage) -> _Load:
+    modules: dict[str, Any] = sys.modules  # pyright: ignore[reportAssignmentType]
+    modules.setdefault("openvino_telemetry", None)  # as in ``finecast/__init__.py``
     import openvino
 
     core = openvino.Core()
