@@ -50,6 +50,16 @@ def test_content_is_strict_json_of_its_schema(any_content: dict[str, Any]) -> No
     check_content(json.loads(text), where="here")
 
 
+def test_the_schema_says_of_each_time_in_which_race_it_was_measured() -> None:
+    found = schema()["$defs"]["result"]["properties"]
+    models = [found[name] for name in ("baseline", "tuned", "next_faster")]
+    models += [found[name]["items"] for name in ("frontier", "candidates", "anchors", "trials")]
+    for properties in (one["properties"] for one in models):
+        times = properties.keys() & {"latency_ms", "predicted", "measured"}
+        assert "latency_ms" in times
+        assert all("race" in properties[n]["description"] for n in times - {"predicted"})
+
+
 def test_the_schema_uses_only_words_that_are_checked() -> None:
     def words(rule: Any) -> set[str]:
         if not isinstance(rule, dict):
