@@ -337,7 +337,7 @@ class TuneRequest:
     ).field(None)
     study: Path | None = Option(
         help="Keep trials here; default OUTPUT with .study.db in place of its suffix. It"
-        " may hold trials of several models.",
+        " may hold trials of several models; only one run at a time may write to it.",
         kind=Path,
         convert=path_of,
     ).field(None)
