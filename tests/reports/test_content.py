@@ -52,8 +52,9 @@ def test_content_is_strict_json_of_its_schema(any_content: dict[str, Any]) -> No
 
 def test_the_schema_says_of_each_time_in_which_race_it_was_measured() -> None:
     found = schema()["$defs"]["result"]["properties"]
+    many = ("frontier", "candidates", "anchors", "trials")
     models = [found[name] for name in ("baseline", "tuned", "next_faster")]
-    models += [found[name]["items"] for name in ("frontier", "candidates", "anchors", "trials")]
+    models += [found[name]["items"] for name in many]
     for properties in (one["properties"] for one in models):
         times = properties.keys() & {"latency_ms", "predicted", "measured"}
         assert "latency_ms" in times
