@@ -39,27 +39,27 @@ _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 # Dekker, "A floating-point technique for extending the available precision", 1971). FACTOR is
 # below 1 in magnitude, or the product of an x just below a power of two could lie above it,
 # where fp32 is coarser: .99999 was rounded to .996.
-# Two more choices save kernels in OpenVINO: a sum, not a difference; and the second x is
-# reshaped to another rank, since a sum of a value and its own product would not be fused.
-# What convolutions read is stored in blocks of channels, where a reshape costs more than a
-# kernel: there the second x is a copy.
+# A sum, not a difference, saves a kernel in OpenVINO. So does another tensor as the second x,
+# since a kernel ends before an op that reads one of its tensors again. One of the two is x
+# reshaped to another rank; or a copy in blocks of channels, in which what convolutions read
+# is stored, and a reshape costs more than a kernel.
 #
 # The sum cancels, and what its operands differ by otherwise comes out 65536 times as large. A
 # low hint (bf16 is OpenVINO's default on CPUs that have it) rounds what kernels read and give,
 # while each computes in fp32. So the product and the sum have to be of one kernel, and read
-# the same numbers, whatever OpenVINO does before. Two things would part them:
-# 1. Kernels of pointwise ops read an input in fp32 even then, but reshapes read it rounded.
-#    And a product with a constant is moved above a reshape, or becomes part of a division by
-#    a norm. So what these give is copied first, by the maximum of it and itself: an op that
-#    reads a constant would be moved, too.
-# 2. A kernel ends before an op that reads one of its tensors again. So in blocks the second x
-#    is a copy: a power of 1, which is faster than a maximum.
+# the same numbers, whatever OpenVINO does before:
+# 1. It moves products with constants above a reshape, or into the division of a norm, but no
+#    maximum of two tensors. So x's maximum with itself, which is x, is what is multiplied.
+# 2. Kernels of pointwise ops read an input in fp32 even then, but reshapes read it rounded.
+#    So an input is first copied by a kernel.
+# 3. Where shapes are fixed later, a kernel has all pointwise ops between two reshapes. So the
+#    x that is multiplied is the one behind the reshape; and what an op gives that itself may
+#    be a reshape, with which that one would cancel, is copied first, too.
+# A copy in blocks is a power of 1, which is faster than a maximum.
 _FACTOR: Final = _PART - 1
 _BACK: Final = 1 / _PART
 _SAME: Final = 1.0
 _AXES: Final = [0]
-_LOOSE: Final = frozenset({OpKind.MOVEMENT, OpKind.CONTROL})
-_INVERSES: Final = frozenset({"div", "reciprocal", "rsqrt", "pow"})
 
 
 class StoredAs(Enum):
@@ -67,13 +67,12 @@ class StoredAs(Enum):
 
     Attributes:
         PLAIN: As a kernel gave it.
-        LOOSE: As an input of the model or of a body, or as an op gave it that OpenVINO drops,
-            or puts products into.
+        GIVEN: As an input of the model or of a body, or as an op gave it that moves numbers.
         BLOCKS: In blocks of channels.
     """
 
     PLAIN = auto()
-    LOOSE = auto()
+    GIVEN = auto()
     BLOCKS = auto()
 
 
@@ -106,30 +105,34 @@ def rounded_by(step: Callable[..., Any], x: Any, kept: StoredAs) -> Any:
         x: The tensor.
         kept: How OpenVINO keeps ``x``.
     """
-    if kept is StoredAs.LOOSE:
-        x = step("maximum", "copy", x, x)
-    scaled = step("multiply", "scaled", x, _FACTOR)
     if kept is StoredAs.BLOCKS:
+        scaled = step("multiply", "scaled", x, _FACTOR)
         part = step("add", "part", scaled, step("power", "copy", x, _SAME))
         return step("multiply", "rounded", part, _BACK)
+    if kept is StoredAs.GIVEN:
+        x = step("maximum", "copy", x, x)
     again = step("unsqueeze", "again", x, _AXES)
-    whole = step("multiply", "whole", step("add", "part", scaled, again), _BACK)
+    scaled = step("multiply", "scaled", step("maximum", "most", again, again), _FACTOR)
+    whole = step("multiply", "whole", step("add", "part", scaled, x), _BACK)
     return step("squeeze", "rounded", whole, _AXES)
 
 
 def kept_as(graph: Graph, value: int) -> StoredAs:
-    """How OpenVINO keeps a value. Results of ops that convolutions read are in blocks."""
+    """How OpenVINO keeps a value. Results of ops that convolutions read are in blocks.
+
+    A moved input is one: OpenVINO drops an op that moves nothing.
+    """
     maker = source = _maker(graph, value)
     while source is not None and by_name(source.op).places:
         moved = source.inputs[0]
         source = None if moved is None else _maker(graph, moved)
     if maker is None or source is None:
-        return StoredAs.LOOSE
+        return StoredAs.GIVEN
     readers = (graph.nodes[n].op for n in graph.values[value].uses)
     if not CONVOLUTIONS.isdisjoint(readers):
         return StoredAs.BLOCKS
-    loose = by_name(maker.op).kind in _LOOSE or _divides(graph, maker)
-    return StoredAs.LOOSE if loose else StoredAs.PLAIN
+    moves = by_name(maker.op).kind is OpKind.MOVEMENT
+    return StoredAs.GIVEN if moves else StoredAs.PLAIN
 
 
 def _maker(graph: Graph, value: int) -> Node | None:
@@ -137,13 +140,6 @@ def _maker(graph: Graph, value: int) -> Node | None:
     producer = graph.values[value].producer
     node = None if producer is None else graph.nodes[producer]
     return None if node is None or node.op == PHI else node
-
-
-def _divides(graph: Graph, node: Node) -> bool:
-    """Whether the op is a division, or a product with an inverse."""
-    read = (_maker(graph, i) for i in node.inputs if i is not None)
-    inverse = any(n is not None and n.op in _INVERSES for n in read)
-    return node.op == "div" or (node.op == "mul" and inverse)
 
 
 def _is_wrong(graph: Graph, value: Value) -> bool:

@@ -110,7 +110,7 @@ class Maker:
                 dtype=ir.DataType.FLOAT,
                 named=value.name,
             )
-            out.shape = value.shape if label in ("copy", "scaled", "rounded") else None
+            out.shape = value.shape if label in ("copy", "rounded") else None
             return out
 
         rounded: ir.Value = rounded_by(step, value, kept)
