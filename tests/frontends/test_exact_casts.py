@@ -17,7 +17,7 @@ from openvino import opset13 as op
 
 import finecast
 from finecast.engines import get_engine
-from finecast.frontends.exact_casts import StoredAs, kept_as, rounded_by
+from finecast.frontends.exact_casts import StoredAs, rounded_by, stored_as
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy, Scope
 from tests.frontends.openvino_graphs import model_of
@@ -421,4 +421,4 @@ def test_what_an_op_gives_to_convolutions_rests_in_blocks() -> None:
         "node b conv onnx::Conv fp32 (%2, %1) -> (%3 y fp32)\noutput %3\n"
     )
     expected = [StoredAs.GIVEN, StoredAs.BLOCKS, StoredAs.PLAIN]
-    assert [kept_as(graph, value) for value in (0, 2, 3)] == expected
+    assert [stored_as(graph, value) for value in (0, 2, 3)] == expected

@@ -20,16 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.graph import SCALARS, Graph, Node, Value
+from finecast.graph.structure import SAME_NUMBERS
 from finecast.ops import OpKind, by_name
 
 Floats: TypeAlias = NDArray[np.float64]
 
 _INDEX_TYPES: Final = frozenset({"int64", "int32"})
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
-_SAME_NUMBERS: Final = frozenset(
-    {"identity", "transpose", "reshape", "flatten", "squeeze", "unsqueeze"}
-)
-"""Ops after which all numbers of their first input are there, in another shape or order."""
 _TOP_BYTE: Final = 255
 _MOST_READ: Final = 1 << 22
 """Elements of the largest weight that is read: the first layers of networks have fewer."""
@@ -168,9 +165,7 @@ def _limits(graph: Graph, value: Value) -> Iterator[range]:
                 if rows is not None and table is not None and table.constant is not None:
                     from_end = node.native.startswith(("onnx::", "openvino::"))
                     yield range(-rows if from_end else 0, rows)
-            elif node.inputs[0] == index and (
-                node.op in _SAME_NUMBERS or _widens(graph, node)
-            ):
+            elif node.inputs[0] == index and (node.op in SAME_NUMBERS or _widens(graph, node)):
                 made = [i for i in node.outputs if i is not None and i not in seen]
                 seen.update(made)
                 waiting.extend(made)
@@ -292,7 +287,7 @@ def _rescaled(graph: Graph, node: Node, here: _Scaled) -> _Scaled | None:
     if node.op == "transpose":
         turned = _turned(graph, node, here)
         return None if turned is None else replace(here, value=made, axes=turned)
-    if node.op in _SAME_NUMBERS:
+    if node.op in SAME_NUMBERS:
         return replace(here, value=made, axes=None)
     if node.op not in ("add", "bias_add", "sub", "mul", "div"):
         return None

@@ -96,20 +96,20 @@ def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
     return (Restated(nodes=names, reason=_REASON),) if names else ()
 
 
-def rounded_by(step: Callable[..., Any], x: Any, kept: StoredAs) -> Any:
+def rounded_by(step: Callable[..., Any], x: Any, stored: StoredAs) -> Any:
     """The tensor ``x`` rounded to bf16, in fp32.
 
     Args:
         step: Makes an op of its kind, its label, a tensor and another one, or a number or a
             list of axes; returns the result.
         x: The tensor.
-        kept: How OpenVINO keeps ``x``.
+        stored: How OpenVINO keeps ``x``.
     """
-    if kept is StoredAs.BLOCKS:
+    if stored is StoredAs.BLOCKS:
         scaled = step("multiply", "scaled", x, _FACTOR)
         part = step("add", "part", scaled, step("power", "copy", x, _SAME))
         return step("multiply", "rounded", part, _BACK)
-    if kept is StoredAs.GIVEN:
+    if stored is StoredAs.GIVEN:
         x = step("maximum", "copy", x, x)
     again = step("unsqueeze", "again", x, _AXES)
     scaled = step("multiply", "scaled", step("maximum", "most", again, again), _FACTOR)
@@ -117,7 +117,7 @@ def rounded_by(step: Callable[..., Any], x: Any, kept: StoredAs) -> Any:
     return step("squeeze", "rounded", whole, _AXES)
 
 
-def kept_as(graph: Graph, value: int) -> StoredAs:
+def stored_as(graph: Graph, value: int) -> StoredAs:
     """How OpenVINO keeps a value. Results of ops that convolutions read are in blocks.
 
     A moved input is one: OpenVINO drops an op that moves nothing.

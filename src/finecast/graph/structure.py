@@ -24,6 +24,12 @@ MODEL_INPUT: Final = -1
 READS_SHAPE_ONLY: Final = frozenset({"shape", "size"})
 """Canonical ops that use only the shape of what they read, so that rounding it is harmless."""
 
+SAME_NUMBERS: Final = frozenset(
+    {"flatten", "identity", "reshape", "squeeze", "transpose", "unsqueeze"}
+)
+"""Canonical ops whose result has each number of their first input once, in another shape or
+order."""
+
 _DIGITS: Final = 8
 _SEPARATOR: Final = "|"
 _PARTS: Final = 7

@@ -17,6 +17,7 @@ from finecast.engines.base import Array, Feeds, calls_of, feeds_for, lent_output
 from finecast.engines.loading import exact_session
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
+from finecast.graph.structure import SAME_NUMBERS
 from finecast.processes.memory import packed
 from finecast.rules.facts import ChannelFacts, Moments, ValueFacts, merge
 from finecast.rules.scaled_operands import summed
@@ -25,10 +26,6 @@ from finecast.rules.scaled_operands import summed
 _GUESSED_BYTES: Final = 4 << 20
 # Threads that make facts of arrays: as many as a small machine has cores.
 _AT_ONCE: Final = 2
-# Ops whose result has each number of what they read once, in another shape or order.
-_SAME_NUMBERS: Final = frozenset(
-    {"flatten", "identity", "reshape", "squeeze", "transpose", "unsqueeze"}
-)
 
 
 def observe(
@@ -195,7 +192,7 @@ def _sources(graph: Graph, names: Mapping[int, str]) -> dict[str, str]:
     def moved(value: int) -> int | None:
         producer = graph.values[value].producer
         node = graph.nodes[producer] if producer is not None else None
-        read = node.inputs[0] if node is not None and node.op in _SAME_NUMBERS else None
+        read = node.inputs[0] if node is not None and node.op in SAME_NUMBERS else None
         if read is None or read not in names:
             return None
         # ``aten::view`` may read the bits as another format, in which they are other numbers.

@@ -28,15 +28,23 @@ _CHANNELS_SINCE: Final = 13
 _GROUPS_SINCE: Final = 21
 # That of DequantizeLinear with scales, and results, of 16 bits.
 _LOW_SINCE: Final = 19
-# The ops by which ``exact_casts`` rounds.
-_STEPS: Final[Mapping[str, str]] = {
-    "maximum": "Max",
-    "power": "Pow",
-    "multiply": "Mul",
+
+KINDS: Final[Mapping[str, str]] = {
     "add": "Add",
-    "unsqueeze": "Unsqueeze",
+    "clamp": "Clip",
+    "is_inf": "IsInf",
+    "maximum": "Max",
+    "multiply": "Mul",
+    "power": "Pow",
+    "reduce_mean": "ReduceMean",
+    "reduce_sum": "ReduceSum",
+    "reshape": "Reshape",
+    "select": "Where",
     "squeeze": "Squeeze",
+    "subtract": "Sub",
+    "unsqueeze": "Unsqueeze",
 }
+"""ONNX's names of the ops that are inserted, by those of OpenVINO's operation sets."""
 
 
 class Maker:
@@ -92,7 +100,7 @@ class Maker:
         self.editor.made += nodes
         return out
 
-    def rounded(self, value: ir.Value, to: Format, kept: StoredAs) -> ir.Value:
+    def rounded(self, value: ir.Value, to: Format, stored: StoredAs) -> ir.Value:
         """``value`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
         ops = self.rounding
         before = len(self.editor.made)
@@ -104,7 +112,7 @@ class Maker:
                 dtype = np.float32 if isinstance(other, float) else np.int64
                 other = ops.constant(np.array(other, dtype))
             out = self.node(
-                _STEPS[kind],
+                KINDS[kind],
                 [one, other],
                 label=label,
                 dtype=ir.DataType.FLOAT,
@@ -113,7 +121,7 @@ class Maker:
             out.shape = value.shape if label in ("copy", "rounded") else None
             return out
 
-        rounded: ir.Value = rounded_by(step, value, kept)
+        rounded: ir.Value = rounded_by(step, value, stored)
         for node in self.editor.made[before:]:
             node.metadata_props[ROUNDING] = f"{to.label} {rounded.name}"
             node.metadata_props[FAULT_NOTE] = FAULT

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.exact_casts import kept_as
+from finecast.frontends.exact_casts import stored_as
 from finecast.frontends.native_model import OFFSET, SCALE, NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
@@ -34,7 +34,7 @@ from finecast.frontends.onnx.editor import (
     place_first,
 )
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
-from finecast.frontends.onnx.statements import STATEMENTS, Maker, rounding
+from finecast.frontends.onnx.statements import KINDS, STATEMENTS, Maker, rounding
 from finecast.graph import SCALARS, Graph, Node
 from finecast.numbers.encodings import Dynamic, Encoding, Reading
 from finecast.numbers.formats import Format
@@ -68,18 +68,6 @@ STORED: Final = np.dtype("<f4")
 _JOINED: Final = "finecast_joined/"
 """Prefix of the names that another model's nodes and values get in this one."""
 _AXES_ARE_INPUTS: Final = AXES_ARE_INPUTS_SINCE["ReduceMean"]
-# How ONNX calls the kinds of ops.
-_KINDS: Final = {
-    "add": "Add",
-    "clamp": "Clip",
-    "is_inf": "IsInf",
-    "multiply": "Mul",
-    "reduce_mean": "ReduceMean",
-    "reduce_sum": "ReduceSum",
-    "reshape": "Reshape",
-    "select": "Where",
-    "subtract": "Sub",
-}
 # Those of which the result has the shape of the last input.
 _ELEMENTWISE: Final = frozenset({"clamp", "is_inf", "multiply", "select"})
 
@@ -236,7 +224,7 @@ class EditedModel(NativeModel):
         name = self._editor.fresh(f"{SCALE}_{tensor.name}")
         read = [tensor, self._editor.constant(f"{name}_by", by)]
         out = self._editor.op(
-            _KINDS[kind], read, name=name, dtype=tensor.dtype, shape=tensor.shape
+            KINDS[kind], read, name=name, dtype=tensor.dtype, shape=tensor.shape
         )
         for node in self._editor.made:
             node.metadata_props.update({MARK: "", SCALES: ""})
@@ -269,7 +257,7 @@ class EditedModel(NativeModel):
         values = [x for x in inputs if isinstance(x, ir.Value)]
         last = max(values, key=self._age)
         out = self._editor.op(
-            _KINDS[kind],
+            KINDS[kind],
             [self._as_input(x) for x in given],
             kept,
             name=self._editor.fresh(f"{last.name}_{kind}"),
@@ -438,8 +426,8 @@ class EditedModel(NativeModel):
         if at_source:
             read = value
             if exact and edit.to is Format.BF16:
-                kept = kept_as(self.graph, edit.value)
-                read = self._maker.rounded(value, edit.to, kept)
+                stored = stored_as(self.graph, edit.value)
+                read = self._maker.rounded(value, edit.to, stored)
             low = self._maker.cast(read, edit.to, value.name)
             self._editor.place_after(value)
             self.give(edit.value, at_source, low)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
-from finecast.frontends.exact_casts import FAULT, StoredAs, kept_as, rounded_by
+from finecast.frontends.exact_casts import FAULT, StoredAs, rounded_by, stored_as
 from finecast.frontends.native_model import NativeModel, replay
 from finecast.frontends.openvino.bodies import Entry, hand_in
 from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
@@ -222,11 +222,11 @@ class OvNative(NativeModel):
         port = self.binding.values[value]
         name = _name_at(port, f"cast_{to.label}")
         if exact:
-            port = self._rounded_first(port, name, kept_as(self.graph, value))
+            port = self._rounded_first(port, name, stored_as(self.graph, value))
         return self._added(_converted(port, to), name)
 
     def _rounded_first(
-        self, port: openvino.Output, cast: str, kept: StoredAs
+        self, port: openvino.Output, cast: str, stored: StoredAs
     ) -> openvino.Output:
         """The numbers of ``port`` rounded to bf16, in fp32; ``exact_casts`` explains how."""
         made: list[tuple[str, openvino.Output]] = []
@@ -236,7 +236,7 @@ class OvNative(NativeModel):
             return made[-1][1]
 
         # ``undo.py`` replaces each of these ops by its first input, which leads back to port.
-        rounded = rounded_by(step, port, kept)
+        rounded = rounded_by(step, port, stored)
         for label, result in made:
             what = Added(rounds=Format.BF16.label)
             self._added(result.get_node(), f"{cast}_{label}", what)
