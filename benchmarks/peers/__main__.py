@@ -117,7 +117,7 @@ class Comparison:
             and "file" in row.made
             and Path(row.made["file"]).is_file()
         ]
-        if all(row.judged for row in rows):
+        if all(row.judged for row in rows) and not self.asked.judge:
             return
         files = [
             {
@@ -197,6 +197,7 @@ def main() -> None:
     add("--only", type=lambda t: _names(t, TOOLS), default=list(TOOLS), metavar="TOOL[,TOOL]")
     add("--models", type=lambda t: _names(t, MODELS), default=list(MODELS), metavar="NAME,...")
     add("--again", action="store_true", help="make rows that are there anew")
+    add("--judge", action="store_true", help="judge files that are there anew")
     add("--table", action="store_true", help="write the page alone")
     add("--limit", type=float, default=300.0, help="seconds for a tool on a model (300)")
     add("--envs", type=Path, default=_CACHE / "finecast-peers", help="where environments are")

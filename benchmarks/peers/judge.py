@@ -19,6 +19,7 @@ import numpy as np
 import openvino
 
 from benchmarks.peers.drivers import reason
+from benchmarks.peers.results import keeps
 from benchmarks.peers.task import Array, Feed, Task
 from finecast.engines.openvino import config
 from finecast.measure.racing import Effort, Race
@@ -28,6 +29,10 @@ Infer: TypeAlias = Callable[[Feed], list[Array]]
 _EFFORT: Final = Effort(
     min_time_s=2.0, settle_s=3.0, rounds=11, warmup=2, limit=2.0, known_to=0.02
 )
+# The page says which valid model is the fastest, or within 2% of it. Those that may be are
+# timed anew: the fastest of twenty in a race of 2% precision is the fastest by chance.
+_FINAL: Final = Effort(min_time_s=5.0, settle_s=25.0, rounds=21, warmup=2, known_to=0.005)
+_MAY_BE_FASTEST: Final = 0.95
 
 
 class NoModelError(Exception):
@@ -104,18 +109,26 @@ def judged(task: Task, files: list[dict[str, Any]]) -> dict[str, Any]:
     race = Race.of(
         lambda: exact(feed), {name: _call(run, feed) for name, run in runs.items()}, _EFFORT
     )
+    score = round(task.judge(wanted, "held"), 5)
+    valid = [n for n in runs if keeps(score, found[n]["score"], task.tolerance)]
+    best = max((race.speed(name).median for name in valid), default=0.0)
+    finalists = [n for n in valid if race.speed(n).high >= _MAY_BE_FASTEST * best]
+    final = Race.of(
+        lambda: exact(feed), {name: _call(runs[name], feed) for name in finalists}, _FINAL
+    )
     for name in runs:
-        speed = race.speed(name)
+        last = final if name in finalists else race
+        speed = last.speed(name)
         found[name] |= {
             "speed": round(speed.median, 4),
             "low": round(speed.low, 4),
             "high": round(speed.high, 4),
-            "ms": round(race.latency_s(name) * 1e3, 4),
+            "ms": round(last.latency_s(name) * 1e3, 4),
         }
     fp32 = {
-        "score": round(task.judge(wanted, "held"), 5),
-        "ms": round(race.latency_s("fp32") * 1e3, 4) if runs else None,
-        "denied": round(race.denied, 3),
+        "score": score,
+        "ms": round(final.latency_s("fp32") * 1e3, 4) if runs else None,
+        "denied": round(max(race.denied, final.denied), 3),
     }
     return {"fp32": fp32, "files": found}
 

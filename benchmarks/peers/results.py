@@ -91,9 +91,13 @@ class Row:
         return "" if self.keeps else f"loses {self.loss:.4f}"
 
     def _keeps(self, hint: str) -> bool:
-        # A count of hits divided by their number differs in the last bits.
-        loss = self.fp32["score"] - self.runs[hint]["score"]
-        return loss <= self.tolerance + 1e-9
+        return keeps(self.fp32["score"], self.runs[hint]["score"], self.tolerance)
+
+
+def keeps(fp32: float, score: float, tolerance: float) -> bool:
+    """Whether a score loses at most what is allowed of that of the fp32 model."""
+    # A count of hits divided by their number differs in the last bits.
+    return fp32 - score <= tolerance + 1e-9
 
 
 def read(path: Path) -> dict[tuple[str, str, str], Row]:

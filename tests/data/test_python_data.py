@@ -34,9 +34,13 @@ def mlp(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("form", list(forms()))
 def test_all_forms_give_what_the_file_gives(mlp: Path, tmp_path: Path, form: str) -> None:
     np.savez(tmp_path / "d.npz", x=X)
+    cut: dict[str, Any] = {"batch": 16}
     results = [
-        finecast.tune(mlp, data=data, metric="cosine", target="trn1", batch=16)
-        for data in (tmp_path / "d.npz", forms()[form])
+        finecast.tune(mlp, data=data, metric="cosine", target="trn1", **how)
+        for data, how in (
+            (tmp_path / "d.npz", cut),
+            (forms()[form], cut if form == "arrays" else {}),
+        )
     ]
     assert results[0].baseline == results[1].baseline
     assert results[0].plan.formats == results[1].plan.formats
@@ -59,6 +63,22 @@ def test_calibration_takes_them_too(mlp: Path) -> None:
     for calib in forms().values():
         found = finecast.tune(mlp, evaluate=evaluate, calib=calib, target="trn1")
         assert found.baseline.metric == 1.0
+
+
+@pytest.mark.parametrize("option", [{"batch": 16}, {"sample_axes": {"x": 0}}])
+def test_what_cuts_samples_needs_arrays(mlp: Path, option: dict[str, Any]) -> None:
+    """Batches and functions give whole calls: such an option has no effect on them."""
+    (name,) = option
+    calls: dict[str, Any] = {"metric": "cosine", "data": forms()["a list of feeds"]}
+    apart: dict[str, Any] = {"evaluate": lambda run: 1.0, "calib": lambda: [{"x": BATCHES[0]}]}
+    for given in (calls, apart):
+        with pytest.raises(UsageError, match="samples are cut out of arrays") as caught:
+            finecast.tune(mlp, target="trn1", **given, **option)
+        assert caught.value.where == "--" + name.replace("_axes", "-axis")
+    # Arrays beside them are cut.
+    assert finecast.tune(mlp, target="trn1", calib={"x": X}, **calls, **option).baseline
+    with pytest.raises(UsageError, match="samples are cut out of arrays"):
+        finecast.convert(mlp, None, "all:bf16", data=DataOptions(data=BATCHES, **option))
 
 
 def test_a_generator_is_refused_before_any_work(mlp: Path) -> None:

@@ -124,7 +124,33 @@ def test_whether_a_more_accurate_one_is_as_fast_takes_rounds_until_it_is_known(
     race.run(replace(effort(7, settle_s=1e6), order=False, limit=1.5, errors=errors, tie=1.03))
     assert (race.latency("fine").runs > 7) == goes_on
     ratio = race.between("fine", "coarse")
-    assert not goes_on or ratio.low > 1.03 or ratio.high < 1.03 or ratio.spread <= 0.02
+    assert not goes_on or ratio.low > 1.03 or ratio.high < 1.03 or ratio.spread <= 0.015
+
+
+@pytest.mark.parametrize(("fine", "as_fast"), [(1.0, True), (1.01, True), (1.05, False)])
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_runs_agree_whether_a_more_accurate_one_is_as_fast(
+    clock: Clock, fine: float, noise: float, *, as_fast: bool
+) -> None:
+    wanted = replace(effort(11, settle_s=1e6), order=False, limit=1.5, tie=1.03)
+    wanted = replace(wanted, errors={"fine": 1.0, "coarse": 2.0})
+    told: list[bool] = []
+    for seed in range(20):
+        means = {"fp32": 2.0, "coarse": 1.0, "fine": fine}
+        draws = {n: noisy(m, noise, 3 * seed + i) for i, (n, m) in enumerate(means.items())}
+        race = Race(calls={n: clock.taking(n, times) for n, times in draws.items()})
+        race.run(wanted)
+        told.append(race.is_as_fast("fine", "coarse", 1.03))
+    assert told.count(as_fast) >= 19
+
+
+def test_a_ratio_that_noise_leaves_open_may_be_small(clock: Clock) -> None:
+    """Unless what was seen of it is far above."""
+    for fine, as_fast in ((1.04, True), (1.2, False)):
+        race = Race(calls=calls_of(clock, 0.2, fp32=2.0, coarse=1.0, fine=fine))
+        race.run(effort(9))
+        assert race.between("fine", "coarse").spread > 0.05
+        assert race.is_as_fast("fine", "coarse", 1.03) == as_fast
 
 
 def test_what_cannot_be_chosen_any_more_takes_no_more_rounds(clock: Clock) -> None:

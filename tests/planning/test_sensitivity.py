@@ -125,6 +125,18 @@ def test_groups_that_matter_are_split_and_others_share_evenly() -> None:
     assert found.values[[20, 21]] == pytest.approx([2e-4, 2e-4])
 
 
+@given(st.sets(st.integers(0, 4999), min_size=1, max_size=12))
+def test_bad_points_among_many_are_found_in_few_runs(bad: set[int]) -> None:
+    """A group that matters is split into parts, and a part that does not matter is left."""
+    errors = np.full(5000, 1e-9)
+    errors[sorted(bad)] = 1.0
+    model = Model(errors.tolist())
+    found = measure(5000, model)
+    assert set(np.argsort(found.values)[-len(bad) :].tolist()) == bad
+    assert found.values.sum() == pytest.approx(found.total)
+    assert model.runs <= 2 + 160 + 12 * len(bad)
+
+
 def test_a_point_that_breaks_the_output_stays_finite_and_worst() -> None:
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
         return [np.array([1.0, np.nan if switch[1] else 0.0, 0.1 if switch[0] else 0.0])]

@@ -329,6 +329,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         UsageError: If they do not fit together or do not fit the model.
     """
     options = options.loaded()
+    _check_cut(options)
     of = known_outputs(options.of, session)
     decoding = _decoding(options, session)
     calibration = _calibration(options, session)
@@ -432,6 +433,19 @@ def _check_evaluation(options: DataOptions) -> None:
         )
 
 
+def _check_cut(options: DataOptions) -> None:
+    """Raise UsageError for options that cut samples, where whole calls are given."""
+    if any(isinstance(one, str | Path | Mapping) for one in (options.data, options.calib)):
+        return
+    stated = {"--batch": options.batch is not None, "--sample-axis": bool(options.sample_axes)}
+    for option in (option for option, given in stated.items() if given):
+        raise UsageError(
+            "samples are cut out of arrays, and whole calls are given",
+            where=option,
+            fix="leave it out, or give arrays by name or an .npz",
+        )
+
+
 def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
     calib = options.calib
     if calib is None and options.evaluate is not None:
@@ -498,10 +512,6 @@ def _samples(
         rows = options.rows()
         inputs = [replace(spec, rows=rows.get(spec.name)) for spec in inputs]
     if not isinstance(data, str | Path | Mapping):
-        if axes:
-            raise UsageError(
-                "sample axes are of arrays, and batches are given", where="--sample-axis"
-            )
         source = re_iterable(data)
         return Stream(inputs=tuple(inputs), source=source, label_name=labels, advice=advice)
     mapped = isinstance(data, Mapping)
@@ -586,6 +596,7 @@ def calibration_batches(
     Raises:
         UsageError: If there are none, or they do not fit the inputs of ``session``.
     """
+    _check_cut(options)
     calibration = _calibration(options, session)
     if calibration is None:
         if options.data is None:

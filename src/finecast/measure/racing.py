@@ -59,9 +59,11 @@ _CLEAR = 1.05
 # Only calls whose threads computed, or wanted to, nearly all the time are known by the
 # processor time that they used: those that wait for another device are not.
 _COMPUTING = 0.9
-# The ratio of two that may be equally fast is needed to this precision at most: what is then
-# open is a percent or two of speed.
-_TIE_KNOWN_TO = 0.02
+# The ratio of two that may be equally fast is needed to this precision at most: its median then
+# tells. One that is less known may be smaller, but the median of two that are equally fast is
+# not above ``_TIE_MEDIAN``: of two 1.5% apart it was up to 1.055 beside four other processes.
+_TIE_KNOWN_TO = 0.015
+_TIE_MEDIAN = 1.06
 
 
 # In place of a stated cost of nothing, so that ratios are numbers.
@@ -301,6 +303,16 @@ class Race:
     def between(self, one: str, other: str) -> Interval:
         """The time of ``one`` over that of ``other``, in the rounds that both ran in."""
         return _typical(np.sort(self._ratios(one, other)))
+
+    def is_as_fast(self, one: str, other: str, tie: float) -> bool:
+        """Whether ``one`` counts as taking at most ``tie`` times as long as ``other``.
+
+        Where noise leaves their ratio open, it counts as long as the ratio may be so small.
+        """
+        ratio = self.between(one, other)
+        if ratio.spread <= _TIE_KNOWN_TO:
+            return ratio.median <= tie
+        return ratio.low <= tie and ratio.median <= _TIE_MEDIAN
 
     @property
     def denied(self) -> float:

@@ -151,8 +151,10 @@ _MINOR: Final = 0.25
 _WORST_VALUES: Final = 0.25
 # Fewer weights than this are probed one by one.
 _FEW: Final = 9
-# Up to this many points each is probed on its own; beyond, in groups first.
+# Up to this many points each is probed on its own; beyond, in groups first. A group is split
+# into so many parts: the one bad point of 32 takes ten probes.
 _PROBE_EACH: Final = 160
+_PARTS: Final = 4
 # Values with several readers whose points are probed together, too: those of most error, of
 # at least this share of all single errors. A difference below ``_COMMON`` of the points' sum
 # counts as none: it is mostly the noise of few samples, and the solver is faster without.
@@ -383,7 +385,8 @@ class _Prober:
     def _split(self, found: _Groups, least: float | None = None) -> NDArray[np.float64]:
         """The error of each member. Groups of at most ``least`` error share it evenly.
 
-        Without ``least`` these are groups of negligible error beside all others.
+        Others are split, again and again. Without ``least`` the groups that are not split are
+        those of negligible error beside all others.
         """
         if least is None:
             least = _NEGLIGIBLE * sum(error for _, error in found)
@@ -392,7 +395,8 @@ class _Prober:
             if len(group) == 1 or error <= least:
                 errors += len(group) * [error / len(group)]
             else:
-                errors += [self.error(np.array([member])) for member in group]
+                parts = self._in_groups(group, -(-len(group) // _PARTS))
+                errors += self._split(parts, least).tolist()
         return np.array(errors)
 
     def differences(

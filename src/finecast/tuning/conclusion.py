@@ -3,9 +3,10 @@
 The first race, of all plans, tells times to some percent only, and the fastest of many plans
 is the fastest partly by chance. What one race says of two plans that differ by about 3% may
 differ in the next. So in the last race, between the plan found and those that may be better, a
-more accurate plan counts as equally fast until it is known to be more than 3% slower, and two
-runs of one search agree. Errors are measured, too: predicted ones may put two nearly equal
-plans in the wrong order.
+more accurate plan counts as equally fast if it is at most 3% slower, timed until that ratio is
+known to 1.5%. Where noise does not let it be known, the more accurate plan has the benefit of
+the doubt. So two runs of one search agree. Errors are measured, too: predicted ones may put
+two nearly equal plans in the wrong order.
 """
 
 from __future__ import annotations
@@ -352,10 +353,6 @@ def _last_race(measurements: Measurements) -> dict[str, tuple[float, float]]:
 _MOST: Final = 4
 # Measured errors within 5% are those of other data in another order.
 _FINER: Final = 0.9
-# A plan whose median is slower by this ratio does not count as equally fast, however busy
-# the machine and uncertain the median. Of two plans 1.5% apart the medians were up to 5.5%
-# apart beside four other processes.
-_SLOWER: Final = 1.1
 
 
 def last_race(
@@ -414,9 +411,8 @@ def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:
 
 
 def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
-    """Whether ``other`` is not known to be more than ``SAME_TIME`` slower than ``fast``."""
-    slower = costs.between(other.plan.digest, fast.plan.digest)
-    return slower.low <= SAME_TIME and slower.median <= _SLOWER
+    """Whether ``other``, of less error, counts as equally fast."""
+    return costs.is_as_fast(other.plan.digest, fast.plan.digest, SAME_TIME)
 
 
 def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:
