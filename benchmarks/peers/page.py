@@ -121,8 +121,9 @@ def _by_hint(row: Row) -> str:
 
 def _of_tools(models: Mapping[str, Mapping[str, Row]]) -> str:
     lines: list[tuple[float, tuple[str, ...]]] = []
+    told = [rows for rows in models.values() if any(row.judged for row in rows.values())]
     for key, tool in TOOLS.items():
-        rows = [found[key] for found in models.values() if key in found]
+        rows = [found[key] for found in told if key in found]
         rows = [row for row in rows if "not_applicable" not in row.made]
         if not rows:
             continue

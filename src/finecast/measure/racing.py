@@ -59,9 +59,10 @@ _CLEAR = 1.05
 # Only calls whose threads computed, or wanted to, nearly all the time are known by the
 # processor time that they used: those that wait for another device are not.
 _COMPUTING = 0.9
-# The ratio of two that may be equally fast is needed to this precision at most: its median then
-# tells. One that is less known may be smaller, but the median of two that are equally fast is
-# not above ``_TIE_MEDIAN``: of two 1.5% apart it was up to 1.055 beside four other processes.
+# The ratio of two that may be equally fast is needed to this precision at most: its median
+# tells then. A ratio that is less known may be smaller, but the median of two that are equally
+# fast is not above ``_TIE_MEDIAN``: of two 1.5% apart it was up to 1.055 beside four other
+# processes.
 _TIE_KNOWN_TO = 0.015
 _TIE_MEDIAN = 1.06
 
