@@ -240,6 +240,24 @@ def test_held_models_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_one_model_is_held_where_the_process_has_many_mappings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        dry_run_worker._LIBRARIES, "openvino", lambda stage: lambda settings, model: print
+    )
+    served = dry_run_worker._Served("openvino")
+
+    def held_after(key: str) -> list[str]:
+        served.load({"settings": {}, "key": key, "bytes": 1}, b"")
+        return [*served.held]
+
+    assert held_after("a") == ["a"]
+    assert held_after("b") == ["a", "b"]
+    monkeypatch.setattr(dry_run_worker, "has_many_mappings", lambda: True)
+    assert held_after("c") == ["c"]
+
+
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("most", [3, 256 << 20])

@@ -28,6 +28,7 @@ from finecast.native.engine_subject import EngineSubject
 from finecast.native.onnx import OnnxModel
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
+from finecast.processes import memory
 from finecast.rules.policy import Policy
 from finecast.tuning import tune as tuning
 from finecast.tuning.findings import Found
@@ -488,8 +489,9 @@ def test_all_plans_race_where_those_predicted_gain_nothing(
     assert {c.plan.digest for c in outcome.findings.candidates} <= timed
 
 
+@pytest.mark.parametrize("limited", ["memory_bytes", "most_mappings"])
 def test_no_more_plans_are_loaded_than_memory_takes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, limited: str
 ) -> None:
     raced: list[set[str]] = []
     calls: list[float] = []
@@ -507,13 +509,15 @@ def test_no_more_plans_are_loaded_than_memory_takes(
         return 0.0 if len(calls) == BASELINE + 1 else 1.0  # the fastest plan misses
 
     monkeypatch.setattr(EngineSubject, "times", counted)
-    bench.tune(evaluate=score)
+    outcome = bench.tune(evaluate=score)
     whole = [*raced]
     raced.clear()
     calls.clear()
-    # Half of it has fp32 and two plans more.
-    memory = int(2 * 3.4 * bench.model.stat().st_size)
-    monkeypatch.setattr(tuning, "memory_bytes", lambda: memory)
+    # Half of either limit has fp32 and two plans more.
+    ops = len(outcome.plan.formats)
+    of_one = {"memory_bytes": bench.model.stat().st_size, "most_mappings": ops}
+    monkeypatch.setattr(memory, "most_mappings", lambda: 1 << 60)
+    monkeypatch.setattr(memory, limited, lambda: int(2 * 3.4 * of_one[limited]))
     outcome = bench.tune(evaluate=score)
     assert outcome.improved
     assert max(map(len, raced)) == 2 < max(map(len, whole))

@@ -35,12 +35,13 @@ def is_onnx(model: Any) -> bool:
     return type(model).__module__.partition(".")[0] == "onnx_ir"
 
 
-def exact_session(model: Any, *, optimizing: bool = True, once: bool = False) -> Session:
+def exact_session(model: Any, *, optimizing: bool = True, apart: bool = False) -> Session:
     """A session of a model in memory that computes exactly in fp32; not for timing.
 
     ONNX models run in ``exact_engine``, models of an engine's own library in that engine:
-    instrumented OpenVINO models round by arithmetic in fp32. A model that is to run ``once``
-    stays in the process of dry runs, if it can: this one does not compile it a second time.
+    instrumented OpenVINO models round by arithmetic in fp32. A session ``apart`` stays in the
+    process of dry runs, if it can: this process does not compile the model a second time. Each
+    run sends inputs and outputs between the two, which is slow where outputs are large.
 
     Raises:
         EngineError: If it cannot be run. If its ops are not in fp32, says what to do.
@@ -56,7 +57,7 @@ def exact_session(model: Any, *, optimizing: bool = True, once: bool = False) ->
             raise EngineError(error.what, where=error.where, fix=first) from error
     home = type(model).__module__
     engine = get_engine(next(e for at, e in _OWN.items() if home.startswith(at)))
-    return engine.load_tried(model) if once else engine.load(model)
+    return engine.load_tried(model) if apart else engine.load(model)
 
 
 def _taken_from(model: Any) -> str:

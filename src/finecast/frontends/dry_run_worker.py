@@ -316,6 +316,18 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def has_many_mappings() -> bool:
+    """Whether this process has a third of the mappings that the system allows it.
+
+    OpenVINO takes one for each kernel, and ends the process where there are no more.
+    """
+    limit, own = "/proc/sys/vm/max_map_count", "/proc/self/maps"
+    if not (os.path.exists(limit) and os.path.exists(own)):
+        return False
+    with open(limit) as most, open(own, "rb") as file:
+        return 3 * sum(1 for _ in file) > int(most.read())
+
+
 def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array; of a type that numpy lacks, its bytes as unsigned integers."""
     if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
@@ -413,7 +425,10 @@ class _Served:
 
     def _make_room(self, size: int) -> None:
         """Let go models that are held, the oldest first, until one of ``size`` fits beside."""
-        while self.held and size + sum(s for _, s in self.held.values()) > _MOST_HELD_BYTES:
+        while self.held and (
+            size + sum(s for _, s in self.held.values()) > _MOST_HELD_BYTES
+            or has_many_mappings()
+        ):
             self.held.popitem(last=False)
 
 

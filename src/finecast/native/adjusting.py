@@ -289,7 +289,7 @@ def _corrected(model: PreparedModel, plan: Plan, batches: Iterable[Feeds]) -> Pl
     places = biases(graph, formats)
     if not places:
         return plan
-    session = exact_session(model.with_mean_errors(formats, encodings, places))
+    session = exact_session(model.with_mean_errors(formats, encodings, places), apart=True)
     sums = [np.zeros(place.channels) for place in places]
     count = 0
     for feeds in batches:

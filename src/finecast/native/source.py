@@ -331,7 +331,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         del written
         edits = (built if plan == built.plan else self.build(plan)).applied.edits
         copy = self.roundable(built.plan.policy, built.plan.adjustments)
-        return exact_session(with_roundings(copy, edits), once=True).run(feeds)
+        return exact_session(with_roundings(copy, edits), apart=True).run(feeds)
 
     @abstractmethod
     def _prepare(self, policy: Policy) -> PreparedT: ...

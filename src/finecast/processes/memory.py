@@ -1,4 +1,8 @@
-"""The memory of this machine, or of the container that this process runs in; what fits."""
+"""The memory of this machine, or of the container that this process runs in; what fits.
+
+Besides bytes, a process has so many mappings at most. OpenVINO takes one for each kernel, and
+ends the process where there are no more: that was so with 13 models of 5,000 ops.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,13 @@ _UNKNOWN: Final = 1 << 60
 _CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 """The limit of a container by version 2 of control groups: bytes, or ``max``."""
 
+_MOST_MAPPINGS: Final = Path("/proc/sys/vm/max_map_count")
+"""The mappings of a process that Linux allows; 65,530 by default."""
+
 MOST_LOADED: Final = 0.5
 """The largest share of the memory that files may have of models which are loaded at once. An
-engine arranges weights anew for its kernels, and a second copy is read from the file."""
+engine arranges weights anew for its kernels, and a second copy is read from the file. Of the
+mappings kernels may have the same share."""
 
 
 def memory_bytes() -> int:
@@ -25,6 +33,26 @@ def memory_bytes() -> int:
     with suppress(OSError, ValueError):
         found = min(found, int(_CONTAINER.read_text(encoding="ascii")))
     return found
+
+
+def most_mappings() -> int:
+    """The mappings that a process may have; where there is no limit, more than there are."""
+    with suppress(OSError, ValueError):
+        return int(_MOST_MAPPINGS.read_text(encoding="ascii"))
+    return _UNKNOWN
+
+
+def most_loaded_bytes() -> int:
+    """What models that are loaded at once may count as together, by ``loaded_bytes``."""
+    return int(MOST_LOADED * memory_bytes())
+
+
+def loaded_bytes(size: int, ops: int) -> int:
+    """What a loaded model of ``size`` bytes and ``ops`` ops counts as, in bytes of memory.
+
+    Its ops count as the share of the memory that their mappings are of all mappings.
+    """
+    return max(size, ops * memory_bytes() // most_mappings())
 
 
 def packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

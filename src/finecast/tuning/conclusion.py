@@ -375,7 +375,8 @@ def last_race(
         fp32: The cost of the fp32 model in those races.
         trials: What was evaluated.
         evaluate: Gives the metric of a plan.
-        race: Races some of ``candidates`` beside fp32 until their speeds are known.
+        race: Races some of ``candidates`` beside fp32 until their speeds are known: as many,
+            from the first one on, as can be loaded at once.
         error: Measures the squared output error of a plan.
     """
     least = trials.budget.goal.min_speedup

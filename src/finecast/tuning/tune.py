@@ -39,7 +39,7 @@ from finecast.planning.proposing import (
     raised_by_one,
     stated,
 )
-from finecast.processes.memory import MOST_LOADED, memory_bytes, packed
+from finecast.processes.memory import loaded_bytes, most_loaded_bytes, packed
 from finecast.progress import Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
@@ -525,7 +525,9 @@ class _Tuning:
         evaluation_s = self.progress.seconds().get("baseline", 0.0)
 
         def race(racing: Sequence[Candidate]) -> Measurements:
-            errors = {c.plan.digest: c.error for c in racing}
+            sizes = {c.plan.digest: self._bytes_of(c.plan.digest) for c in racing}
+            fitting = packed(sizes, self._room)[0]
+            errors = {c.plan.digest: c.error for c in racing if c.plan.digest in fitting}
             effort = replace(
                 measuring.FINAL,
                 settle_s=max(measuring.FINAL.settle_s, evaluation_s),
@@ -1057,12 +1059,17 @@ class _Tuning:
         return sum(map(self._bytes_of, digests)) <= self._room
 
     def _bytes_of(self, digest: str) -> int:
-        return self.built[digest].size_bytes or self.subject.model.size_bytes
+        return self._loaded_bytes(self.built[digest].size_bytes)
+
+    def _loaded_bytes(self, size: int) -> int:
+        """What a model of ``size`` counts as when it is loaded; as fp32 if the size is 0."""
+        ops = len(self.examined.planner.graph.nodes)
+        return loaded_bytes(size or self.subject.model.size_bytes, ops)
 
     @property
     def _room(self) -> int:
         """Bytes that models may take that are loaded beside fp32."""
-        return int(MOST_LOADED * memory_bytes()) - self.subject.model.size_bytes
+        return most_loaded_bytes() - self._loaded_bytes(0)
 
     def _predicted(self, unique: Mapping[str, Proposal]) -> tuple[list[Candidate], float]:
         """Candidates with predicted costs, and that of fp32.
