@@ -25,7 +25,7 @@ def test_a_model_counts_by_its_bytes_or_by_the_mappings_of_its_kernels(
     monkeypatch.setattr(memory, "memory_bytes", lambda: 1000)
     monkeypatch.setattr(memory, "most_mappings", lambda: 100)
     assert memory.loaded_bytes(300, 20) == 300
-    assert memory.loaded_bytes(300, 40) == 400
+    assert memory.loaded_bytes(300, 40) == 600
     assert memory.most_loaded_bytes() == 500
 
 

@@ -515,7 +515,7 @@ def test_no_more_plans_are_loaded_than_memory_takes(
     calls.clear()
     # Half of either limit has fp32 and two plans more.
     ops = len(outcome.plan.formats)
-    of_one = {"memory_bytes": bench.model.stat().st_size, "most_mappings": ops}
+    of_one = {"memory_bytes": bench.model.stat().st_size, "most_mappings": 1.5 * ops}
     monkeypatch.setattr(memory, "most_mappings", lambda: 1 << 60)
     monkeypatch.setattr(memory, limited, lambda: int(2 * 3.4 * of_one[limited]))
     outcome = bench.tune(evaluate=score)

@@ -50,9 +50,10 @@ def most_loaded_bytes() -> int:
 def loaded_bytes(size: int, ops: int) -> int:
     """What a loaded model of ``size`` bytes and ``ops`` ops counts as, in bytes of memory.
 
-    Its ops count as the share of the memory that their mappings are of all mappings.
+    Its ops count as the share of the memory that their mappings are of all mappings: three of
+    two ops, with those of casts and of models that were loaded before.
     """
-    return max(size, ops * memory_bytes() // most_mappings())
+    return max(size, 3 * ops * memory_bytes() // (2 * most_mappings()))
 
 
 def packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
