@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -114,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--busy", type=int, default=1, help="processes that keep a core busy")
+    parser.add_argument("--busy", type=int, default=1, help="processes that compute on all cores")
     parser.add_argument("--policy", default="auto:bf16")
     parser.add_argument("--keep", type=Path, help="lines of runs made before, and of these")
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -130,6 +131,8 @@ def main() -> None:
     command += ["--policy", given.policy]
     found = kept(given.keep, given)
     end = monotonic() + given.seconds
+    # As Ctrl-C does: the busy processes end, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ExitStack() as stack:
         for _ in range(given.busy):
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
