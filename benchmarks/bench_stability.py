@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--busy", type=int, default=1, help="processes that compute on all cores")
+    parser.add_argument("--busy", type=int, default=1, help="processes that use all cores")
     parser.add_argument("--policy", default="auto:bf16")
     parser.add_argument("--keep", type=Path, help="lines of runs made before, and of these")
     parser.add_argument("--seconds", type=float, default=float("inf"))
