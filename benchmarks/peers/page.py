@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.common import TUNE_EVALUATIONS, TUNE_REST_S, tune_aim_s
-from benchmarks.peers.reasons import REASONS
+from benchmarks.peers.reasons import HELD, REASONS
 from benchmarks.peers.results import Row
 from benchmarks.peers.tools import FINECAST, TOOLS
 
@@ -89,7 +89,9 @@ def _summary(models: Mapping[str, Mapping[str, Row]]) -> str:
             continue
         # Where nothing is gained finecast leaves the model as it is.
         ahead = own.keeps and _speed(own) * _TIE >= _speed(other)
-        verdict = "yes" if ahead else f"**no**: {REASONS.get(name, own.reason)}"
+        loses = own.best is not None and not own.keeps
+        why = HELD if loses else REASONS.get(name, own.reason)
+        verdict = "yes" if ahead else f"**no**: {why}"
         taken = f"{own.made.get('seconds', 0):.0f}"
         lines.append((about, _shown(own), taken, _named(other), verdict))
     head = ("model", "finecast", "seconds", "fastest valid model of another tool",

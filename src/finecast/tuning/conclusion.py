@@ -3,10 +3,9 @@
 The first race, of all plans, tells times to some percent only, and the fastest of many plans
 is the fastest partly by chance. What one race says of two plans that differ by about 3% may
 differ in the next. So in the last race, between the plan found and those that may be better, a
-more accurate plan counts as equally fast if it is at most 3% slower, timed until that ratio is
-known to 1.5%. Where noise does not let it be known, the more accurate plan has the benefit of
-the doubt. So two runs of one search agree. Errors are measured, too: predicted ones may put
-two nearly equal plans in the wrong order.
+more accurate plan counts as equally fast unless it is known to be more than 3% slower, and two
+runs of one search agree. Errors are measured, too: predicted ones may put two nearly equal
+plans in the wrong order.
 """
 
 from __future__ import annotations
