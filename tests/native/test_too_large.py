@@ -15,6 +15,7 @@ from finecast.engines.probe import speed_of
 from finecast.errors import EngineError
 from finecast.frontends import dry_run
 from finecast.numbers.formats import Format
+from finecast.processes import memory
 
 WIDTH = 1024
 
@@ -42,7 +43,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     speed_of(get_engine("openvino"), Format.INT8_WEIGHTS)  # its probes are larger, and kept
-    monkeypatch.setattr(dry_run, "memory_bytes", lambda: 12_000_000)
+    for module in (dry_run, memory):
+        monkeypatch.setattr(module, "memory_bytes", lambda: 12_000_000)
     return path
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from finecast.errors import EngineError
 from finecast.frontends import dry_run_worker
 from finecast.frontends.dry_run_worker import arrays_of, plain
-from finecast.processes.memory import MOST_LOADED, memory_bytes
+from finecast.processes.memory import memory_bytes, most_loaded_bytes
 from finecast.processes.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
@@ -189,14 +189,14 @@ class DryRun:
 
     def _check_size(self) -> None:
         """Raise TooLargeError for a model that an engine cannot load; it may still read it."""
-        model, memory = self.model, memory_bytes()
+        model = self.model
         if model is None or not self.settings.get("compile", True):
             return
         size = self._size(model)
-        if size > MOST_LOADED * memory:
+        if size > most_loaded_bytes():
             raise TooLargeError(
                 f"the model has {size / 1e9:.1f} GB, too much to be loaded in the"
-                f" {memory / 1e9:.1f} GB of this machine's memory",
+                f" {memory_bytes() / 1e9:.1f} GB of this machine's memory",
                 where=self.where,
                 fix="use a machine with more memory",
             )

@@ -19,7 +19,7 @@ _CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 _MOST_MAPPINGS: Final = Path("/proc/sys/vm/max_map_count")
 """The mappings of a process that Linux allows; 65,530 by default."""
 
-MOST_LOADED: Final = 0.5
+_MOST_LOADED: Final = 0.5
 """The largest share of the memory that files may have of models which are loaded at once. An
 engine arranges weights anew for its kernels, and a second copy is read from the file. Of the
 mappings kernels may have the same share."""
@@ -44,7 +44,7 @@ def most_mappings() -> int:
 
 def most_loaded_bytes() -> int:
     """What models that are loaded at once may count as together, by ``loaded_bytes``."""
-    return int(MOST_LOADED * memory_bytes())
+    return int(_MOST_LOADED * memory_bytes())
 
 
 def loaded_bytes(size: int, ops: int) -> int:
