@@ -51,8 +51,8 @@ class _Rescaled:
 class Adjuster:
     """Adjusts plans of one model, made by ``planner``, by runs on ``batches``.
 
-    Rescaled models are cached for all plans: channels are rescaled for every product that may
-    be on codes.
+    Rescaled models are kept for all plans: channels are rescaled for every product that may
+    be on codes. Adjusted plans are kept, too: a search measures one, and tells of it later.
     """
 
     model: PreparedModel
@@ -60,6 +60,9 @@ class Adjuster:
     planner: Planner
     batches: Batches
     _found: dict[tuple[Adjust, ...], _Rescaled] = field(init=False, default_factory=dict)
+    _plans: dict[tuple[str, tuple[Adjust, ...]], Plan] = field(
+        init=False, default_factory=dict
+    )
 
     def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         """``plan`` with these kinds of adjustments, made one after the other.
@@ -69,7 +72,13 @@ class Adjuster:
         Raises:
             EngineError: If a copy of the model that outputs its values does not run.
         """
-        kinds = [kind for kind in kinds if kind in self.model.adjusts]
+        kinds = tuple(kind for kind in kinds if kind in self.model.adjusts)
+        key = plan.digest, kinds
+        if key not in self._plans:
+            self._plans[key] = self._adjusted(plan, kinds)
+        return self._plans[key]
+
+    def _adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
         scaling = tuple(k for k in kinds if k in (Adjust.EQUALISE, Adjust.SMOOTH))
         rescaled = self._rescaled(self.model, scaling)
         plan = self._planned(plan, rescaled)

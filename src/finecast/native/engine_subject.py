@@ -365,6 +365,17 @@ class EngineExamined(Examined):
     planner: Planner
     workload: Workload
     progress: Progress
+    _adjuster: Adjuster = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make one adjuster for all plans: it keeps the rescaled models and their facts."""
+        adjuster = Adjuster(
+            model=self.prepared,
+            facts=self.facts,
+            planner=self.planner,
+            batches=self.workload.calibration,
+        )
+        object.__setattr__(self, "_adjuster", adjuster)
 
     @property
     def observed(self) -> Mapping[int, ValueFacts]:
@@ -386,14 +397,8 @@ class EngineExamined(Examined):
 
         If such a run fails, that is noted, and the plan stays as it is.
         """
-        adjuster = Adjuster(
-            model=self.prepared,
-            facts=self.facts,
-            planner=self.planner,
-            batches=self.workload.calibration,
-        )
         try:
-            return adjuster.adjusted(plan, kinds)
+            return self._adjuster.adjusted(plan, kinds)
         except EngineError as error:
             self.subject.tell(f"operands were not adjusted: {error.what}")
             return plan

@@ -647,7 +647,8 @@ class _Tuning:
 
         What each kind of adjustment gains is measured on the most accurate plan that missed;
         where none gains more than noise, no plan is adjusted. The plans that are adjusted are
-        those whose error then meets the criterion, and candidates near the allowed error.
+        those whose error then meets the criterion, and candidates near the allowed error, as
+        far as they are predicted to be faster than ``found``.
         """
         analysis, adjustments = self.analysis, self.adjustments
         if any(c.plan.adjustments for c in candidates):
@@ -665,11 +666,14 @@ class _Tuning:
             return []
         before = allowed / share_left(gains)  # what a plan may have that is then adjusted
         least, most = _NEARLY**2 * allowed, _FAR**2 * before
-        about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
-        wanted = [
-            *near(self.examined.planner, analysis, before),
-            *(c.proposal for c in about),
-        ]
+        limit = math.inf if found is None else found.cost / self._least_gain
+        coded = [c for c in candidates if c.plan.encodings and c.cost < limit]
+        about = [c.proposal for c in coded if least < c.error <= most]
+        fresh = near(self.examined.planner, analysis, before)
+        limit = self._limit(found)
+        wanted = [*(p for p in fresh if p.time_s < limit), *about]
+        if not wanted:
+            return []
         return self._rank(adjustments.proposals(wanted, gains))[0]
 
     def _unadjusted(self, fp32: float) -> Candidate | None:
