@@ -3,9 +3,9 @@
 The first race, of all plans, tells times to some percent only, and the fastest of many plans
 is the fastest partly by chance. What one race says of two plans that differ by about 3% may
 differ in the next. So in the last race, between the plan found and those that may be better, a
-more accurate plan counts as equally fast unless it is known to be more than 3% slower, and two
-runs of one search agree. Errors are measured, too: predicted ones may put two nearly equal
-plans in the wrong order.
+more accurate plan counts as equally fast unless it is known to be more than 1% slower, and two
+runs of one search mostly agree. Errors are measured, too: predicted ones may put two nearly
+equal plans in the wrong order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from finecast.native.model import OpenedModel
 from finecast.native.subject import Built, Hinted, Subject
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import SAME_TIME, Analysis, predicted_parts
+from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
 from finecast.tuning.executor import Executor, LostTrialError
 from finecast.tuning.findings import Findings
@@ -412,7 +412,7 @@ def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:
 
 def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
     """Whether ``other``, of less error, counts as equally fast."""
-    return costs.is_as_fast(other.plan.digest, fast.plan.digest, SAME_TIME)
+    return costs.is_as_fast(other.plan.digest, fast.plan.digest, measuring.TIE)
 
 
 def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:
