@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import WHOLE, Part
 from finecast.data.metrics import METRICS, Score, Scoring
@@ -23,6 +25,7 @@ from finecast.errors import UserCodeError
 from finecast.measure.racing import Effort
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import OnnxModel, read
+from finecast.native.opening import opened as opened_model
 from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.processes.worker import Answer, WorkerDiedError
@@ -247,6 +250,19 @@ def test_objects_are_evaluated_in_this_process(net: Path) -> None:
         request = TuneRequest(data=data)
         with workers.evaluating(read(net), ReadOptions(), None, request) as executor_of:
             assert executor_of(read(net).subject("onnxruntime", None)) is None
+
+
+def test_a_model_that_was_taken_to_fp32_is_taken_there_again(
+    net: Path, data: DataOptions, tmp_path: Path
+) -> None:
+    """A worker opens the file that was given; an object that was taken to fp32 has none."""
+    low, how = tmp_path / "low.onnx", ReadOptions(from_type="bf16")
+    api.convert(net, low, "all:bf16", verify=False)
+    for given, apart in ((low, True), (onnx.load(low), False)):
+        model = opened_model(given).to_fp32("bf16")
+        with workers.evaluating(model, how, None, TuneRequest(data=data)) as executor_of:
+            executor = executor_of(model.subject("onnxruntime", None))
+            assert (executor is not None) == apart
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS))

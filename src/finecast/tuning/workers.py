@@ -562,7 +562,9 @@ def evaluating(
     data, execution = request.data, request.execution
     given = (data.data, data.calib, data.evaluate)
     paths = all(one is None or isinstance(one, str | Path) for one in given)
-    there = model.path.exists() and how.example_inputs is None
+    # A worker takes what was given to fp32 itself.
+    path = model.path if how.from_type is None else model.source
+    there = path.exists() and how.example_inputs is None
     small = model.size_bytes <= memory_bytes() // _LARGE
     by_path = paths and there and request.device is None
     processes: Sequence[WorkerProcess] = ()
@@ -589,7 +591,7 @@ def evaluating(
 
     def executor(subject: Subject) -> WorkerExecutor | None:
         opening = Opening(
-            model=model.path,
+            model=path,
             external=tuple(model.external),
             how=how,
             output=output,
