@@ -148,6 +148,36 @@ def test_stale_is_what_was_there_and_was_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, ValueError])
+def test_what_an_interrupted_command_wrote_is_removed(
+    tmp_path: Path, ends: type[BaseException]
+) -> None:
+    """An error after a model was written, as of a report, leaves the model."""
+    names = ("m.xml", "m.bin", "old.json", "kept.json", "study.db", "folder")
+    model, data, old, kept, study, folder = (tmp_path / name for name in names)
+    for path in (old, kept):
+        path.write_text("before")
+    files = CommandFiles(force=True)
+    files.write("the model", model, beside=[data])
+    files.write("the plan", old)
+    files.write("the lock", kept)
+    files.write("the study", study, replaces=False)
+    files.write("a SavedModel", folder, folder="saved_model.pb")
+
+    def works() -> None:
+        for path in (data, model, study):
+            path.write_text("now")
+        folder.mkdir()
+        (folder / "saved_model.pb").write_text("now")
+        old.write_text("now, and longer")
+        raise ends
+
+    with pytest.raises(ends), files.locked():
+        works()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == ({"kept.json", "study.db"} if ends is KeyboardInterrupt else {*names})
+
+
 def test_a_folder_that_takes_no_files_is_refused_at_once() -> None:
     """Whatever rights the user has in it."""
     with pytest.raises(UsageError, match="not writable"):

@@ -155,3 +155,22 @@ def test_a_folder_is_its_processes_until_it_is_gone(
     with staging(tmp_path):
         pass
     assert not left
+
+
+def test_a_removal_that_is_interrupted_is_finished(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    removed = list[str]()
+    remove = tempfile.TemporaryDirectory[str].cleanup
+
+    def interrupted(folder: tempfile.TemporaryDirectory[str]) -> None:
+        removed.append(folder.name)
+        if len(removed) == 1:
+            raise KeyboardInterrupt
+        remove(folder)
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", interrupted)
+    with pytest.raises(KeyboardInterrupt), staging(tmp_path):
+        pass
+    assert len(removed) == 2
+    assert not [*tmp_path.iterdir()]

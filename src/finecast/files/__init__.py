@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager, suppress
@@ -51,6 +52,7 @@ class CommandFiles:
         self._claims: list[_Claim] = []
         self._before: dict[Path, tuple[int, int]] = {}
         self._outputs: dict[Path, str] = {}
+        self._replaced: dict[Path, tuple[int, int] | None] = {}
 
     def read(self, role: str, *paths: str | Path | None) -> None:
         """Declare inputs; None declares nothing.
@@ -103,6 +105,8 @@ class CommandFiles:
                 check_writable(kept, force=self._force or not replaces)
         self._outputs[path] = role
         state = _state(path)
+        if replaces:
+            self._replaced |= {part: _state(part) for part in (path, *beside)}
         if replaces and state is not None:
             self._before[path] = state
 
@@ -127,7 +131,8 @@ class CommandFiles:
         """Keep other commands from the outputs while this one works.
 
         What commands that were killed left beside the outputs, and where temporary files are,
-        is removed first, their locks, too; yields a text on each folder.
+        is removed first, their locks, too; yields a text on each folder. Outputs belong
+        together: if the command is interrupted, those that it wrote are removed.
 
         Raises:
             UsageError: If another command is writing one of them.
@@ -136,7 +141,21 @@ class CommandFiles:
             places = dict.fromkeys((None, *(output.parent for output in self._outputs)))
             for folder in filter(None, places):
                 remove_dead(folder)
-            yield [text for place in places for text in remove_abandoned(place)]
+            try:
+                yield [text for place in places for text in remove_abandoned(place)]
+            except KeyboardInterrupt:
+                self._take_back()
+                raise
+
+    def _take_back(self) -> None:
+        """Remove what was written since it was declared."""
+        for path, before in self._replaced.items():
+            if _state(path) in (None, before):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:
         claim = _Claim(role=role, path=path, identity=_identity(path), written=written)

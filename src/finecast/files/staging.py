@@ -31,16 +31,20 @@ def staging(place: Path | None = None) -> Generator[Path]:
     Raises:
         OSError: If it cannot be made.
     """
-    with ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=_PREFIX))
-        descriptor = hold(Path(folder) / _OWNER)
-        content = Path(folder) / _CONTENT
-        content.mkdir()
+    folder = tempfile.TemporaryDirectory(dir=place, prefix=_PREFIX)
+    descriptor = hold(Path(folder.name) / _OWNER)
+    content = Path(folder.name) / _CONTENT
+    content.mkdir()
+    try:
+        yield content
+    finally:
+        # While it is removed it is still this process's: another one would find it dead.
         try:
-            yield content
+            folder.cleanup()
+        except KeyboardInterrupt:
+            folder.cleanup()  # which removes the rest
+            raise
         finally:
-            # While it is removed it is still this process's: another one would find it dead.
-            held.close()
             release(descriptor)
 
 
