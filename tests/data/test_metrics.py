@@ -353,7 +353,11 @@ def test_what_a_baseline_says_little_of_is_told() -> None:
     assert "guessing among 4 classes" in doubts("perplexity", many, guessed)[0]
     assert not doubts("perplexity", 5 * many, many.argmax(axis=1))
     assert "rests on 12 decisions" in doubts("top1", SCORES, SCORES.argmax(axis=1))[0]
-    assert "decides alike" in doubts("agreement", np.tile(SCORES[:1], (40, 1)))[0]
+    same = np.tile(SCORES[:1], (40, 1))
+    assert "decides alike" in doubts("agreement", same)[0]
+    mostly = np.where(np.arange(40) < 30, same[0].argmax(), 0)
+    assert "decides alike" in doubts("top1", same, mostly)[0]
+    assert "decides alike" in doubts("top1", same.argmax(axis=1), mostly)[0]
     assert "one class" in doubts("f1", many, np.zeros(400, int))[0]
     assert "rests on one sample" in doubts("cosine", SCORES[:1])[0]
 

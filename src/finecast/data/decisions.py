@@ -40,6 +40,25 @@ class _Share(MeanMetric):
 
     is_share = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[Any] = set()  # the first decisions of the fp32 model that differ
+
+    def absorb(self, later: SumMetric) -> None:
+        """Take the batches of another one."""
+        super().absorb(later)
+        assert isinstance(later, _Share)
+        self._seen |= later._seen
+
+    def _see(self, decided: Array) -> None:
+        if len(self._seen) < 2:
+            self._seen.update(np.unique(decided)[:2].tolist())
+
+    def _alike(self, what: str) -> tuple[str, ...]:
+        """A warning, of which ``what`` is the end, if all decisions are the same."""
+        told = f"the fp32 model decides alike on all of the data: {what}"
+        return (told,) if len(self._seen) == 1 else ()
+
     @property
     def _count(self) -> int:
         return int(self.sums[1])
@@ -79,10 +98,13 @@ class TopK(_Share):
         name, scores = _first(outputs)
         if _decided(scores, labels) and self._k == 1:
             hits = np.asarray(scores == decided_labels(labels, scores, metric=self._name))
+            self._see(scores)
             return self._terms_of(hits, np.ones_like(hits), nan=False)
         given = class_labels(labels, scores, output=name, metric=self._name)
         self._classes = scores.shape[-1]
-        hits = (_top(scores, self._k) == given[..., None]).any(axis=-1)
+        top = _top(scores, self._k)
+        self._see(top[..., 0])
+        hits = (top == given[..., None]).any(axis=-1)
         return self._terms_of(hits, given != IGNORED, nan=has_nan(scores))
 
     @property
@@ -90,7 +112,7 @@ class TopK(_Share):
         return f"top{self._k}"
 
     def doubts(self) -> tuple[str, ...]:
-        """Warnings if there are few decisions, or no more of them are right than by guessing.
+        """Warnings if there are few decisions, all are the same, or they are right by chance.
 
         Raises:
             UsageError: If there is one decision, or any is right: there are ``k`` classes.
@@ -102,6 +124,7 @@ class TopK(_Share):
                 fix="use top1",
             )
         found = few(self._count, self._name)
+        found += self._alike(f"another model that does so has the same {self._name}")
         chance = self._k / self._classes if self._classes else 0.0
         if chance and self.result() <= chance + _deviation(chance, self._count):
             found += (
@@ -202,10 +225,6 @@ class Agreement(_Share):
     of its decisions is that of fp32.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[Any] = set()
-
     def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> Floats:
@@ -222,16 +241,9 @@ class Agreement(_Share):
         same = np.zeros(decided.shape, dtype=bool)
         if scores.shape == expected.shape:
             same = np.asarray(_decisions(scores, name) == decided)
-        if len(self._seen) < 2:
-            self._seen.update(np.unique(decided)[:2].tolist())
+        self._see(decided)
         nan = has_nan(scores) or has_nan(expected)
         return self._terms_of(same, is_counted(labels, same.shape), nan)
-
-    def absorb(self, later: SumMetric) -> None:
-        """Take the batches of another one."""
-        super().absorb(later)
-        assert isinstance(later, Agreement)
-        self._seen |= later._seen
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all of fp32's are the same.
@@ -240,14 +252,7 @@ class Agreement(_Share):
             UsageError: If there is one decision.
         """
         found = few(self._count, "agreement")
-        if len(self._seen) == 1:
-            found += (
-                (
-                    "the fp32 model decides alike on all of the data: to agree with it says"
-                    " little"
-                ),
-            )
-        return found
+        return (*found, *self._alike("to agree with it says little"))
 
 
 @final

@@ -10,7 +10,7 @@ equally fast the most accurate is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
@@ -320,6 +320,11 @@ class Adjustments:
             name = f"{one.name}, adjusted by {', '.join(k.value for k in done)}"
             proposals.append(replace(one, name=name, plan=plan, error=share * one.error))
         return proposals
+
+    def restated(self, plan: Plan, others: Iterable[Plan]) -> None:
+        """Say that ``others`` are ``plan`` stated in another way, with its adjustments."""
+        if plan.digest in self.made:
+            self.made |= {other.digest: self.made[plan.digest] for other in others}
 
     def gained(self, plan: Plan) -> tuple[Gain, ...]:
         """What each adjustment of ``plan`` gained, measured; nothing if none was made here."""

@@ -717,6 +717,7 @@ class _Tuning:
         planner, analysis = self.examined.planner, self.analysis
         best = min(coded, key=lambda c: c.cost)
         plans = coded_over_hints(self.subject, best.plan, self.hints.values())
+        self.adjustments.restated(best.plan, plans)
         known = {c.plan.digest for c in self.candidates}
         proposals = [
             stated_by_hint(planner, analysis, f"{best.name}, over the hint", plan)
