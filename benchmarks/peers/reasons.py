@@ -12,8 +12,9 @@ HELD: Final = (
 """Of each model that loses more than is allowed."""
 
 _TIE: Final = (
-    "plans within 3% of one another count as equally fast, and of these the more accurate one"
-    " is taken"
+    "plans within 1% of one another count as equally fast, and of these the more accurate one"
+    " is taken; the first race, which tells which plans are evaluated, knows times to some"
+    " percent"
 )
 
 REASONS: Final[Mapping[str, str]] = {
