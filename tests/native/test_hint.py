@@ -15,13 +15,18 @@ from finecast import api
 from finecast.engines import get_engine, probe
 from finecast.engines.base import Capability, KernelFormats
 from finecast.frontends import onnx as frontend
+from finecast.measure.racing import Race
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.hint import hinted_models, stated
 from finecast.native.onnx import OnnxModel
 from finecast.native.planning import Judging, make_planner
+from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
+from finecast.planning.problem import Proposal
+from finecast.planning.proposing import propose
 from finecast.rules.policy import Policy
+from finecast.tuning.result import Result
 from tests.frontends.tools import parse, tensor
 
 RNG = np.random.default_rng(0)
@@ -139,11 +144,63 @@ class Chosen:
         return [kernel("p", "s", "r"), kernel("q", "t", "y", computed="fp32", stored="fp32")]
 
 
+CHOSEN = {f"make_{n}": Format.BF16 if n in "psr" else Format.FP32 for n in "psrqty"}
+
+
+@pytest.fixture
+def lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO with bf16 that gains, and a hint that lowers what ``CHOSEN`` says."""
+    opened = EngineSubject.hints
+
+    def hints(self: EngineSubject, planner: Planner) -> Any:
+        return opened(replace(self, engine=Lowering()), planner)
+
+    monkeypatch.setattr(EngineSubject, "hints", hints)
+    gains = {Format.BF16: Capability(runs=True, speed=2.0)}  # whatever else this machine does
+    monkeypatch.setitem(probe._cache, ("openvino", "CPU"), gains)
+
+
+def tuned(folder: Path) -> Result:
+    onnx.save(residual(), folder / "model.onnx")
+    x = RNG.standard_normal((8, WIDTH)).astype(np.float32)
+    return api.tune(
+        folder / "model.onnx",
+        folder / "tuned.onnx",
+        evaluate=lambda run: float(run({"x": x})["y"].mean()),
+        calib=lambda: [{"x": x}],
+        policy="auto:bf16",
+        tolerance=0.5,
+    )
+
+
+@pytest.mark.usefixtures("lowering")
+@pytest.mark.parametrize(("takes", "wins"), [(0.3, True), (0.7, False)])
+def test_what_the_hint_lowers_races_late_if_the_hint_turns_out_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float, *, wins: bool
+) -> None:
+    """It is predicted to be slow, and no prediction knows what an engine spares there."""
+
+    def times(self: EngineSubject, built: Mapping[str, Built], *_: object) -> Race:
+        del self
+        hinted = (name for name, one in built.items() if one.plan.formats == CHOSEN)
+        return Race.stated(1.0, {**dict.fromkeys(built, 0.5), **dict.fromkeys(hinted, takes)})
+
+    def others(*given: Any, **named: Any) -> list[Proposal]:
+        return [p for p in propose(*given, **named) if p.plan.formats != CHOSEN]
+
+    monkeypatch.setattr("finecast.tuning.tune.propose", others)
+    monkeypatch.setattr("finecast.tuning.tune.predicted_cost", lambda *_: 1e9)
+    monkeypatch.setattr(EngineSubject, "times", times)
+    outcome = tuned(tmp_path)
+    raced = [one.plan.formats for one in outcome.findings.candidates]
+    assert (outcome.plan.formats == CHOSEN) == wins
+    assert (CHOSEN in raced) == wins, "else it waits"
+
+
+@pytest.mark.usefixtures("lowering")
 def test_tune_tries_the_choice_and_shows_the_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(residual(), path)
     built: list[Mapping[str, Format]] = []
     plain = OnnxModel.build
 
@@ -151,30 +208,9 @@ def test_tune_tries_the_choice_and_shows_the_hint(
         built.append(plan.formats)
         return plain(self, plan)
 
-    opened = EngineSubject.hints
-
-    def hints(self: EngineSubject, planner: Planner) -> Any:
-        return opened(replace(self, engine=Lowering()), planner)
-
     monkeypatch.setattr(OnnxModel, "build", build)
-    monkeypatch.setattr(EngineSubject, "hints", hints)
-    gains = {Format.BF16: Capability(runs=True, speed=2.0)}  # whatever else this machine does
-    monkeypatch.setitem(probe._cache, ("openvino", "CPU"), gains)
-    x = RNG.standard_normal((8, WIDTH)).astype(np.float32)
-
-    def metric(run: Any) -> float:
-        return float(run({"x": x})["y"].mean())
-
-    outcome = api.tune(
-        path,
-        tmp_path / "tuned.onnx",
-        evaluate=metric,
-        calib=lambda: [{"x": x}],
-        policy="auto:bf16",
-        tolerance=0.5,
-    )
-    chosen = {f"make_{n}": Format.BF16 if n in "psr" else Format.FP32 for n in "psrqty"}
-    assert chosen in built
+    outcome = tuned(tmp_path)
+    assert CHOSEN in built
     anchor = outcome.anchors[0]
     assert anchor.name == "the hint alone"
     assert anchor.passed

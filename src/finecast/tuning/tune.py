@@ -23,7 +23,7 @@ from finecast.graph import Node
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.measure.timing import now_s, pass_over
 from finecast.native.gains import gaining_kinds, share_left
-from finecast.native.subject import Built, Examined, Subject, UserRules
+from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
 from finecast.planning.placing import place
 from finecast.planning.plan import Plan
@@ -283,6 +283,7 @@ class _Tuning:
         predicting: Whether plans are ranked by predicted costs. Where each costs a
             compilation, only plans that keep the criterion are then compiled.
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
+        hinted: Digests of the plans of what it lowers.
         frontier: The first steps of the frontier, those too slow to be raced among them.
         waiting: Proposals that race only if those that raced first gain too little.
         caches: What each format of a KV cache that the engine keeps saves and loses.
@@ -307,6 +308,7 @@ class _Tuning:
     fp32: float | None = None
     predicting: bool = False
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
+    hinted: set[str] = field(default_factory=set[str])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
     waiting: Sequence[Proposal] = ()
     caches: Sequence[KvCache] = ()
@@ -551,6 +553,9 @@ class _Tuning:
             race=race,
             error=lambda c: self.measuring.output_error(self.built[c.plan.digest]) ** 2,
         )
+        better = self._as_the_hint(best, measurements)
+        if better is not best:
+            return self._settled(better)
         gain = measurements.costs.speed(best.plan.digest).median
         goes_on = gain < self._goal.min_speedup and (self.predicting or self.waiting)
         for measured in races if self.predicting or goes_on else ():
@@ -560,6 +565,22 @@ class _Tuning:
         self._keep(best)
         gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
         return self._conclusion.improved(best, built, measurements, gains)
+
+    def _as_the_hint(self, best: Candidate, measurements: Measurements) -> Candidate:
+        """The best plan after those of what the hint lowers, if the hint alone is faster.
+
+        They wait where they are predicted to be slow: no prediction knows what an engine
+        spares under its own hint.
+        """
+        costs, name = measurements.costs, best.plan.digest
+        hints = [n for n, one in self.hints.items() if isinstance(one, Hinted)]
+        faster = any(costs.between(n, name).high < 1 for n in hints if n in costs.names)
+        fresh = [p for p in self.waiting if p.plan.digest in self.hinted] if faster else []
+        if not fresh or not self.trials.may_go_on():
+            return best
+        self.waiting = [p for p in self.waiting if p not in fresh]
+        ranked, fp32 = self._rank(fresh)
+        return self._faster(ranked, best, fp32) or best
 
     def _unchanged(self, why: str) -> Result:
         self._keep()
@@ -942,6 +963,7 @@ class _Tuning:
         self.frontier = proposals
         near = worth_timing(proposals, self._min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
+        self.hinted = {p.plan.digest for p in hinted}
         slowest = max((p.time_s for p in proposals), default=0.0)
         self.caches = kv_caches(self.measuring, planner, slowest)
         found = (*self._started(analysis), *hinted, *near, *lowest(planner, analysis))
