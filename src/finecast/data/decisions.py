@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Final, final
 
 import numpy as np
@@ -85,6 +86,7 @@ class TopK(_Share):
         super().__init__()
         self._k = k
         self._classes = 0
+        self._given: Counter[int] = Counter()  # how often each class is a label
 
     def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
@@ -102,10 +104,18 @@ class TopK(_Share):
             return self._terms_of(hits, np.ones_like(hits), nan=False)
         given = class_labels(labels, scores, output=name, metric=self._name)
         self._classes = scores.shape[-1]
+        classes, counts = np.unique(given[given != IGNORED], return_counts=True)
+        self._given.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
         top = _top(scores, self._k)
         self._see(top[..., 0])
         hits = (top == given[..., None]).any(axis=-1)
         return self._terms_of(hits, given != IGNORED, nan=has_nan(scores))
+
+    def absorb(self, later: SumMetric) -> None:
+        """Take the batches of another one."""
+        super().absorb(later)
+        assert isinstance(later, TopK)
+        self._given.update(later._given)
 
     @property
     def _name(self) -> str:
@@ -131,6 +141,18 @@ class TopK(_Share):
                 (
                     f"the fp32 model's {self._name} of {self.result():.3g} is at the level of"
                     f" guessing among {self._classes} classes: are the labels the model's?"
+                ),
+            )
+            return found
+        named = sum(count for _, count in self._given.most_common(self._k))
+        share = named / max(self._given.total(), 1)
+        chance = share + _deviation(share, self._count)
+        if named and len(self._seen) > 1 and self.result() <= chance:
+            found += (
+                (
+                    f"the fp32 model's {self._name} of {self.result():.3g} is no more than to"
+                    f" name the commonest labels always gives, {share:.3g}: the data hardly"
+                    " tell a right model from a wrong one"
                 ),
             )
         return found
