@@ -147,7 +147,6 @@ def test_stale_is_what_was_there_and_was_not_replaced(tmp_path: Path) -> None:
     assert files.stale() == (tmp_path / "kept",)
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, ValueError])
 def test_what_an_interrupted_command_wrote_is_removed(
     tmp_path: Path, ends: type[BaseException]
@@ -178,6 +177,7 @@ def test_what_an_interrupted_command_wrote_is_removed(
     assert left == ({"kept.json", "study.db"} if ends is KeyboardInterrupt else {*names})
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")
 def test_a_folder_that_takes_no_files_is_refused_at_once() -> None:
     """Whatever rights the user has in it."""
     with pytest.raises(UsageError, match="not writable"):

@@ -104,8 +104,7 @@ class TopK(_Share):
             return self._terms_of(hits, np.ones_like(hits), nan=False)
         given = class_labels(labels, scores, output=name, metric=self._name)
         self._classes = scores.shape[-1]
-        classes, counts = np.unique(given[given != IGNORED], return_counts=True)
-        self._given.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
+        self._given.update(dict(enumerate(np.bincount(given[given != IGNORED]).tolist())))
         top = _top(scores, self._k)
         self._see(top[..., 0])
         hits = (top == given[..., None]).any(axis=-1)

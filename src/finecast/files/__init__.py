@@ -50,9 +50,8 @@ class CommandFiles:
     def __init__(self, *, force: bool = False) -> None:
         self._force = force
         self._claims: list[_Claim] = []
-        self._before: dict[Path, tuple[int, int]] = {}
+        self._before: dict[Path, tuple[int, int] | None] = {}
         self._outputs: dict[Path, str] = {}
-        self._replaced: dict[Path, tuple[int, int] | None] = {}
 
     def read(self, role: str, *paths: str | Path | None) -> None:
         """Declare inputs; None declares nothing.
@@ -104,11 +103,8 @@ class CommandFiles:
                 kept = path if replaces else Path(os.path.realpath(path))
                 check_writable(kept, force=self._force or not replaces)
         self._outputs[path] = role
-        state = _state(path)
         if replaces:
-            self._replaced |= {part: _state(part) for part in (path, *beside)}
-        if replaces and state is not None:
-            self._before[path] = state
+            self._before |= {part: _state(part) for part in (path, *beside)}
 
     def withdraw(self, path: Path) -> None:
         """Say that an output is refused by its name: a file there is no earlier output."""
@@ -123,7 +119,10 @@ class CommandFiles:
         return tuple(
             path
             for path, was in self._before.items()
-            if _state(path) == was and _identity(path) not in read
+            if was is not None
+            and path in self._outputs
+            and _state(path) == was
+            and _identity(path) not in read
         )
 
     @contextmanager
@@ -149,7 +148,7 @@ class CommandFiles:
 
     def _take_back(self) -> None:
         """Remove what was written since it was declared."""
-        for path, before in self._replaced.items():
+        for path, before in self._before.items():
             if _state(path) in (None, before):
                 continue
             if path.is_dir():

@@ -687,14 +687,13 @@ class _Tuning:
             return []
         before = allowed / share_left(gains)  # what a plan may have that is then adjusted
         least, most = _NEARLY**2 * allowed, _FAR**2 * before
-        limit = math.inf if found is None else found.cost / self._least_gain
-        coded = [c for c in candidates if c.plan.encodings and c.cost < limit]
-        about = [c.proposal for c in coded if least < c.error <= most]
-        fresh = near(self.examined.planner, analysis, before)
-        limit = self._limit(found)
-        wanted = [*(p for p in fresh if p.time_s < limit), *about]
-        if not wanted:
-            return []
+        cost = math.inf if found is None else found.cost / self._least_gain
+        about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
+        fresh, limit = near(self.examined.planner, analysis, before), self._limit(found)
+        wanted = [
+            *(p for p in fresh if p.time_s < limit),
+            *(c.proposal for c in about if c.cost < cost),
+        ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
 
     def _unadjusted(self, fp32: float) -> Candidate | None:
