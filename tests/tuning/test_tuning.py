@@ -959,26 +959,6 @@ def test_a_plan_that_passed_is_not_lost(bench: Bench, monkeypatch: pytest.Monkey
     assert outcome.plan.digest == first.key.plan
 
 
-def test_where_adjusted_plans_miss_those_without_adjustments_are_tried(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error of an adjusted plan is less, and its metric may be worse all the same."""
-    made: list[Candidate] = []
-
-    def adjusted(found: Any, candidates: list[Candidate], _: object) -> list[Candidate]:
-        if made:
-            return []
-        best = min(candidates, key=lambda c: c.error)
-        made.append(finer(found, best))
-        found.adjustments.made[made[0].plan.digest] = (best.plan, ())
-        return [replace(made[0], cost=min(c.cost for c in candidates))]
-
-    monkeypatch.setattr(tuning._Tuning, "_adjusted", adjusted)
-    outcome = bench.tune(evaluate=answering(0.0, 0.0, 1.0))
-    assert outcome.improved
-    assert outcome.plan.digest != made[0].plan.digest
-
-
 @pytest.fixture
 def branches(bench: Bench) -> Bench:
     """Two branches of a model, each with a product."""

@@ -375,7 +375,6 @@ class _Tuning:
             return self._unchanged(self._none_better)
         if alone or missed or self.trials.misses(tried, self._evaluate):
             candidates += self._near()
-            candidates += self._adjusted(candidates, None)
             chained = chain(candidates, fp32, self._min_speedup)
         chained = self._clearly_faster(chained, tried)
         found = self._search(chained)
@@ -385,7 +384,7 @@ class _Tuning:
         if finer:
             candidates += finer
             found = self._faster(finer, found, fp32)
-        adjusted = self._adjusted(candidates, found)  # more plans may have missed by now
+        adjusted = self._adjusted(candidates, found)
         if adjusted:
             candidates += adjusted
             found = self._faster(adjusted, found, fp32)
@@ -393,7 +392,6 @@ class _Tuning:
         if over:
             candidates += over
             found = self._faster(over, found, fp32)
-        found = found or self._unadjusted(fp32)
         singles, found = self._one_by_one(candidates, found)
         if found is None:
             why = self.trials.none_passes(len(candidates) + singles)
@@ -695,17 +693,6 @@ class _Tuning:
             *(c.proposal for c in about if c.cost < cost),
         ]
         return self._rank(adjustments.proposals(wanted, gains))[0]
-
-    def _unadjusted(self, fp32: float) -> Candidate | None:
-        """The fastest plan that passes among those as they were before adjustments.
-
-        Adjusted plans take their place, as they are of less error, and may miss all the same:
-        what an adjustment does to the metric is not told by the error alone.
-        """
-        plain = [c for c in self.candidates if c.plan.digest not in self.adjustments.made]
-        if len(plain) == len(self.candidates):
-            return None
-        return self._search(chain(plain, fp32, self._min_speedup))
 
     def _any_within(self, least: float, most: float, candidates: Sequence[Candidate]) -> bool:
         """Whether a known plan, or one between steps of the frontier, has such an error.
