@@ -12,9 +12,9 @@ HELD: Final = (
 """Of each model that loses more than is allowed."""
 
 _TIE: Final = (
-    "plans within 1% of one another count as equally fast, and of these the more accurate one"
-    " is taken; the first race, which tells which plans are evaluated, knows times to some"
-    " percent"
+    "of two plans the more accurate one is taken unless it is known to be slower, and a ratio"
+    " is timed until it is known to 0.8%; the first race, which tells which plans are"
+    " evaluated, knows times to some percent"
 )
 
 REASONS: Final[Mapping[str, str]] = {

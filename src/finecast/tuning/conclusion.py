@@ -3,8 +3,8 @@
 The first race, of all plans, tells times to some percent only, and the fastest of many plans
 is the fastest partly by chance. What one race says of two plans that differ by about 3% may
 differ in the next. So in the last race, between the plan found and those that may be better, a
-more accurate plan counts as equally fast unless it is known to be more than 1% slower, and two
-runs of one search mostly agree. Errors are measured, too: predicted ones may put two nearly
+more accurate plan counts as equally fast unless it is known to be slower, and two runs of one
+search mostly agree. Errors are measured, too: predicted ones may put two nearly
 equal plans in the wrong order.
 """
 
