@@ -104,7 +104,9 @@ class TopK(_Share):
             return self._terms_of(hits, np.ones_like(hits), nan=False)
         given = class_labels(labels, scores, output=name, metric=self._name)
         self._classes = scores.shape[-1]
-        self._given.update(dict(enumerate(np.bincount(given[given != IGNORED]).tolist())))
+        counts = np.bincount(given[given != IGNORED])
+        named = counts.nonzero()[0]  # a vocabulary has far more classes than a batch names
+        self._given.update(dict(zip(named.tolist(), counts[named].tolist(), strict=True)))
         top = _top(scores, self._k)
         self._see(top[..., 0])
         hits = (top == given[..., None]).any(axis=-1)
