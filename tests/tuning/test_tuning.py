@@ -959,6 +959,28 @@ def test_a_plan_that_passed_is_not_lost(bench: Bench, monkeypatch: pytest.Monkey
     assert outcome.plan.digest == first.key.plan
 
 
+def test_where_adjusted_plans_miss_those_without_adjustments_are_tried(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of an adjusted plan is less, and its metric may be worse all the same."""
+    made: list[Candidate] = []
+
+    def adjusted(
+        found: Any, candidates: list[Candidate], best: Candidate | None
+    ) -> list[Candidate]:
+        assert best is not None, "they are adjusted to beat what was found without"
+        made.append(replace(finer(found, best), cost=best.cost / 2))
+        found.adjustments.made[made[0].plan.digest] = (best.plan, ())
+        return made
+
+    monkeypatch.setattr(tuning._Tuning, "_adjusted", adjusted)
+    outcome = bench.tune(evaluate=answering(0.0, 1.0, 0.0))
+    assert len(made) == 1
+    assert {t.key.plan: t.passed for t in outcome.trials}[made[0].plan.digest] is False
+    assert outcome.improved
+    assert outcome.plan.digest != made[0].plan.digest
+
+
 @pytest.fixture
 def branches(bench: Bench) -> Bench:
     """Two branches of a model, each with a product."""
