@@ -15,6 +15,7 @@ from finecast.measure import timing
 from finecast.measure.racing import Effort
 from finecast.native import lock, profiles
 from finecast.tuning import measuring
+from tests import times
 
 if TYPE_CHECKING:
     from finecast.engines.torch.rates import Rate
@@ -47,6 +48,13 @@ def brief_races(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(measuring, name, Effort(min_time_s=0.0, order=False))
     monkeypatch.setattr(lock, "TIMED", Effort(min_time_s=0.0, rounds=2, warmup=1))
     monkeypatch.setattr(profiles, "_MOST_REPEATS", 15)
+
+
+@pytest.fixture(autouse=True)
+def stated_times(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time of this machine decides a test, but those that have the mark ``real_clock``."""
+    if request.node.get_closest_marker("real_clock") is None:
+        times.state(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

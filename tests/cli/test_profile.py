@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from finecast.cli import main
 from finecast.data.sources import DataOptions
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import ExitCode, UsageError
+from finecast.measure import timing
 
 NET = """<ir_version: 10, opset_import: ["" : 17]>
 net (float[N,T] x) => (float[N,T] y) {
@@ -47,9 +49,17 @@ def test_json_figures(engine: str, model: str, capsys: pytest.CaptureFixture[str
 
 
 def test_a_model_beside_itself_is_timed_twice(
-    model: str, capsys: pytest.CaptureFixture[str]
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a user sees how far noise goes; it was timed once, and was as fast as itself."""
+    calls = count(1)
+
+    def slower(turns: timing.Turns, name: str) -> timing.Took:
+        turns.calls[name]()
+        seconds = 1e-3 * next(calls)
+        return timing.Took(wall_s=seconds, used_s=seconds)
+
+    monkeypatch.setattr(timing.Turns, "_timed", slower)
     assert main(["profile", model, model, "--no-memory", "--json", *QUICK]) == 0
     first, second = json.loads(capsys.readouterr().out)["models"]
     assert first["latency_ms"]["median"] != second["latency_ms"]["median"]

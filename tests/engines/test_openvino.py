@@ -118,6 +118,7 @@ class Means:
         return getattr(self.inner, name)
 
 
+@pytest.mark.real_clock
 def test_a_profile_is_of_its_runs_and_not_of_all_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
