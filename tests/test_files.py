@@ -118,8 +118,16 @@ def test_two_inputs_may_be_one_file(model: Path) -> None:
 
 
 def test_only_force_replaces(model: Path) -> None:
+    files = CommandFiles()
+    files.write("-o", model)
     with pytest.raises(UsageError, match="output exists"):
-        CommandFiles().write("-o", model)
+        files.check_replaced()
+    plan = model.with_suffix(".json")
+    plan.touch()
+    files.write("--plan-out", plan)
+    both = rf"outputs exist \({model}, {plan}\)"
+    with pytest.raises(UsageError, match=both), files.locked():
+        pass
     CommandFiles(force=True).write("-o", model)
     CommandFiles().write("--study", model, replaces=False)
 

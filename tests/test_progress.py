@@ -29,10 +29,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert first.endswith(", 1 of 4, after 16 s")
     assert not ACTS.search(first)
     assert second == "tuning: c, 1 of 4, after 40 s"
-    with shown("tuning", quiet=True) as report:
-        now[0] = 500
-        report("d", 1, 4)
-    assert not capsys.readouterr().err
 
 
 def test_a_notice_is_shown_at_once_and_is_no_phase(

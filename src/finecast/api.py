@@ -42,6 +42,7 @@ from finecast.native.opening import (
     lock_beside,
     opened,
     plan_beside,
+    study_beside,
     written_with,
 )
 from finecast.native.profiling import ProfileReport, Rounds
@@ -61,7 +62,7 @@ from finecast.tuning.difference import Difference, Side, difference
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
-from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest, study_beside
+from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import is_plan, recorded

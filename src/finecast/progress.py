@@ -101,14 +101,11 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def shown(title: str, *, quiet: bool = False) -> Generator[Progress]:
+def shown(title: str) -> Generator[Progress]:
     """Progress on stderr: a bar on a terminal, one line that changes in a notebook.
 
     In a file or a pipe it is a line now and then.
     """
-    if quiet:
-        yield silent
-        return
     if not sys.stderr.isatty():
         lines = _Lines(title, redrawn=in_notebook())
         try:

@@ -214,7 +214,7 @@ def test_without_torch_the_message_says_what_to_install(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 3
-    assert done.stderr == ("error: .pt2 files need torch: pip install 'finecast[torch]'\n")
+    assert done.stderr == ("error: .pt2 files need torch: pip install torch onnxscript\n")
 
 
 @pytest.mark.parametrize("verb", ["convert", "tune", "explain"])

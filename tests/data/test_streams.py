@@ -51,6 +51,18 @@ def test_without_labels_all_arrays_are_inputs(item: Any) -> None:
     assert set(batch.feeds) == {"x", "mask"}
 
 
+def test_a_last_batch_fills_the_batch_size_of_the_model() -> None:
+    """As a DataLoader's, for a model that was exported with a fixed batch size."""
+    specs = (TensorSpec(name="x", dtype="fp32", shape=(5, 3)),)
+    whole, last = stream([(X[:5], Y[:5]), (X[5:], Y[5:])], specs).batches(1)
+    assert (whole.count, whole.rows) == (5, 5)
+    assert (last.count, last.rows) == (3, 5)
+    assert last.labels is not None
+    np.testing.assert_array_equal(last.labels, Y[5:])
+    np.testing.assert_array_equal(last.feeds["x"], X[[5, 6, 7, 7, 7]])
+    np.testing.assert_array_equal(last.trim({"y": last.feeds["x"]})["y"], X[5:])
+
+
 def test_limit_counts_samples() -> None:
     assert len(list(stream([X[:3]] * 5).batches(1, limit=6))) == 2
 

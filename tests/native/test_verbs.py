@@ -64,6 +64,7 @@ def test_what_it_does_not_do_is_one_line(
         ("graph.pbtxt", "a graph of TensorFlow's as text", "as .pb"),
         ("saved_model.pb", "SavedModel without its variables", "give the folder"),
         ("model.bin", "weights without their model", "the .xml of OpenVINO's"),
+        ("data.npz", "data and not a model", "by --data"),
         ("model.safetensors", "weights without the model", "torch.export.save"),
         ("inference.json", "a graph of PaddlePaddle or MXNet", "FLAGS_enable_pir_api=0"),
         ("model.mlmodel", "a Core ML model", "that it was converted from"),

@@ -43,6 +43,7 @@ def trials(
     tolerance: float = 0.1,
     higher_is_better: bool = True,
     max_trials: int | None = None,
+    timeout_s: float | None = None,
 ) -> Trials:
     """Of a model whose metric is 1: all ``candidates`` that have a metric are evaluated."""
     criterion = Criterion(
@@ -56,7 +57,9 @@ def trials(
         runner="toy",
         study=None,
         progress=silent,
-        budget=Budget(goal=Goal(criterion=criterion, max_trials=max_trials)),
+        budget=Budget(
+            goal=Goal(criterion=criterion, max_trials=max_trials, timeout_s=timeout_s)
+        ),
     )
     for one in candidates:
         if one.name in metrics:
@@ -128,6 +131,15 @@ def test_a_budget_counts_trials_and_not_the_baseline() -> None:
     assert len(made.tried) == 2
     assert not made.may_go_on()
     assert made.evaluations == 3
+
+
+def test_the_first_plan_is_tried_after_the_time_is_over_whatever_else_was_evaluated() -> None:
+    """An engine's hint is evaluated before any plan, to see how much of the loss it takes."""
+    hint, plan = candidate("hint", 1.0, 1.0), candidate("plan", 1.0, 1.0)
+    made = trials({}, [], timeout_s=1e-9)
+    made.share_lost(hint.plan, lambda plan: 1.0)
+    assert made.search([plan], lambda plan: 1.0) is plan
+    assert not made.may_go_on()
 
 
 def test_an_evaluation_that_ends_its_process_is_one_trial(tmp_path: Path) -> None:

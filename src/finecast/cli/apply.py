@@ -46,7 +46,7 @@ def run(
 
     files = files_of(model, data, force=written.force)
     files.read("PLAN", plan)
-    with telling_stale(files), shown("applying", quiet=as_json):
+    with telling_stale(files), shown("applying"):
         result = api.apply(
             plan,
             open_model(files, model, written, how, engine=running.engine, data=data),

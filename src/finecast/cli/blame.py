@@ -70,7 +70,7 @@ def run(
             where="LOW",
             fix="give LOW, or --plan, or --target with --auto-cast",
         )
-    with shown("comparing", quiet=as_json) as bar:
+    with shown("comparing") as bar:
         found = api.blame(
             model,
             given[0],

@@ -70,7 +70,8 @@ def open_model(
         data: Samples of the model's inputs, or sizes of random feeds.
 
     Raises:
-        UsageError: If a file cannot be written, or an option does not apply to the model.
+        UsageError: If a file cannot be written or must not be replaced, or an option does not
+            apply to the model.
     """
     from finecast import api
     from finecast.native.opening import check_options, check_output_name, written_with
@@ -92,6 +93,7 @@ def open_model(
         "--from-type": how.from_type,
         "--external-data/--one-file": written.external_data is not None,
     }
+    files.check_replaced()
     check_options(model, options, output=written.path)
     file = api.load(model, trust=how.trust, output=written.path)
     files.read("MODEL's external data", *file.external)

@@ -83,7 +83,7 @@ def run(
     files.write("--plan-out", plan_out)
     with (
         telling_stale(files),
-        shown("converting", quiet=as_json) as told,
+        shown("converting") as told,
         files.locked() as removed,
     ):
         warn(*removed)

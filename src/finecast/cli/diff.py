@@ -38,6 +38,6 @@ def run(
     """
     from finecast import api
 
-    with shown("comparing", quiet=as_json):
+    with shown("comparing"):
         found = api.diff(before, after, trust=how.trust)
     write_report(found, *([found.each] if every else ()), as_json=as_json)

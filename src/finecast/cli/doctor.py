@@ -36,7 +36,7 @@ def run(
     rows: list[EngineRow] = []
     failures: list[str] = []
     probes = engine_specs()
-    with shown("probing", quiet=as_json) as report:
+    with shown("probing") as report:
         for index, spec in enumerate(probes):
             report(spec, index, len(probes))
             try:

@@ -42,7 +42,7 @@ def run(
     from finecast import api
 
     emulation, options = device.emulation(casting, target)
-    with shown("emulating", quiet=as_json) as bar:
+    with shown("emulating") as bar:
         found = api.emulate(model, emulation, data=data, progress=bar, trust=how.trust)
     report = replace(found, options=options)
     warn(*report.warnings)

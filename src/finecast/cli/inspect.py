@@ -38,7 +38,7 @@ def run(
     check_options(
         model, {"--data": data.given, "--dim": data.dims, "--from-type": how.from_type}
     )
-    with shown("inspecting", quiet=as_json):
+    with shown("inspecting"):
         census = api.inspect(
             model, data=data, low=low, from_type=how.from_type, trust=how.trust
         )

@@ -109,7 +109,7 @@ def run(
     opened = open_model(files, model, written, how)
     with telling_stale(files), files.locked() as removed:
         warn(*removed)
-        with shown("ladder", quiet=as_json) as bar:
+        with shown("ladder") as bar:
             found = api.ladder(
                 opened,
                 rungs,

@@ -63,7 +63,7 @@ def run(
       finecast mcp models/
     """
     if importlib.util.find_spec("mcp") is None:
-        raise EngineError("finecast mcp needs the SDK", fix="pip install 'finecast[mcp]'")
+        raise EngineError("finecast mcp needs the SDK", fix="pip install mcp")
     if not folder.is_dir():
         raise UsageError("no such folder", where=str(folder), fix="give one that exists")
     import anyio

@@ -52,7 +52,7 @@ def run(
     """
     from finecast import api
 
-    with shown("profiling", quiet=as_json) as report:
+    with shown("profiling") as report:
         found = api.profile(
             models, data=data, engine=engine, rounds=rounds, progress=report, trust=trust
         )

@@ -42,9 +42,9 @@ from finecast.naming import number_of
 from finecast.native.artefact import Destination
 from finecast.native.lock import lock_files
 from finecast.native.model import ReadOptions
-from finecast.native.opening import plan_beside
+from finecast.native.opening import plan_beside, study_beside
 from finecast.progress import shown
-from finecast.tuning.goal import Execution, Goal, TuneRequest, study_beside
+from finecast.tuning.goal import Execution, Goal, TuneRequest
 
 if TYPE_CHECKING:
     from finecast.native.model import OpenedModel
@@ -132,7 +132,7 @@ def run(
     )
     check_prices(request)
     request = replace(request, resume=request.resume and _has_trials(study))
-    outcome = _searched(files, model, written, how, request, quiet=as_json)
+    outcome = _searched(files, model, written, how, request)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     write_report(outcome, outcome.comparison, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
@@ -184,8 +184,6 @@ def _searched(
     written: Destination,
     how: ReadOptions,
     request: TuneRequest,
-    *,
-    quiet: bool,
 ) -> Result:
     from finecast import api
 
@@ -193,7 +191,7 @@ def _searched(
     with (
         telling_stale(files),
         _interruptible(request.study, model.digest),
-        shown("tuning", quiet=quiet) as bar,
+        shown("tuning") as bar,
     ):
         return api.tuned(model, written, replace(request, progress=bar), how)
 

@@ -34,7 +34,7 @@ def run(
     """
     from finecast import api
 
-    with shown("verifying", quiet=as_json):
+    with shown("verifying"):
         found = api.verify(
             model, lock=options.lock, settings=options.settings, strict=options.strict
         )

@@ -140,10 +140,14 @@ class Dataset:
         if axis is not None:
             index = (slice(None),) * axis + (slice(start, start + count),)
             array = array[index]
-            if fill:
-                widths = [(0, fill if i == axis else 0) for i in range(array.ndim)]
-                array = np.pad(array, widths, mode="edge")
+            array = repeated(array, axis, fill)
         return as_input(array, spec)
+
+
+def repeated(array: Array, axis: int, fill: int) -> Array:
+    """``array`` with the last sample along ``axis`` repeated ``fill`` times."""
+    widths = [(0, fill if i == axis else 0) for i in range(array.ndim)]
+    return np.pad(array, widths, mode="edge") if fill and widths else array
 
 
 def as_input(array: Array, spec: TensorSpec) -> Array:
@@ -156,7 +160,8 @@ def as_input(array: Array, spec: TensorSpec) -> Array:
         raise UsageError(
             f"array {spec.name!r} holds NaN",
             where="--data",
-            fix="leave such samples out, or use --eval if the model takes NaN",
+            fix="leave such samples out; where the model takes NaN for a missing value, a"
+            " function of yours gives them: --calib FILE.py:FUNCTION, and --eval in tune",
         )
     plain = array.astype(str) if array.dtype.kind == "S" else array
     return np.ascontiguousarray(plain, dtype=DTYPES[spec.dtype]).reshape(array.shape)

@@ -2,7 +2,8 @@
 
 Laws: every pass starts from the first batch. A batch is arrays by name, or arrays in the order
 of the model's inputs; labels come last, or as the second of a pair. Tensors of other libraries
-are converted by numpy.
+are converted by numpy. A batch that is smaller than the batch size that is fixed in the model,
+as a DataLoader's last one, is filled up with its last sample.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from finecast.data.datasets import Batch, as_input, check_array
+from finecast.data.datasets import Batch, as_input, check_array, repeated
 from finecast.engines.base import Array, TensorSpec, in_native_order
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
@@ -48,11 +49,20 @@ class Stream:
             if limit is not None and taken >= limit:
                 return
             feeds, labels = self._parts(item)
-            rows = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
-            taken += rows
-            yield Batch(feeds=feeds, labels=labels, count=rows, rows=rows)
+            count = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
+            taken += count
+            rows = max(count, self._fixed_batch)
+            filled = {n: repeated(a, 0, rows - count) for n, a in feeds.items()}
+            yield Batch(feeds=filled, labels=labels, count=count, rows=rows)
         if not taken:
             raise UsageError("the data yields no batch", where="data", fix="give some")
+
+    @property
+    def _fixed_batch(self) -> int:
+        """The batch size that is fixed in the model for all inputs; 0 if it is free."""
+        sizes = {spec.shape[0] for spec in self.inputs if spec.shape}
+        size = next(iter(sizes)) if len(sizes) == 1 else 0
+        return size if isinstance(size, int) else 0
 
     def _parts(self, item: Any) -> tuple[dict[str, Array], Array | None]:
         given, labels = _split(item, len(self.inputs))

@@ -52,6 +52,7 @@ class CommandFiles:
         self._claims: list[_Claim] = []
         self._before: dict[Path, tuple[int, int] | None] = {}
         self._outputs: dict[Path, str] = {}
+        self._kept: list[Path] = []
 
     def read(self, role: str, *paths: str | Path | None) -> None:
         """Declare inputs; None declares nothing.
@@ -87,8 +88,8 @@ class CommandFiles:
             folder: For a model that is a folder, the file in it by which it is recognised.
 
         Raises:
-            UsageError: If it is another file of the command, cannot be written, or exists and
-                must not be replaced.
+            UsageError: If it is another file of the command, or cannot be written. That it
+                exists is reported by ``check_replaced``, with all others that do.
         """
         if path is None:
             return
@@ -98,13 +99,19 @@ class CommandFiles:
             for part in beside:
                 self._claim(f"{role} (with {part.name})", part, written=True)
             if folder:
-                check_writable_folder(path, folder, force=self._force)
+                check_writable_folder(path, folder, force=True)
             else:
-                kept = path if replaces else Path(os.path.realpath(path))
-                check_writable(kept, force=self._force or not replaces)
+                check_writable(path if replaces else Path(os.path.realpath(path)), force=True)
+            if replaces and not self._force and path.exists():
+                self._kept.append(path)
         self._outputs[path] = role
         if replaces:
             self._before |= {part: _state(part) for part in (path, *beside)}
+
+    def check_replaced(self) -> None:
+        """Raise UsageError if outputs exist that must not be replaced; names all of them."""
+        if self._kept:
+            raise exists(*self._kept)
 
     def withdraw(self, path: Path) -> None:
         """Say that an output is refused by its name: a file there is no earlier output."""
@@ -136,6 +143,7 @@ class CommandFiles:
         Raises:
             UsageError: If another command is writing one of them.
         """
+        self.check_replaced()
         with locked(self._outputs):
             places = dict.fromkeys((None, *(output.parent for output in self._outputs)))
             for folder in filter(None, places):
@@ -234,10 +242,17 @@ def check_writable(path: Path, *, force: bool) -> None:
         if not path.is_file():
             raise UsageError("output is no ordinary file", where=str(path), fix="name a file")
         if not force:
-            raise UsageError(
-                "output exists", where=str(path), fix="choose another name or pass --force"
-            )
+            raise exists(path)
     _check_parent(path)
+
+
+def exists(*paths: Path) -> UsageError:
+    """The error for outputs that exist and must not be replaced."""
+    return UsageError(
+        "output exists" if len(paths) == 1 else "outputs exist",
+        where=", ".join(map(str, paths)),
+        fix="choose another name or pass --force",
+    )
 
 
 def check_writable_folder(path: Path, marker: str, *, force: bool) -> None:
@@ -255,9 +270,7 @@ def check_writable_folder(path: Path, marker: str, *, force: bool) -> None:
                 fix="choose another name",
             )
         if not force:
-            raise UsageError(
-                "output exists", where=str(path), fix="choose another name or pass --force"
-            )
+            raise exists(path)
     _check_parent(path)
 
 

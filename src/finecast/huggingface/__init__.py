@@ -43,7 +43,7 @@ if (
 ):
     raise EngineError(
         "finecast.huggingface needs transformers and PyTorch",
-        fix="pip install transformers 'finecast[torch]'",
+        fix="pip install transformers torch onnxscript",
     )
 
 __all__ = ["export", "generator", "tokens", "tune"]

@@ -132,7 +132,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         ),
         module="finecast.native.tensorflow",
         requires="tensorflow",
-        install="pip install 'finecast[tensorflow]'; or name an output .xml, for OpenVINO",
+        install="pip install tensorflow; or name an output .xml, for OpenVINO",
         engines=("tensorflow",),
         lacks={
             "--external-data/--one-file": "leave it out",
@@ -160,7 +160,7 @@ FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
         packages=("torch",),
         module="finecast.native.torch.model",
         requires="torch",
-        install="pip install 'finecast[torch]'",
+        install="pip install torch onnxscript",
         engines=("torch", "torch-eager"),
         lacks={
             "--external-data/--one-file": "leave it out",
@@ -318,6 +318,11 @@ def written_with(model: Path, output: Destination) -> Written:
     return Written(beside=tuple(path for path in beside if path != output.path))
 
 
+PLAN: Final = ".plan.json"
+STUDY: Final = ".study.db"
+"""How the names of files end that ``tune`` writes beside a model: its plan, and its study."""
+
+
 def plan_beside(output: Path) -> Path:
     """Where the plan of a model is written: beside it, with ``.plan.json``.
 
@@ -325,20 +330,25 @@ def plan_beside(output: Path) -> Path:
     ``m.pt2.plan.json``, and the folder ``m`` has ``m.saved_model.plan.json``, so that models
     of one stem have plans of their own.
     """
-    return _beside(output, "plan")
+    return _beside(output, PLAN)
+
+
+def study_beside(output: Path) -> Path:
+    """Where the study of a model is written: beside it, with ``.study.db``, as its plan."""
+    return _beside(output, STUDY)
 
 
 def lock_beside(output: Path) -> Path:
     """Where the lock of a model is written: beside it, with ``.lock.json``, as its plan."""
-    return _beside(output, "lock")
+    return _beside(output, ".lock.json")
 
 
-def _beside(output: Path, what: str) -> Path:
-    suffix = output.suffix.lower()
-    name = output.stem if suffix == FRONTENDS[0].suffixes[0] else output.name
-    if suffix not in _known_suffixes():
+def _beside(output: Path, suffix: str) -> Path:
+    kind = output.suffix.lower()
+    name = output.stem if kind == FRONTENDS[0].suffixes[0] else output.name
+    if kind not in _known_suffixes():
         name += ".saved_model"
-    return output.parent / f"{name}.{what}.json"
+    return output.parent / f"{name}{suffix}"
 
 
 def _known_suffixes() -> set[str]:

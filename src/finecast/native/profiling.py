@@ -141,7 +141,8 @@ class ProfileReport(Report):
             rows=[
                 (
                     " ".join(k.ops) or "(added by the engine)",
-                    k.kind,
+                    # A layer and its implementation, each of which fits into a line.
+                    k.kind.replace("/", " "),
                     k.format,
                     f"{k.time_s * 1e3:.3f}",
                     f"{k.time_s / total:.1%}",

@@ -242,21 +242,19 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     if found is None or one is None:
         return ""
     own = next((c for c in found["candidates"] if c["plan"] == digest), None)
+    # The last race takes longer and is more precise than the first one of all plans.
     last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
-    first = _times_as_good(one, own)
+    times = last or _times_as_good(one, own)
     predicted = _predicted(one, own)
-    if first and max(first, last or first) < _FASTER:
+    if times and times < _FASTER:
         return ""  # by the races it is as fast, whatever was predicted
-    if not first and not one.get("gain") and predicted and predicted < _FASTER:
+    if not times and not one.get("gain") and predicted and predicted < _FASTER:
         return ""
     good, chosen = f"as {_AS_GOOD.get(found['objective'], 'fast')}", "as the chosen one"
     how = "predicted to be faster"
-    if first and last:
-        how = f"{first:.2f} times {good} {chosen} in the first race"
-        how += f", {last:.2f} times in the last"
-        how += f" ({_EQUALLY_FAST})" if last > 1 else ""
-    elif first:
-        how = f"{first:.2f} times {good} {chosen}"
+    if times:
+        how = f"{times:.2f} times {good} {chosen}"
+        how += f" ({_EQUALLY_FAST})" if last else ""
     elif one.get("gain"):
         how = f"{one['gain']:.2f} times {good} as {_FP32}"
     elif predicted:

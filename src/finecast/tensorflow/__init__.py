@@ -24,9 +24,7 @@ from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.tuning.result import Result
 
 if importlib.util.find_spec("tensorflow") is None:
-    raise EngineError(
-        "finecast.tensorflow needs TensorFlow", fix="pip install 'finecast[tensorflow]'"
-    )
+    raise EngineError("finecast.tensorflow needs TensorFlow", fix="pip install tensorflow")
 
 from finecast.native.opening import check_written
 from finecast.native.tensorflow import Function, TensorFlowModel

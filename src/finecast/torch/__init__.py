@@ -25,7 +25,7 @@ from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import Latency
 
 if importlib.util.find_spec("torch") is None:
-    raise EngineError("finecast.torch needs PyTorch", fix="pip install 'finecast[torch]'")
+    raise EngineError("finecast.torch needs PyTorch", fix="pip install torch onnxscript")
 
 from torch.export import ExportedProgram
 

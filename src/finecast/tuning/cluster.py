@@ -35,7 +35,7 @@ _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _STARTS_S: Final = 300.0
 _TIMING: Final = "timing"
 """The resource of nodes on which models may be timed."""
-_INSTALL: Final = "pip install 'finecast[cluster]', of one version on all nodes"
+_INSTALL: Final = "pip install ray, of one version on all nodes"
 
 
 class NodeProcess:

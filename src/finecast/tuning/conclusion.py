@@ -193,7 +193,7 @@ class Conclusion:
 
     def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
         self.trials.progress("last race", 0, 1)
-        effort = replace(effort, settle_s=min(effort.settle_s, self.trials.budget.left_s))
+        effort = self.trials.budget.within(effort)
         return self.measuring.measure(built, effort, self.planner, self.analysis)
 
     def _fp32(self, measurements: Measurements) -> Measured:

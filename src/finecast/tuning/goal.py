@@ -17,6 +17,7 @@ from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
+from finecast.measure.racing import Effort
 from finecast.naming import Option, convert_options, member_of, path_of, share_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
@@ -285,15 +286,6 @@ class Execution:
                 )
 
 
-STUDY_SUFFIX: Final = ".study.db"
-"""In place of the output's: the study that is kept beside it."""
-
-
-def study_beside(output: Path) -> Path:
-    """Where the study of a run goes that writes ``output``, if nothing else is asked."""
-    return output.parent / f"{output.stem}{STUDY_SUFFIX}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
     """What to tune for, and where.
@@ -336,8 +328,9 @@ class TuneRequest:
         convert=path_of,
     ).field(None)
     study: Path | None = Option(
-        help="Keep trials here; default OUTPUT with .study.db in place of its suffix. It"
-        " may hold trials of several models; only one run at a time may write to it.",
+        help="Keep trials here; default beside the plan: m.study.db for m.onnx,"
+        " m.xml.study.db for m.xml. It may hold trials of several models; only one run at a"
+        " time may write to it.",
         kind=Path,
         convert=path_of,
     ).field(None)
@@ -445,6 +438,10 @@ class Budget:
         if goal.timeout_s is not None and trials and self.seconds >= goal.timeout_s:
             return f"the limit of {goal.timeout_s:g} s is reached"
         return ""
+
+    def within(self, effort: Effort) -> Effort:
+        """``effort``, which times no model further once the time is over."""
+        return replace(effort, settle_s=min(effort.settle_s, self.left_s))
 
     @property
     def seconds(self) -> float:

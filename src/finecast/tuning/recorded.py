@@ -7,11 +7,10 @@ from typing import Final
 
 from finecast.errors import UsageError
 from finecast.measure.study import MAGIC, Study
+from finecast.native.opening import PLAN, STUDY
 from finecast.planning.plan import Plan
 from finecast.reports.plan_report import PlanReport
-from finecast.tuning.goal import STUDY_SUFFIX
 
-_PLAN: Final = ".plan.json"
 # A report's data starts with its kind.
 _REPORT: Final = '{"kind":"finecast.report"'
 
@@ -27,7 +26,7 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
         UsageError: If it is none of these, or the study has no run with the plan.
     """
     if isinstance(source, Plan):
-        return _of_plan(source, study, beside=())
+        return _of_plan(source, study)
     path = Path(source)
     head = _head(path)
     if not _starts_plan(head):
@@ -40,7 +39,8 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
         if head.startswith(MAGIC):
             return _of_study(path, None)
         return PlanReport.load(path)
-    return _of_plan(Plan.load(path), study, beside=_beside(path))
+    beside = path.with_name(path.name.removesuffix(PLAN) + STUDY)
+    return _of_plan(Plan.load(path), study, beside=beside)
 
 
 def is_plan(path: Path) -> bool:
@@ -68,20 +68,15 @@ def _head(path: Path) -> bytes:
         ) from error
 
 
-def _beside(plan: Path) -> tuple[Path, ...]:
-    """Where ``tune`` keeps the study of a plan: ``m.study.db`` for ``m.pt2.plan.json``."""
-    name = plan.name.removesuffix(_PLAN)
-    names = dict.fromkeys((name, Path(name).stem))
-    return tuple(plan.parent / f"{one}{STUDY_SUFFIX}" for one in names)
-
-
-def _of_plan(plan: Plan, study: Path | None, *, beside: tuple[Path, ...]) -> PlanReport | Plan:
+def _of_plan(
+    plan: Plan, study: Path | None, *, beside: Path | None = None
+) -> PlanReport | Plan:
     if study is not None:
         return _of_study(study, plan)
-    for path in beside:
-        if path.is_file() and (found := Study(path).record(plan.digest)) is not None:
-            return PlanReport.from_json(found, where=str(path))
-    return plan
+    if beside is None or not beside.is_file():
+        return plan
+    record = Study(beside).record(plan.digest)
+    return plan if record is None else PlanReport.from_json(record, where=str(beside))
 
 
 def _of_study(path: Path, plan: Plan | None) -> PlanReport:

@@ -239,7 +239,16 @@ class Trials:
 
     def may_go_on(self) -> bool:
         """Whether the budget has room for another evaluation."""
-        return not self.budget.spent(self.evaluations - 1)
+        return not self._spent
+
+    @property
+    def _spent(self) -> str:
+        """Why no further plan may be evaluated; empty if one may.
+
+        The evaluation of fp32 does not count, nor does that of an engine's hint where no plan
+        was tried yet: the first plan is tried in any case.
+        """
+        return self.budget.spent(self.evaluations - 1 if self.tried else 0)
 
     def may_try(self, candidate: Candidate) -> bool:
         """Whether there is room to evaluate it, or it was evaluated in this run."""
@@ -270,7 +279,7 @@ class Trials:
             proposed,
             target,
             reused=len(self.reused),
-            spent=self.budget.spent(self.evaluations - 1),
+            spent=self._spent,
             resumable=self.study is not None,
         )
 

@@ -210,11 +210,17 @@ def tune(
 
 
 def _tell_time(subject: Subject, workload: Workload, progress: Phases) -> None:
-    """Tell how long the search takes in all, if that is long."""
+    """Tell how long the search takes in all, if that is long.
+
+    On an emulated device nearly all of the time goes into runs of the emulator for
+    sensitivities, which take many times as long as fp32's. Their progress tells their number.
+    """
+    if subject.target:
+        return
     spent = progress.seconds()
     all_s, evaluation_s = sum(spent.values()), spent.get("baseline", 0.0)
     races_s = _RACES_S
-    if _CALLS * evaluation_s > _RACES_S and not subject.target:
+    if _CALLS * evaluation_s > _RACES_S:
         start = now_s()
         pass_over(subject.reference, workload.timing())()
         races_s = max(_RACES_S, _CALLS * (now_s() - start))
@@ -1023,7 +1029,7 @@ class _Tuning:
         self._make_room(unique)
         models = {digest: self.built[digest] for digest in unique}
         errors = {digest: p.error for digest, p in unique.items()}
-        how = how or measuring.RANKING
+        how = self.trials.budget.within(how or measuring.RANKING)
         effort = replace(how, limit=1 / self._min_speedup, errors=errors)
         self.progress("timing", 0, 1)
         found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)

@@ -140,7 +140,7 @@ def given(
         found = EngineModelGiven(opened=opened, results=OpenVinoResult)
     elif importlib.util.find_spec("tensorflow") is None:
         raise EngineError(
-            "a model of TensorFlow needs TensorFlow", fix="pip install 'finecast[tensorflow]'"
+            "a model of TensorFlow needs TensorFlow", fix="pip install tensorflow"
         )
     else:
         is_frozen = Path(str(model)).suffix.lower() == ".pb"

@@ -50,7 +50,7 @@ def _quiet() -> Generator[None]:
             os.write(2, b"".join(line for line in written if not _NOTICE.match(line)))
 
 
-INSTALL: Final = "pip install 'finecast[tensorflow]'"
+INSTALL: Final = "pip install tensorflow"
 
 warm_up("tensorflow")  # both processes load it at the same time
 try:
