@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
+from io import StringIO
 from types import FrameType
 from typing import Annotated, Any
 
@@ -38,7 +39,7 @@ from finecast.errors import (
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
-from finecast.terminal import safe
+from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
 VERBS = {
     "doctor": "What runs on this machine, and how fast each format is.",
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error.__context__, BrokenPipeError):
             return _NO_READER
         raise
+    except BrokenPipeError:
+        return _NO_READER
     except (Exception, KeyboardInterrupt) as error:
         shown = _shown(error, _verb(args))
         if shown is None or (debug and not isinstance(shown, InterruptedRunError)):
@@ -97,7 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: Sequence[str]) -> int:
     command: Any = typer.main.get_command(_app(_completed() or args))
-    result = command.main(args=args, prog_name="finecast", standalone_mode=False)
+    answer = StringIO()  # Typer prints help and completions
+    try:
+        with prints_to(answer):
+            result = command.main(args=args, prog_name="finecast", standalone_mode=False)
+    finally:
+        if answer.getvalue():
+            write(results(), answer.getvalue(), end="")
     if result == ExitCode.INTERRUPTED:  # all that Typer leaves of Ctrl-C
         raise KeyboardInterrupt
     return int(result) if isinstance(result, int) else ExitCode.DONE
@@ -111,13 +120,14 @@ def entry() -> int:
     """
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__, all_threads=False)
+    claim_standard_output()
     interrupts = Interrupts()
     before = {number: signal.signal(number, interrupts.handle) for number in _handled()}
     try:
         return main()
     except Exception:
         for line in traceback.format_exc().splitlines():
-            sys.stderr.write(safe(line) + "\n")
+            write(sys.stderr, safe(line))
         return ExitCode.BUG
     finally:
         for number, handler in before.items():
@@ -164,7 +174,7 @@ class Interrupts:
             raise KeyboardInterrupt
         code = _fail(_interrupted(), as_json="--json" in sys.argv)
         release_all()
-        sys.stdout.flush()
+        results().flush()
         sys.stderr.flush()
         os._exit(code)
 
@@ -194,9 +204,14 @@ def _shown(error: BaseException, verb: str | None) -> FinecastError | None:
 
 def _fail(error: FinecastError, *, as_json: bool) -> int:
     code = int(error.exit_code)
-    if as_json:
-        parts = {"what": error.what, "where": error.where, "fix": error.fix}
-        write_json({"error": {**parts, "exit_code": code}})
+    try:
+        if as_json:
+            parts = {"what": error.what, "where": error.where, "fix": error.fix}
+            write_json({"error": {**parts, "exit_code": code}})
+    except UsageError as unprinted:  # standard output is full
+        write_error(unprinted.line)
+    except BrokenPipeError:
+        return _NO_READER
     write_error(error.line)
     return code
 
@@ -264,20 +279,21 @@ def _app(args: Sequence[str]) -> typer.Typer:
         if name == chosen:
             run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
             app.command(name, cls=PanelledCommand, help=_help(run.__doc__ or line))(
-                _catching_exit(run)
+                _shielded(run)
             )
         else:
             app.command(name, help=line)(_placeholder())
     return app
 
 
-def _catching_exit(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, where ``sys.exit`` in code of a model or a package is an error."""
+def _shielded(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, where code of a model or a package neither exits nor prints to stdout."""
 
     @functools.wraps(run)
     def call(**given: Any) -> Any:
         try:
-            return run(**given)
+            with prints_to(sys.stderr):
+                return run(**given)
         except SystemExit as error:
             raise UserCodeError(f"something called sys.exit({error.code!r})") from error
 
