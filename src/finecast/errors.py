@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ class ExitCode(IntEnum):
     BUG = 70
     INTERRUPTED = 130
 
+
+TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of the system where a process, or all together, may open no more files."""
 
 KEYWORDS: Final[Mapping[str, str]] = {
     "--adjust": "Policy.adjust",

@@ -33,12 +33,12 @@ from finecast.errors import (
     ExitCode,
     FinecastError,
     InterruptedRunError,
-    OutOfMemoryError,
     UsageError,
     UserCodeError,
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
+from finecast.processes.memory import limit_error
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
 VERBS = {
@@ -71,6 +71,8 @@ _IMPORT_MACHINERY = "<frozen importlib._bootstrap>"
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 # After the first signal it takes less than this to end processes and to say what is kept.
 _PATIENCE_S = 3.0
+# What may come of a limit of memory or of open files, whatever the error says.
+_FAILURES = (ExitCode.FAILED, ExitCode.USAGE)
 # What shells report of a program ended by SIGPIPE, as in ``finecast formats | head -1``.
 _NO_READER = 128 + 13
 
@@ -185,19 +187,14 @@ def _interrupted() -> FinecastError:
 
 def _shown(error: BaseException, verb: str | None) -> FinecastError | None:
     """The error that the user is shown for an exception; None if it is a bug of finecast's."""
-    if isinstance(error, FinecastError):
-        return error
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return _interrupted()
-    if isinstance(error, MemoryError):
-        return OutOfMemoryError(
-            " ".join(("out of memory", *map(str, error.args))),
-            fix="close other programs, or use smaller batches (--batch)",
-        )
+    if isinstance(error, FinecastError):
+        return (limit_error(error) if error.exit_code in _FAILURES else None) or error
     # Typer's usage errors, told by a method: versions define them in different modules.
     message = getattr(error, "format_message", None)
     if message is None:
-        return None
+        return limit_error(error)
     command = f"finecast {verb}" if verb else "finecast"
     return UsageError(message().rstrip("."), fix=f"see {command} --help")
 
