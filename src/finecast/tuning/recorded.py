@@ -11,6 +11,7 @@ from finecast.planning.plan import Plan
 from finecast.reports.plan_report import PlanReport
 from finecast.tuning.goal import STUDY_SUFFIX
 
+_DATABASE: Final = Path(STUDY_SUFFIX).suffix
 _PLAN: Final = ".plan.json"
 # A report's data starts with its kind.
 _REPORT: Final = '{"kind":"finecast.report"'
@@ -30,6 +31,12 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
         return _of_plan(source, study, beside=())
     path = Path(source)
     head = _head(path)
+    if path.suffix.lower() == _DATABASE and not head.startswith(MAGIC):
+        raise UsageError(
+            "not a study: it is " + ("no database" if head else "empty"),
+            where=str(path),
+            fix="give a study or a plan that `finecast tune` wrote",
+        )
     if not _starts_plan(head):
         if study is not None:
             raise UsageError(
