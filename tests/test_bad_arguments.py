@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from onnx import parser
 
 import finecast
 from finecast.engines import installed
-from finecast.errors import ExitCode, ModelError, UsageError
+from finecast.engines.source import read_source
+from finecast.errors import ExitCode, FinecastError, ModelError, UsageError
 from finecast.native.opening import plan_beside
 
 NET = """<ir_version: 8, opset_import: ["" : 17]>
@@ -109,10 +111,54 @@ def test_a_name_that_is_too_long(net: Path) -> None:
         finecast.convert(net, net.with_name(f"{'o' * 300}.onnx"), "all:bf16")
 
 
-def test_a_name_that_is_no_utf8(net: Path) -> None:
-    net.write_bytes(net.read_bytes().replace(b"\x01y", b"\x01\xe9"))
-    with pytest.raises(ModelError, match=r"the name b'\\xe9' is no UTF-8"):
-        finecast.convert(net, None, "all:bf16")
+TEXTS: dict[str, Callable[[onnx.ModelProto], None]] = {
+    "graph.node[0].op_type": lambda m: setattr(m.graph.node[0], "op_type", MARK),
+    "graph.node[0].domain": lambda m: setattr(m.graph.node[0], "domain", MARK),
+    "graph.node[0].name": lambda m: setattr(m.graph.node[0], "name", MARK),
+    "graph.node[0].doc_string": lambda m: setattr(m.graph.node[0], "doc_string", MARK),
+    "graph.node[0].attribute[0].name": lambda m: setattr(
+        m.graph.node[0].attribute.add(type=onnx.AttributeProto.INT), "name", MARK
+    ),
+    "graph.output[0].name": lambda m: setattr(m.graph.output[0], "name", MARK),
+    "graph.input[0].type.tensor_type.shape.dim[0].dim_param": lambda m: setattr(
+        m.graph.input[0].type.tensor_type.shape.dim[0], "dim_param", MARK
+    ),
+    "opset_import[1].domain": lambda m: setattr(m.opset_import.add(), "domain", MARK),
+    "metadata_props[0].key": lambda m: setattr(m.metadata_props.add(), "key", MARK),
+    "functions[0].node[0].input": lambda m: m.functions.add().node.add().input.append(MARK),
+}
+MARK = "no_utf8"
+
+
+@pytest.mark.parametrize("place", TEXTS)
+def test_text_in_onnx_that_is_no_utf8(place: str, net: Path) -> None:
+    model = onnx.load(net)
+    TEXTS[place](model)
+    net.write_bytes(model.SerializeToString().replace(MARK.encode(), b"\xff\xfe_utf8"))
+    said = rf"{re.escape(place)}, b'\\xff\\xfe_utf8', is no UTF-8"
+    calls: list[Callable[[], object]] = [
+        lambda: finecast.convert(net, None, "all:bf16"),
+        lambda: finecast.inspect(net),
+        lambda: finecast.diff(net, net),
+        lambda: read_source(net),
+    ]
+    for call in calls:
+        with pytest.raises(FinecastError, match=said) as raised:
+            call()
+        assert raised.value.exit_code == ExitCode.FAILED
+
+
+@pytest.mark.parametrize("text", [b'type="Add"', b'names="y"', b'version="opset1"'])
+def test_text_in_ir_that_is_no_utf8(text: bytes, net: Path) -> None:
+    import openvino
+
+    path = net.with_suffix(".xml")
+    openvino.save_model(openvino.convert_model(net), path)
+    assert text in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(text, text[:-2] + b'\xff"'))
+    for call in (finecast.inspect, lambda path: finecast.convert(path, None, "all:bf16")):
+        with pytest.raises(ModelError, match=r"line \d+ is no UTF-8, at .*\\xff"):
+            call(path)
 
 
 @pytest.mark.skipif(not installed("onnxruntime"), reason="needs ONNX Runtime")

@@ -13,7 +13,7 @@ from onnx import helper
 
 import finecast
 from finecast.cli import VERBS, _app
-from finecast.errors import KEYWORDS, FinecastError, UsageError
+from finecast.errors import KEYWORDS, FinecastError, UsageError, malformed
 
 
 def test_python_reads_keywords_and_the_command_line_options() -> None:
@@ -95,3 +95,30 @@ def test_refusals_by_a_models_name_load_no_library(line: str, tmp_path: Path) ->
     )
     assert "does not apply to .pt2 files" in done.stderr
     assert done.returncode == 2
+
+
+def test_what_is_too_long_to_read_is_cut_in_the_middle() -> None:
+    name = f"a{'x' * 5000}z"
+    error = UsageError(f"unknown op {name!r}", where=f"/{'d' * 250}/{'m' * 250}.onnx")
+    assert error.what.startswith("unknown op 'axxx")
+    assert "more characters) ..." in error.what
+    assert error.what.endswith("xz'")
+    assert len(error.what) < 400
+    assert error.where == f"/{'d' * 250}/{'m' * 250}.onnx"  # as long as a path may be
+    assert len(UsageError("x y " * 5000).line) < 2100
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("opset"), "it has no 'opset'"),
+        (ValueError("axis -1"), "its content is of another form (axis -1)"),
+        (ValueError("invalid literal for int() with base 10: 'a'"), None),
+        (TypeError("'NoneType' object is not iterable"), None),
+        (RecursionError("maximum recursion depth exceeded"), None),
+    ],
+)
+def test_malformed_content_is_told_without_pythons_words(
+    error: Exception, text: str | None
+) -> None:
+    assert malformed(error) == (text or "its content is of another form")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 
 class ExitCode(IntEnum):
@@ -22,6 +25,9 @@ class ExitCode(IntEnum):
     BUG = 70
     INTERRUPTED = 130
 
+
+TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of the system where a process, or all together, may open no more files."""
 
 KEYWORDS: Final[Mapping[str, str]] = {
     "--adjust": "Policy.adjust",
@@ -80,6 +86,58 @@ def in_python(text: str) -> str:
     return _OPTION.sub(lambda found: KEYWORDS.get(found[0], found[0]), text)
 
 
+def typed(content: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+    """The value of that name in a file's content, which is of one of JSON's types.
+
+    Raises:
+        KeyError: If there is none, nor a default.
+        ValueError: If it is of another type.
+    """
+    value: object = content[name] if default is None else content.get(name, default)
+    if type(value) is not kind:
+        raise ValueError(f"{name} is {shortened(repr(value))}")
+    return value
+
+
+def malformed(error: Exception) -> str:
+    """What is wrong with a file's content that could not be read, without Python's words."""
+    match error:
+        case KeyError(args=(str(key),)):
+            return f"it has no {key!r}"
+        case _ if type(error) is ValueError and not _PYTHON_SAYS.search(str(error)):
+            return f"its content is of another form ({_cut(str(error), _MOST_TOGETHER)})"
+        case _:
+            return "its content is of another form"
+
+
+_PYTHON_SAYS: Final = re.compile(
+    r"invalid literal|could not convert|cannot convert|unpack|update sequence|buffer size"
+    r"|Exceeds the limit|inhomogeneous|embedded null|is not in (list|tuple)"
+)
+"""What Python and numpy say where a value is of another type than was expected."""
+_MOST_TOGETHER: Final = 300
+"""Characters of a word, such as a name, that a message shows; a path has up to 255 a part."""
+_MOST_SHOWN: Final = 2000
+"""Characters of each part of a message."""
+
+
+def shortened(text: str) -> str:
+    """``text`` without the middle of what is too long to be read: a file has any text."""
+    text = _LONG_WORD.sub(lambda found: _cut(found[0], _MOST_TOGETHER), text)
+    return _cut(text, _MOST_SHOWN)
+
+
+_LONG_WORD: Final = re.compile(rf"[^\s/]{{{_MOST_TOGETHER + 1},}}")
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = most // 5
+    left = len(text) - most
+    return f"{text[: most - end]}... ({left} more characters) ...{text[-end:]}"
+
+
 class FinecastError(Exception):
     """A user-facing failure, one line: ``what (where): what to do next``.
 
@@ -95,9 +153,7 @@ class FinecastError(Exception):
     exit_code = ExitCode.FAILED
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        self.what = what
-        self.where = where
-        self.fix = fix
+        self.what, self.where, self.fix = map(shortened, (what, where, fix))
         super().__init__(in_python(self.line))
 
     @property

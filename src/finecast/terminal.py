@@ -1,7 +1,8 @@
 r"""Text for a terminal: escaped, on one line, in the encoding that the terminal has.
 
-Law: text from a file or an exception moves no cursor, sets no colour, starts no line and
-reorders no text: characters that would are shown escaped, as ``\x1b``.
+Laws: text from a file or an exception moves no cursor, sets no colour, starts no line and
+reorders no text: characters that would are shown escaped, as ``\x1b``. In a process of
+finecast's only its results reach standard output: what libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, Final, TextIO
 
 from finecast.errors import UsageError
@@ -22,6 +23,8 @@ _UNSAFE: Final = re.compile(
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 
+_STDOUT: Final = 1
+_STDERR: Final = 2
 # Values of TERM: terminals that show colours as characters.
 _COLOURLESS: Final = ("dumb", "unknown")
 
@@ -63,6 +66,60 @@ def coloured(stream: TextIO) -> bool:
     return stream.isatty() and not plain
 
 
+class _Results:
+    """The stream of results where it is no longer ``sys.stdout``."""
+
+    stream: TextIO | None = None
+
+
+def results() -> TextIO:
+    """Where results are printed: standard output."""
+    return _Results.stream or sys.stdout
+
+
+def claim_standard_output() -> None:
+    """Give standard output a descriptor of its own, which libraries do not know.
+
+    Libraries in C++ print to descriptor 1, which from here on is that of standard error, in
+    processes that are started, too. It is for the start of a process of finecast's, not for a
+    library's call. Closed standard streams are opened on the null device: the next file that
+    is opened would have their descriptors, and get what is printed to them.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    before = sys.stdout
+    try:
+        if before.fileno() != _STDOUT:
+            return
+        before.flush()
+    except (OSError, ValueError):  # no file, or one that is full: writing to it tells that
+        return
+    sys.stdout = os.fdopen(
+        os.dup(_STDOUT),
+        "w",
+        encoding=before.encoding,
+        errors=before.errors,
+        buffering=1 if before.line_buffering else -1,
+    )
+    os.dup2(_STDERR, _STDOUT)
+
+
+@contextmanager
+def prints_to(stream: TextIO) -> Generator[None]:
+    """Inside, what Python code prints goes to ``stream``; results stay where they are."""
+    before, _Results.stream = _Results.stream, results()
+    try:
+        with redirect_stdout(stream):
+            yield
+    finally:
+        _Results.stream = before
+
+
 def write(stream: TextIO, text: str, end: str = "\n") -> None:
     """Write ``text``; characters that the stream's encoding lacks are escaped."""
     encoding = stream.encoding or "utf-8"  # in a C locale ASCII, which lacks most characters
@@ -76,18 +133,21 @@ def printing(stream: TextIO) -> Generator[None]:
     """Turn an error of the system inside, as of a full disk, into one of the command.
 
     What is written to the stream from then on is dropped: Python could not empty the stream's
-    buffer as it exits.
+    buffer as it exits. That is all that happens to what goes to standard error, of which
+    nobody can be told: the exit code says how a command ended.
     """
     try:
         yield
-    except BrokenPipeError:
-        raise  # its reader has read enough
     except OSError as error:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+        if isinstance(error, BrokenPipeError):
+            raise  # its reader has read enough
+        if stream is sys.stderr:
+            return
         raise UsageError(
             f"cannot print the result: {error.strerror}",
-            where="standard output" if stream is sys.stdout else "standard error",
+            where="standard output",
             fix="print it elsewhere; files are written before the result is printed",
         ) from error

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def called(folder: Path, verb: str, **arguments: Any) -> tuple[Any, list[str]]:
+def called(folder: Path, verb: str, *options: str, **arguments: Any) -> tuple[Any, list[str]]:
     """The result of a tool, called over stdio as an assistant does, and its progress."""
     told: list[str] = []
 
@@ -40,7 +40,7 @@ def called(folder: Path, verb: str, **arguments: Any) -> tuple[Any, list[str]]:
     async def main() -> Any:
         server = mcp.StdioServerParameters(
             command=sys.executable,
-            args=["-m", "finecast", "mcp", str(folder)],
+            args=["-m", "finecast", "mcp", str(folder), *options],
             env=dict(os.environ),
         )
         async with mcp.Client(mcp.stdio_client(server)) as client:
@@ -172,3 +172,16 @@ def test_a_call_that_is_cancelled_leaves_nothing_behind(folder: Path) -> None:
 
     anyio.run(main)
     assert not (folder / "t.onnx").exists()
+
+
+def test_what_libraries_print_is_progress(folder: Path) -> None:
+    """Standard output has the protocol alone; a call's has its result alone."""
+    (folder / "noise.py").write_text(
+        "import os\nprint('in Python')\nos.write(1, b'to a descriptor\\n')\n"
+        "def rule(node): return None\n",
+        encoding="utf-8",
+    )
+    given = {"model": "model.onnx", "output": "low.onnx", "rules": ["noise.py"]}
+    result, told = called(folder, "convert", "--trust", **given, auto_cast="all")
+    assert result.structured_content.get("output") == "low.onnx", result
+    assert {"in Python", "to a descriptor"} <= {*told}

@@ -171,3 +171,13 @@ def test_a_study_without_a_finished_run_says_so(tmp_path: Path) -> None:
     Study(tmp_path / "s.db")
     with pytest.raises(UsageError, match="no finished run"):
         finecast.report(tmp_path / "s.db")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [(b"", "it is empty"), (b"not a database" * 9, "it is no database")]
+)
+def test_a_study_is_not_called_a_plan(tmp_path: Path, content: bytes, text: str) -> None:
+    path = tmp_path / "m.study.db"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"not a study: {text}"):
+        finecast.report(path)

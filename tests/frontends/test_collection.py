@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from finecast.frontends import collection
 from finecast.frontends.collection import paused_collection
 
 
@@ -32,3 +33,32 @@ def test_the_collector_is_as_it_was_before() -> None:
     with pytest.raises(ValueError, match="x"), paused_collection():
         raise ValueError("x")
     assert gc.isenabled()
+
+
+def test_no_list_refers_to_what_other_threads_are_making(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tuple that a list of all objects refers to cannot be made to the end."""
+
+    def listed(*_: object) -> list[object]:
+        raise AssertionError("all objects were listed")
+
+    for name in ("get_objects", "get_referrers", "get_referents"):
+        monkeypatch.setattr(gc, name, listed)
+    monkeypatch.setattr(collection._Uncollected, "count", 1)
+    monkeypatch.setattr(collection._Uncollected, "limit", 0)
+    with paused_collection():
+        made = tuple(object() for _ in range(3))
+    assert len(made) == 3
+    assert collection._Uncollected.limit >= 100_000  # a pause before which was collected
+
+
+def test_what_the_host_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with paused_collection():
+            _cycles(10)
+        assert gc.get_freeze_count() == before > 0
+    finally:
+        gc.unfreeze()

@@ -16,6 +16,8 @@ from finecast.graph.structure import (
     STRUCTURE_VERSION,
     OpStructure,
     fed,
+    lacking,
+    other_weights,
     read_structure,
     structure_of,
     write_structure,
@@ -84,17 +86,54 @@ def test_identities_are_passed_over() -> None:
     assert by_name["last"].inputs == (first,)
 
 
-def test_a_transposed_weight_is_the_same_one_and_another_is_not() -> None:
-    (weights,) = drawn(0, w=(4, 3)).values()
-    graph = prepared(NET, {"w": weights}).graph
+def op_with(weights: NDArray[np.float32], attributes: str = "onnx:1") -> OpStructure:
+    graph = prepared(NET, drawn(0, w=(4, 3))).graph
+    constant = ConstantStats(size=weights.size, read=lambda: weights)
+    values = tuple(replace(v, constant=v.constant and constant) for v in graph.values)
+    return replace(structure_of(replace(graph, values=values))[0], attributes=attributes)
 
-    def marks(array: NDArray[np.float32]) -> tuple[str, ...]:
-        constant = ConstantStats(size=array.size, read=lambda: array)
-        values = tuple(replace(v, constant=v.constant and constant) for v in graph.values)
-        return structure_of(replace(graph, values=values))[0].weights
 
-    assert marks(weights.T) == marks(weights)
-    assert marks(weights * 2) != marks(weights)
+WEIGHTS = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
+LAYOUTS = {
+    "transposed": WEIGHTS.T,
+    "reshaped": WEIGHTS.reshape(2, 2, 4),
+    "with axes of size 1": WEIGHTS[:, None, :, None],
+}
+OTHERS = {
+    "doubled": WEIGHTS * 2,
+    "negated": -WEIGHTS,
+    "reversed": WEIGHTS[::-1],
+    "shuffled": np.random.default_rng(0).permutation(WEIGHTS.ravel()).reshape(4, 4),
+    "pruned": np.where(WEIGHTS > 12, WEIGHTS, 0),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_weights_in_another_layout_are_the_same(name: str) -> None:
+    op, laid_out = op_with(WEIGHTS), op_with(LAYOUTS[name], "ir:1")
+    assert op.numbers == laid_out.numbers
+    assert not other_weights(op, laid_out)
+
+
+def test_a_layout_is_compared_where_attributes_are_equal() -> None:
+    op = op_with(WEIGHTS)
+    assert other_weights(op, op_with(LAYOUTS["transposed"]))
+    assert not other_weights(op, op_with(LAYOUTS["with axes of size 1"]))
+
+
+@pytest.mark.parametrize("attributes", ["onnx:1", "ir:1"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_numbers_and_other_orders_are_other_weights(name: str, attributes: str) -> None:
+    op, other = op_with(WEIGHTS), op_with(OTHERS[name], attributes)
+    assert other_weights(op, other)
+    assert lacking(op, other) == [0]
+
+
+def test_a_bias_may_be_an_op_of_its_own_in_another_library() -> None:
+    op = op_with(WEIGHTS)
+    biased = replace(op, weights=(*op.weights, "bias"))
+    assert other_weights(op, biased)
+    assert not other_weights(op, replace(biased, attributes="ir:1"))
 
 
 def test_digests_of_another_version_are_not_compared() -> None:

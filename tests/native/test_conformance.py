@@ -13,6 +13,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import finecast
 from finecast import Policy, api
@@ -20,10 +21,13 @@ from finecast.data.feeds import synthetic_feeds
 from finecast.data.workload import Run
 from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
+from finecast.native.model import ReadOptions
+from finecast.native.opening import opened
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
 from finecast.reports.plan_report import check_content
+from finecast.tuning.difference import Side, difference
 from finecast.tuning.result import Result
 from tests.native import toy, toy_chain, toy_subject
 from tests.native.networks import FRONTENDS, Frontend
@@ -33,6 +37,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 RNG = np.random.default_rng(0)
 WEIGHTS = [(RNG.normal(size=(8, 8)) / 4).astype(np.float32) for _ in range(3)]
 X = RNG.normal(size=(64, 8)).astype(np.float32)
+CHANGES: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "negated": lambda w: -w,
+    "reversed": lambda w: w[::-1, ::-1].copy(),
+    "transposed": lambda w: w.T.copy(),
+}
 UNKNOWN = (
     replace(Policy.parse("all:bf16"), op_formats={"NoSuchOp": Format.FP32}),
     replace(Policy.parse("all:bf16"), exclude=(re.compile("no_such_node"),)),
@@ -193,6 +202,25 @@ def test_the_digest_is_of_the_content(frontend: Frontend, net: Path, tmp_path: P
     digests = [finecast.load(path).digest for path in (net, copy, other)]
     assert digests[0] == digests[1]
     assert digests[0] != digests[2]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_weights_of_the_same_sizes_and_range_are_seen(
+    frontend: Frontend, net: Path, tmp_path: Path, change: str
+) -> None:
+    (tmp_path / "changed").mkdir()
+    changed = tmp_path / "changed" / net.name
+    weight = CHANGES[change](WEIGHTS[1])
+    frontend.write(changed, [WEIGHTS[0], weight, WEIGHTS[2]])
+    before, after = (
+        Side.of_graph(opened(path, ReadOptions()).read_graph(), path.name)
+        for path in (net, changed)
+    )
+    (op,) = difference(before, after).changed
+    assert [one.value for one in op.changes] == ["weights"]
+    distance = np.linalg.norm(weight - WEIGHTS[1]) / np.linalg.norm(WEIGHTS[1])
+    assert op.weights == pytest.approx(distance, rel=1e-5)
+    assert not difference(before, before).changed
 
 
 def test_outputs_that_collide_are_refused(net: Path, low: Path) -> None:

@@ -22,6 +22,7 @@ from finecast.native.drift import State, VerifyOptions
 from finecast.native.lock import Deployed, Lock, Runner
 from finecast.native.opening import lock_beside
 from tests.native.networks import FRONTENDS, Weights
+from tests.tampered import PYTHON, tampered
 
 ROWS = {".onnx": ("openvino", "onnxruntime"), ".xml": ("openvino",), ".pt2": ("torch-eager",)}
 CASES = [
@@ -197,3 +198,21 @@ def test_a_cpu_without_newer_instructions_is_told_apart(tmp_path: Path) -> None:
     states = {c["name"]: c["state"] for c in json.loads(done.stdout)["checks"]}
     assert states["instruction sets"] == states["kernels"] == "drifted"
     assert states["model"] == states["engine"] == states["numbers"] == "holds"
+
+
+def test_any_value_in_a_lock_is_read_or_refused_in_plain_words(tmp_path: Path) -> None:
+    source, low = tmp_path / "net.onnx", tmp_path / "low.onnx"
+    FRONTENDS[0].write(source, weights())
+    data = {"x": np.random.default_rng(1).normal(size=(40, 16)).astype(np.float32)}
+    finecast.convert(source, low, "all:bf16", data=data, lock=True, progress=False)
+    path, refused = lock_beside(low), dict[str, str]()
+    for what, text in tampered(path.read_text(encoding="utf-8")):
+        path.write_text(text, encoding="utf-8")
+        try:
+            Lock.load(path)
+        except UsageError as error:
+            refused[what] = error.line
+    assert len(refused) > 50
+    for what, line in refused.items():
+        assert not PYTHON.search(line), (what, line)
+        assert len(line) < 2500, what

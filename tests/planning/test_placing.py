@@ -74,7 +74,7 @@ def test_on_its_own_model_nothing_changes() -> None:
 def test_a_note_says_whether_weights_are_the_same() -> None:
     same, trained = placed(LOW, graph_of(NET)), placed(LOW, graph_of(NET, seed=1))
     assert same.same
-    assert "4 of its 4 ops are here, with weights of the same sizes" in same.note
+    assert "4 of its 4 ops are here, with the same weights" in same.note
     assert not trained.same
     assert trained.note == (
         "of another version of the model: 4 of its 4 ops are here; with other weights or"

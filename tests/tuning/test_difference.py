@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 
 import finecast
 from finecast.errors import UsageError
@@ -165,3 +168,87 @@ def test_what_is_neither_plan_nor_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text("{}")
     with pytest.raises(UsageError, match="not a finecast plan"):
         finecast.diff(tmp_path / "data.json", "examples/digits/digits.onnx")
+
+
+WEIGHT = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+LARGE = np.abs(WEIGHT) > np.quantile(np.abs(WEIGHT), 0.8)
+OTHER_WEIGHTS = {
+    "pruned": (np.where(LARGE, WEIGHT, 0), False),
+    "negated": (-WEIGHT, False),
+    "shuffled": (np.random.default_rng(1).permutation(WEIGHT.ravel()).reshape(8, 8), True),
+    "reversed": (np.ascontiguousarray(WEIGHT[::-1]), True),
+    "transposed": (np.ascontiguousarray(WEIGHT.T), True),
+}
+# How a model states its weights: as they are, or behind an op.
+STATED: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
+    "initializer": ("[m] y = MatMul(x, w)", lambda w: w),
+    "of fp16": (
+        "[c] v = Cast<to = 1>(w)\n[m] y = MatMul(x, v)",
+        lambda w: w.astype(np.float16),
+    ),
+    "transposed": ("[t] v = Transpose(w)\n[m] y = MatMul(x, v)", lambda w: w),
+    "in a table": ("[g] v = Gather(w, x0)\n[m] y = Add(x, v)", lambda w: w),
+    "by an index": ("[g] v = Gather(x, w)\n[m] y = Add(x, v)", lambda w: np.argsort(w[0])),
+    "of int8": (
+        "[d] v = DequantizeLinear(w, s)\n[m] y = MatMul(x, v)",
+        lambda w: np.rint(w * 40).astype(np.int8),
+    ),
+}
+
+
+def net_of(weight: NDArray[Any], way: str, path: Path, *, external: bool = False) -> Path:
+    text, store = STATED[way]
+    constants = {
+        "w": store(weight),
+        "x0": np.arange(8),
+        "s": np.array(0.025, np.float32),
+    }
+    ports = "net (float[8,8] x) => (float[8,8] y)"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 20]> {ports} {{{text}}}'
+    )
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name)
+        for name, array in constants.items()
+        if any(name in node.input for node in model.graph.node)
+    )
+    onnx.save(model, path, save_as_external_data=external, size_threshold=0)
+    return path
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["in the file", "in data"])
+@pytest.mark.parametrize("way", STATED)
+@pytest.mark.parametrize("name", OTHER_WEIGHTS)
+def test_other_weights_are_seen(tmp_path: Path, name: str, way: str, external: bool) -> None:
+    other, reordered = OTHER_WEIGHTS[name]
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+    before = net_of(WEIGHT, way, tmp_path / "before" / "m.onnx", external=external)
+    after = net_of(other, way, tmp_path / "after" / "m.onnx", external=external)
+    found = finecast.diff(before, after)
+    (changed,) = found.changed
+    assert changed.changes == (Change.WEIGHTS,)
+    assert "weights differ by" in repr(found)
+    assert (
+        changed.weights
+        == pytest.approx(np.linalg.norm(WEIGHT - other) / np.linalg.norm(WEIGHT), rel=0.05)
+        or way == "by an index"
+    )
+    assert changed.reordered is (reordered or way == "by an index")
+    assert found.to_dict()["ops"][0]["weights_relative_difference"] == changed.weights
+    same = net_of(WEIGHT, way, tmp_path / "after" / "same.onnx", external=external)
+    assert "nothing differs" in repr(finecast.diff(before, same))
+
+
+@pytest.mark.parametrize("name", OTHER_WEIGHTS)
+def test_a_plan_is_not_of_a_model_with_other_weights(tmp_path: Path, name: str) -> None:
+    before = net_of(WEIGHT, "initializer", tmp_path / "before.onnx")
+    after = net_of(OTHER_WEIGHTS[name][0], "initializer", tmp_path / "after.onnx")
+    plan = finecast.convert(
+        before, tmp_path / "low.onnx", policy="all:bf16", verify=False
+    ).plan
+    found = finecast.diff(plan, after)
+    assert found.count(Change.WEIGHTS) == 1
+    assert found.placement is not None
+    assert "of another version of the model" in found.placement.note
+    assert "with other weights or attributes: 1 (m)" in found.placement.note

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
+from io import StringIO
 from types import FrameType
 from typing import Annotated, Any
 
@@ -32,13 +33,13 @@ from finecast.errors import (
     ExitCode,
     FinecastError,
     InterruptedRunError,
-    OutOfMemoryError,
     UsageError,
     UserCodeError,
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
-from finecast.terminal import safe
+from finecast.processes.memory import limit_error
+from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
 VERBS = {
     "doctor": "What runs on this machine, and how fast each format is.",
@@ -70,6 +71,8 @@ _IMPORT_MACHINERY = "<frozen importlib._bootstrap>"
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 # After the first signal it takes less than this to end processes and to say what is kept.
 _PATIENCE_S = 3.0
+# What may come of a limit of memory or of open files, whatever the error says.
+_FAILURES = (ExitCode.FAILED, ExitCode.USAGE)
 # What shells report of a program ended by SIGPIPE, as in ``finecast formats | head -1``.
 _NO_READER = 128 + 13
 
@@ -88,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error.__context__, BrokenPipeError):
             return _NO_READER
         raise
+    except BrokenPipeError:
+        return _NO_READER
     except (Exception, KeyboardInterrupt) as error:
         shown = _shown(error, _verb(args))
         if shown is None or (debug and not isinstance(shown, InterruptedRunError)):
@@ -97,7 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: Sequence[str]) -> int:
     command: Any = typer.main.get_command(_app(_completed() or args))
-    result = command.main(args=args, prog_name="finecast", standalone_mode=False)
+    answer = StringIO()  # Typer prints help and completions
+    try:
+        with prints_to(answer):
+            result = command.main(args=args, prog_name="finecast", standalone_mode=False)
+    finally:
+        if answer.getvalue():
+            write(results(), answer.getvalue(), end="")
     if result == ExitCode.INTERRUPTED:  # all that Typer leaves of Ctrl-C
         raise KeyboardInterrupt
     return int(result) if isinstance(result, int) else ExitCode.DONE
@@ -111,13 +122,14 @@ def entry() -> int:
     """
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__, all_threads=False)
+    claim_standard_output()
     interrupts = Interrupts()
     before = {number: signal.signal(number, interrupts.handle) for number in _handled()}
     try:
         return main()
     except Exception:
         for line in traceback.format_exc().splitlines():
-            sys.stderr.write(safe(line) + "\n")
+            write(sys.stderr, safe(line))
         return ExitCode.BUG
     finally:
         for number, handler in before.items():
@@ -164,7 +176,7 @@ class Interrupts:
             raise KeyboardInterrupt
         code = _fail(_interrupted(), as_json="--json" in sys.argv)
         release_all()
-        sys.stdout.flush()
+        results().flush()
         sys.stderr.flush()
         os._exit(code)
 
@@ -175,28 +187,28 @@ def _interrupted() -> FinecastError:
 
 def _shown(error: BaseException, verb: str | None) -> FinecastError | None:
     """The error that the user is shown for an exception; None if it is a bug of finecast's."""
-    if isinstance(error, FinecastError):
-        return error
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return _interrupted()
-    if isinstance(error, MemoryError):
-        return OutOfMemoryError(
-            " ".join(("out of memory", *map(str, error.args))),
-            fix="close other programs, or use smaller batches (--batch)",
-        )
+    if isinstance(error, FinecastError):
+        return (limit_error(error) if error.exit_code in _FAILURES else None) or error
     # Typer's usage errors, told by a method: versions define them in different modules.
     message = getattr(error, "format_message", None)
     if message is None:
-        return None
+        return limit_error(error)
     command = f"finecast {verb}" if verb else "finecast"
     return UsageError(message().rstrip("."), fix=f"see {command} --help")
 
 
 def _fail(error: FinecastError, *, as_json: bool) -> int:
     code = int(error.exit_code)
-    if as_json:
-        parts = {"what": error.what, "where": error.where, "fix": error.fix}
-        write_json({"error": {**parts, "exit_code": code}})
+    try:
+        if as_json:
+            parts = {"what": error.what, "where": error.where, "fix": error.fix}
+            write_json({"error": {**parts, "exit_code": code}})
+    except UsageError as unprinted:  # standard output is full
+        write_error(unprinted.line)
+    except BrokenPipeError:
+        return _NO_READER
     write_error(error.line)
     return code
 
@@ -264,20 +276,21 @@ def _app(args: Sequence[str]) -> typer.Typer:
         if name == chosen:
             run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
             app.command(name, cls=PanelledCommand, help=_help(run.__doc__ or line))(
-                _catching_exit(run)
+                _shielded(run)
             )
         else:
             app.command(name, help=line)(_placeholder())
     return app
 
 
-def _catching_exit(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, where ``sys.exit`` in code of a model or a package is an error."""
+def _shielded(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, where code of a model or a package neither exits nor prints to stdout."""
 
     @functools.wraps(run)
     def call(**given: Any) -> Any:
         try:
-            return run(**given)
+            with prints_to(sys.stderr):
+                return run(**given)
         except SystemExit as error:
             raise UserCodeError(f"something called sys.exit({error.code!r})") from error
 

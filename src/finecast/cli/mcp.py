@@ -18,12 +18,14 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from finecast.errors import EngineError, UsageError
+from finecast.terminal import results
 
 if TYPE_CHECKING:
     import anyio.abc
@@ -72,10 +74,13 @@ def run(
 
 
 async def _serve(tools: Tools) -> None:
+    import anyio
     from mcp.server.stdio import stdio_server
 
     server = tools.server()
-    async with stdio_server() as (read, write):
+    # Without a stream it would take sys.stdout, which is not that of results.
+    answers = TextIOWrapper(results().buffer, encoding="utf-8")
+    async with stdio_server(stdout=anyio.wrap_file(answers)) as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 

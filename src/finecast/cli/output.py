@@ -13,7 +13,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from finecast.terminal import Verbatim, coloured, finite, one_line, printing, safe, write
+from finecast.terminal import (
+    Verbatim,
+    coloured,
+    finite,
+    one_line,
+    printing,
+    results,
+    safe,
+    write,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,9 +45,10 @@ _BETWEEN = 3
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write strict JSON to stdout; NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, allow_nan=False)
-    with printing(sys.stdout):
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+    stream = results()
+    with printing(stream):
+        stream.write(text + "\n")
+        stream.flush()
 
 
 def write_table(table: Table, *notes: str) -> None:
@@ -49,13 +59,14 @@ def write_table(table: Table, *notes: str) -> None:
     """
     from rich.console import Console
 
-    console = Console(width=_fitted(table, width()))
-    with printing(sys.stdout), console.capture() as rendered:
+    stream = results()
+    console = Console(file=stream, width=_fitted(table, width()))
+    with printing(stream), console.capture() as rendered:
         console.print(table)
     lines = rendered.get().removesuffix("\n").split("\n")
     # In files and pipes without the blanks that fill up a row: some viewers wrap them.
-    filled = lines if sys.stdout.isatty() else [line.rstrip() for line in lines]
-    write(sys.stdout, "\n".join(filled))
+    filled = lines if stream.isatty() else [line.rstrip() for line in lines]
+    write(stream, "\n".join(filled))
     for note in notes:
         write_note(note)
 
@@ -95,7 +106,7 @@ def write_note(note: str) -> None:
             break_long_words=False,
             break_on_hyphens=False,
         )
-    write(sys.stdout, text)
+    write(results(), text)
 
 
 def _fitted(table: Table, columns: int) -> int:
@@ -135,7 +146,7 @@ def width() -> int:
     stated = os.environ.get("COLUMNS", "")
     if stated.isdecimal() and int(stated):
         return int(stated)
-    for stream in (sys.stdout, sys.stderr, sys.stdin):
+    for stream in (results(), sys.stderr, sys.stdin):
         try:
             columns = os.get_terminal_size(stream.fileno()).columns
         except (AttributeError, OSError, ValueError):  # closed, or no terminal
@@ -147,7 +158,7 @@ def width() -> int:
 
 def write_line(text: str) -> None:
     """Write one line to stdout."""
-    write(sys.stdout, safe(text))
+    write(results(), safe(text))
 
 
 def warn(*messages: str) -> None:

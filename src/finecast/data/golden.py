@@ -19,7 +19,7 @@ from finecast.data.deviation import deviation, differing
 from finecast.data.workload import feed_bytes, samples
 from finecast.engines.base import Array, Feeds, Session, Steps, calls_of, feeds_for
 from finecast.engines.exact import worst_first
-from finecast.errors import UsageError
+from finecast.errors import UsageError, malformed
 from finecast.numbers.formats import Format
 from finecast.planning.sensitivity import is_float
 
@@ -118,13 +118,14 @@ class GoldenSamples:
                 outputs.append(
                     {n: arrays[f"{number}.out{i}"] for i, n in enumerate(one["outputs"])}
                 )
-        except (KeyError, IndexError) as error:
+            tolerances = stated["tolerances"]
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise UsageError(
-                f"the golden samples lack an array: {error}",
+                f"the golden samples lack an array, or are others: {malformed(error)}",
                 where=str(path),
                 fix="give the file that was written with the lock",
             ) from error
-        return cls(calls=calls, outputs=outputs, tolerances=stated["tolerances"])
+        return cls(calls=calls, outputs=outputs, tolerances=tolerances)
 
 
 def chosen(timing: Sequence[Feeds], others: Iterable[Feeds]) -> list[Feeds]:

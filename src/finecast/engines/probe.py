@@ -28,6 +28,7 @@ from finecast.engines.probe_models import (
 from finecast.errors import EngineError
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
+from finecast.processes.memory import memory_error
 from finecast.rules.policy import Policy, Scope
 
 PROBED = (
@@ -190,11 +191,18 @@ def _rounding_fault(engine: Engine, fmt: Format) -> str:
             loaded = engine.load_probe(replace(model, apart=apart), fmt)
             got = loaded.run({"x": x})["y"].astype(np.float64)
         except EngineError as error:
+            _check_memory(error)
             return _cause(error)
         if np.linalg.norm(got - wanted) > np.linalg.norm(got - other):
             kind = "rounds values that must stay exact" if apart else "does not round values"
             return f"{engine.name} {kind} here"
     return ""
+
+
+def _check_memory(error: EngineError) -> None:
+    """Raise an error of memory where that was lacking: it says nothing of what engines can."""
+    if (lacking := memory_error(error)) is not None:
+        raise lacking from error
 
 
 def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
@@ -205,6 +213,7 @@ def _attempt(engine: Engine, model: Probe, fmt: Format) -> _Attempt:
         feeds = {"x": model.x.astype(np.float32)}
         got = session.run(feeds)["y"]
     except EngineError as error:
+        _check_memory(error)
         return _Attempt(run=None, reason=f"{model.name}: {_cause(error)}")
     error = _error_in_roundoffs(got, model.expected, fmt)
     if not error <= _SLACK:

@@ -13,7 +13,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
-from finecast.frontends.wire import Field, fields, prefix
+from finecast.frontends.wire import Field, fields, prefix, undecodable
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
@@ -85,6 +85,12 @@ def read_source(model: Path | bytes) -> ModelSource:
         raise EngineError(
             "not an ONNX model, or a truncated one", where=where, fix="export the model again"
         ) from error
+    if place := undecodable(proto):
+        raise EngineError(
+            f"not an ONNX model: {place} is no UTF-8",
+            where=where,
+            fix="export the model again",
+        )
     if not proto.graph.node and not proto.graph.output:
         raise EngineError(
             "not an ONNX model: it has no graph", where=where, fix="export the model again"

@@ -288,25 +288,21 @@ def _check_link(path: Path) -> None:
 
 
 def _check_parent(path: Path) -> None:
+    """Raise UsageError for a folder in which nothing can be made.
+
+    That is tried, as rights do not tell it all: root has every right, and still /proc takes no
+    file.
+    """
     folder = path.parent
-    if not folder.is_dir() or not _takes_files(folder):
+    try:
+        with staging(folder):
+            return
+    except OSError as error:
         raise UsageError(
             "output folder does not exist or is not writable",
             where=str(folder),
             fix="create it or choose another",
-        )
-
-
-def _takes_files(folder: Path) -> bool:
-    """Whether something can be made in ``folder``: by trying, as rights do not tell it all.
-
-    Root has every right, and still /proc takes no file.
-    """
-    try:
-        with staging(folder):
-            return True
-    except OSError:
-        return False
+        ) from error
 
 
 def publish_folder(staged: Path, path: Path) -> None:

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from finecast.errors import TOO_MANY_FILES
 from finecast.files.locks import dead_owner, hold, release
 
 _PREFIX: Final = ".finecast-"
@@ -32,10 +33,13 @@ def staging(place: Path | None = None) -> Generator[Path]:
         OSError: If it cannot be made.
     """
     folder = tempfile.TemporaryDirectory(dir=place, prefix=_PREFIX)
-    descriptor = hold(Path(folder.name) / _OWNER)
-    content = Path(folder.name) / _CONTENT
-    content.mkdir()
+    path = Path(folder.name)
+    spare = descriptor = None
     try:
+        spare = os.open(os.devnull, os.O_RDONLY)
+        descriptor = hold(path / _OWNER)
+        content = path / _CONTENT
+        content.mkdir()
         yield content
     finally:
         # While it is removed it is still this process's: another one would find it dead.
@@ -44,8 +48,31 @@ def staging(place: Path | None = None) -> Generator[Path]:
         except KeyboardInterrupt:
             folder.cleanup()  # which removes the rest
             raise
+        except OSError as error:
+            if error.errno not in TOO_MANY_FILES:
+                raise
+            release(spare)
+            spare = None
+            _remove(path)
         finally:
+            release(spare)
             release(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder with one open file at a time; ``shutil`` has two for each level.
+
+    An empty folder takes none: where there are no files left it may be the only kind.
+    """
+    with suppress(OSError):
+        folder.rmdir()
+        return
+    for path in map(folder.joinpath, os.listdir(folder)):
+        if path.is_dir() and not path.is_symlink():
+            _remove(path)
+        else:
+            path.unlink()
+    folder.rmdir()
 
 
 class Stage:

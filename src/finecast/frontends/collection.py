@@ -34,7 +34,7 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
     if was_enabled and keeps and _Uncollected.count > _Uncollected.limit:
         gc.collect()
         _Uncollected.count = 0
-        _Uncollected.limit = max(_LEAST_LIMIT, len(gc.get_objects()))
+        _Uncollected.limit = max(_LEAST_LIMIT, _made_old())
     gc.disable()
     before = gc.get_count()[0]
     try:
@@ -42,9 +42,21 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
     finally:
         if was_enabled:
             _Uncollected.count += max(gc.get_count()[0] - before, 0)
-            # Moves everything to the oldest generation. It would also thaw what the host
-            # program froze: then it is left out.
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
+            _made_old()
             gc.enable()
+
+
+def _made_old() -> int:
+    """Move all objects to the oldest generation; returns how many there are.
+
+    They are not listed for it: a list would refer to tuples that other threads are making, and
+    Python makes no tuple to the end that something else refers to. Where the host program
+    froze objects nothing is moved, as that would thaw them, and those are counted.
+    """
+    frozen = gc.get_freeze_count()
+    if frozen:
+        return frozen
+    gc.freeze()
+    count = gc.get_freeze_count()
+    gc.unfreeze()
+    return count

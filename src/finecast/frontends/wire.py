@@ -1,14 +1,20 @@
-"""Protobuf's wire format, to read and write parts of a file without parsing all of it."""
+"""Protobuf's wire format, to read and write parts of a file without parsing all of it.
+
+And the text in messages that were parsed: protobuf does not check that of the second version
+of its language, in which ONNX's messages are declared, and gives bytes where it is no UTF-8.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
+_MOST_SHOWN: Final = 40
 
 
 class Field(NamedTuple):
@@ -43,6 +49,50 @@ def fields(data: memoryview, position: int, end: int) -> Iterator[Field]:
         if position > end or number == 0:
             raise ValueError(f"field {number} at byte {start} runs past the end")
         yield Field(number, start, content, position)
+
+
+def undecodable(message: Any) -> str:
+    """Where a message has text that is no UTF-8, and its bytes; empty if it has none.
+
+    Messages inside are searched without recursion: a file may nest them without limit.
+    """
+    waiting = [("", message)]
+    while waiting:
+        place, message = waiting.pop()
+        texts, messages = _parts(message.DESCRIPTOR)
+        for name, repeated in texts:
+            try:
+                value = getattr(message, name)
+                found = next((t for t in (value if repeated else [value]) if _bytes(t)), None)
+            except UnicodeDecodeError as error:  # older releases of protobuf
+                found = error.object
+            if found is not None:
+                return f"{place}{name}, {found[:_MOST_SHOWN]!r},"
+        for name, repeated in messages:
+            if repeated:
+                inner = enumerate(getattr(message, name))
+                waiting += [(f"{place}{name}[{i}].", one) for i, one in inner]
+            elif message.HasField(name):
+                waiting.append((f"{place}{name}.", getattr(message, name)))
+    return ""
+
+
+def _bytes(text: str | bytes) -> bool:
+    return isinstance(text, bytes)
+
+
+@cache
+def _parts(kind: Any) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """The fields of a kind of messages that are text, and those that are messages.
+
+    Each with whether it is repeated.
+    """
+    # Releases of protobuf differ in how a field says that it is repeated.
+    fields_of = [(f, f.default_value == []) for f in kind.fields]
+    return (
+        [(f.name, repeated) for f, repeated in fields_of if f.type == f.TYPE_STRING],
+        [(f.name, repeated) for f, repeated in fields_of if f.type == f.TYPE_MESSAGE],
+    )
 
 
 def prefix(number: int, size: int) -> bytes:

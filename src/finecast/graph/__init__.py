@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.graph.fingerprints import Fingerprint, fingerprint
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
@@ -78,6 +79,11 @@ class ConstantStats:
         finite = self._magnitudes
         nonzero = finite[finite > 0]
         return float(nonzero.min()) if nonzero.size else 0.0
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What identifies its numbers and their order."""
+        return fingerprint(self.read())
 
     def all_in(self, fmt: Format) -> bool:
         """Whether each number is one of ``fmt``'s, so that rounding to it changes none."""

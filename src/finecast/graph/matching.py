@@ -47,7 +47,7 @@ Label = Callable[[OpStructure], Hashable]
 
 
 def _exact(op: OpStructure) -> Hashable:
-    return op.op, op.shape, op.attributes, op.weights
+    return op.op, op.shape, op.attributes, op.numbers
 
 
 def _detailed(op: OpStructure) -> Hashable:
@@ -59,7 +59,7 @@ def _shaped(op: OpStructure) -> Hashable:
 
 
 def _weighted(op: OpStructure) -> Hashable:
-    return op.op, frozenset(op.weights)
+    return op.op, frozenset(op.numbers)
 
 
 def _kind(op: OpStructure) -> Hashable:
@@ -357,7 +357,7 @@ class _Matcher:
 
     def _alike(self, number: int, other: int) -> bool:
         a, b = self.before.ops[number], self.after.ops[other]
-        weighed = bool(a.weights) and {*a.weights} == {*b.weights}
+        weighed = bool(a.weights) and {*a.numbers} == {*b.numbers}
         return a.name == b.name or weighed or (bool(a.shape) and a.shape == b.shape)
 
     def regrouped(self) -> tuple[Regrouping, ...]:

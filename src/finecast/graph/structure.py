@@ -1,8 +1,9 @@
 """The structure of a graph without its numbers: enough to find its ops in another version.
 
 Laws: two exports of one net that differ in names, node order and the layout of weights have
-ops with equal ``op`` and ``weights``; the structure is small (a few words an op) and is kept
-in plans, so that an old plan finds its ops when the model that it was made for is gone.
+ops with equal ``op`` and ``numbers``, and ``other_weights`` is False of them; the structure
+is small (a few words an op) and is kept in plans, so that an old plan finds its ops when the
+model that it was made for is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 from finecast.graph import ConstantStats, Graph, Node, Value
 
-STRUCTURE_VERSION: Final = 1
+STRUCTURE_VERSION: Final = 2
 """Version of the digests in a structure: those of two versions cannot be compared."""
 
 MODEL_INPUT: Final = -1
@@ -45,8 +46,9 @@ class OpStructure:
         op: finecast's name of what it computes; the native name where it is unknown.
         shape: Digest of the shapes of its results; free sizes have no names.
         attributes: Its library, and a digest of its native name and its attributes there.
-        weights: For each constant that it reads a digest of the number of elements and the
-            largest magnitude, which transposing and reshaping leave as they are.
+        weights: For each constant that it reads four digests, one after the other: of its
+            numbers in any order; of its sizes in any order; of its numbers at each place along
+            an axis, for the axes in any order; and the same in the order of the axes.
         inputs: For each other value that it reads the number of the op that computes it, past
             ops that only hand it on, or ``MODEL_INPUT``.
         decided: Whether a plan gives it a format.
@@ -59,6 +61,11 @@ class OpStructure:
     weights: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
     decided: bool = True
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Digests of its weights that transposing and reshaping leave as they are."""
+        return tuple(one[:_DIGITS] for one in self.weights)
 
     @property
     def text(self) -> str:
@@ -100,6 +107,31 @@ Structure = tuple[OpStructure, ...]
 def structure_of(graph: Graph) -> Structure:
     """The structure of ``graph``; linear in its ports and in the elements of its constants."""
     return graph.once(_structure_of)
+
+
+def other_weights(one: OpStructure, two: OpStructure) -> bool:
+    """Whether two ops that correspond have other weights.
+
+    Ops of equal attributes read their weights in one layout. Of others each has to have
+    weights that its partner lacks: a bias may be an op of its own. These may be transposed; or
+    reshaped, where the order of the numbers is not compared.
+    """
+    if one.attributes == two.attributes:
+        return one.weights != two.weights
+    return bool(lacking(one, two)) and bool(lacking(two, one))
+
+
+def lacking(one: OpStructure, two: OpStructure) -> list[int]:
+    """The weights of ``one``, by their place, that ``two`` has in no layout."""
+    return [i for i, a in enumerate(one.weights) if not any(_alike(a, b) for b in two.weights)]
+
+
+def _alike(one: str, two: str) -> bool:
+    """Whether two weights have the same numbers, transposed or reshaped."""
+    numbers, sizes, places = (
+        one[at : at + _DIGITS] == two[at : at + _DIGITS] for at in (0, _DIGITS, 2 * _DIGITS)
+    )
+    return numbers and (places or not sizes)
 
 
 def fed(structure: Structure) -> frozenset[int]:
@@ -172,10 +204,14 @@ def _structure_of(graph: Graph) -> Structure:
 
 
 def _mark(constant: ConstantStats) -> str:
-    try:
-        return digest(constant.size, repr(constant.largest))
-    except (TypeError, ValueError):  # strings
-        return digest(constant.size)
+    """Its four digests, as in ``OpStructure.weights``."""
+    content = constant.fingerprint
+    return (
+        digest(constant.size, content.numbers)
+        + digest(sorted(size for size, _ in content.axes))
+        + digest(sorted(content.axes))
+        + digest(content.axes)
+    )
 
 
 def _shape(graph: Graph, node: Node) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 from finecast.engines.base import Array, Feeds
 from finecast.errors import EngineError, FinecastError
 from finecast.files.staging import staging
+from finecast.terminal import claim_standard_output
 
 _TIMEOUT_S = 600
 _STATUS = Path("/proc/self/status")
@@ -59,7 +60,7 @@ def peak_memory(model: Path, engine: str, feeds: Feeds) -> MemoryUse:
             ) from error
     if done.returncode:
         raise EngineError(f"cannot measure memory: {_reason(done)}", where=str(model))
-    return MemoryUse(**json.loads(done.stdout.splitlines()[-1]))
+    return MemoryUse(**json.loads(done.stdout))
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
@@ -101,6 +102,7 @@ def _child(model: Path, engine: str, feeds: Path) -> MemoryUse:
 
 def _main() -> int:
     model, engine, feeds = sys.argv[1:]
+    claim_standard_output()
     try:
         use = _child(Path(model), engine, Path(feeds))
     except FinecastError as error:

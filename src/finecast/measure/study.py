@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from finecast.errors import UsageError
+from finecast.errors import UsageError, malformed
 from finecast.files.staging import staging
 from finecast.planning.sensitivity import Sensitivity
 
@@ -157,7 +157,7 @@ class Study:
         try:
             return _trial(key, row)
         except (TypeError, ValueError) as error:
-            raise _no_study(self.path, f"a stored trial reads {error}") from error
+            raise _no_study(self.path, f"a stored trial: {malformed(error)}") from error
 
     def add(self, trial: Trial) -> None:
         """Store a trial, in place of an earlier one with the same key."""
@@ -212,7 +212,7 @@ class Study:
             )
             total = float(content["total"])
         except (KeyError, RecursionError, TypeError, ValueError) as error:
-            raise _no_study(self.path, f"stored sensitivities read {error}") from error
+            raise _no_study(self.path, f"stored sensitivities: {malformed(error)}") from error
         errors = all(one.ndim == 1 and (one >= 0).all() for one in (values, weights))
         if not errors or shared.ndim != 1 or not np.isfinite(shared).all():
             raise _no_study(self.path, "stored sensitivities are no errors")

@@ -19,7 +19,7 @@ from finecast.data.golden import GoldenSamples
 from finecast.engines import get_engine, library_of
 from finecast.engines.base import Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.numerics import process_settings
-from finecast.errors import UsageError
+from finecast.errors import UsageError, malformed
 from finecast.files import read_json, write_bytes, write_text
 from finecast.measure.environment import Environment, environment, instruction_sets, version_of
 from finecast.measure.racing import ANCHOR, Effort, Race
@@ -183,8 +183,10 @@ class Lock:
             UsageError: If there is none, or it is not one that this release reads.
         """
         found = _read(path)
-        engine, machine, times = found["engine"], found["machine"], found["times"]
         try:
+            engine, machine, times = found["engine"], found["machine"], found["times"]
+            plan = str(found["model"].get("plan", ""))
+            accuracy = found["accuracy"]
             observed = Observed(
                 model=str(found["model"]["digest"]),
                 runner=Runner(
@@ -209,13 +211,13 @@ class Lock:
             if found["samples"] is not None:
                 samples = _samples(samples_of(path), found["samples"])
             speedup = None if times["speedup"] is None else float(times["speedup"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _no_lock(path, f"{type(error).__name__}: {error}") from error
+        except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _no_lock(path, malformed(error)) from error
         return cls(
-            plan=str(found["model"].get("plan", "")),
+            plan=plan,
             observed=observed,
             samples=samples,
-            accuracy=found["accuracy"],
+            accuracy=accuracy,
             speedup=speedup,
         )
 

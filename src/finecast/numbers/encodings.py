@@ -303,9 +303,9 @@ class Scaled:
         scale = cast("list[object]", given)
         zero, axis = content["zero_point"], content["axis"]
         if type(zero) is not int or not {type(axis), type(group)} <= {int, type(None)}:
-            raise TypeError(f"zero point {zero!r}, axis {axis!r}, group {group!r}")
+            raise ValueError(f"zero point {zero!r}, axis {axis!r}, group {group!r}")
         if type(scale) is not list or not all(type(s) is float for s in scale):
-            raise TypeError("scales that are not a list of floats")
+            raise ValueError("scales that are not a list of floats")
         return cls(
             format=fmt,
             grid=grid,
@@ -425,7 +425,7 @@ class Dynamic:
         """
         group = content["group"]
         if type(group) is not int:
-            raise TypeError(f"group {group!r}")
+            raise ValueError(f"group {group!r}")
         return cls(format=fmt, group=group)
 
 

@@ -129,11 +129,11 @@ class Adjustment:
         port = 0 if attribute else content["port"]
         texts = content.get("exponents", ""), content.get("add", "")
         if type(port) is not int or port < 0 or type(axis) is not int or axis > WHOLE:
-            raise TypeError(f"input {port!r} along axis {axis!r}")
+            raise ValueError(f"input {port!r} along axis {axis!r}")
         if attribute and (attribute not in ATTRIBUTES or axis != WHOLE):
             raise ValueError(f"attribute {attribute!r} along axis {axis!r}")
         if not all(type(text) is str for text in texts):
-            raise TypeError(f"adjusted by {texts!r}")
+            raise ValueError(f"adjusted by {texts!r}")
         exponents = tuple(int(number) for number in texts[0].split())
         add = tuple(float(number) for number in texts[1].split())
         if not all(abs(number) <= Format.FP32.max for number in add):

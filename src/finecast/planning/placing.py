@@ -16,7 +16,7 @@ from typing import Final
 from finecast.errors import ModelError
 from finecast.graph import Graph, Node
 from finecast.graph.matching import Matching, match
-from finecast.graph.structure import OpStructure, Structure, structure_of
+from finecast.graph.structure import OpStructure, Structure, other_weights, structure_of
 from finecast.naming import listed, number_of
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format
@@ -49,9 +49,8 @@ class Placement:
         new: The version's ops that the plan does not know, and that stay fp32.
         refused: The version's ops that cannot have the plan's format and stay fp32, with why.
         gone: Ops of the plan that the version has not.
-        changed: Ops of the plan that are here with other weights or attributes. Weights count
-            as the same if their sizes and largest magnitudes are. None if the plan does not
-            say what they were.
+        changed: Ops of the plan that are here with other weights or attributes. None if the
+            plan does not say what they were.
     """
 
     plan: Plan
@@ -73,10 +72,7 @@ class Placement:
     def note(self) -> str:
         """What to tell the user of a plan that was not made for this file or object."""
         if self.same:
-            return (
-                f"of this model, read from elsewhere: {self.text}, with weights of the same"
-                " sizes and largest magnitudes"
-            )
+            return f"of this model, read from elsewhere: {self.text}, with the same weights"
         return f"of another version of the model: {self.text}"
 
     @property
@@ -209,7 +205,7 @@ def _changed(before: Structure, after: Structure, found: Matching) -> tuple[str,
     return tuple(
         old.name
         for old, new in pairs
-        if (old.weights, old.attributes) != (new.weights, new.attributes)
+        if old.attributes != new.attributes or other_weights(old, new)
     )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
-from finecast.errors import ModelError, UsageError
+from finecast.errors import ModelError, UsageError, malformed, typed
 from finecast.files import read_text
 from finecast.graph import Graph, Node
 from finecast.graph.structure import Structure, read_structure, write_structure
@@ -23,6 +23,8 @@ from finecast.planning.adjustments import Adjustment, AdjustOperand, together
 from finecast.rules.base import DECISION, Reason
 from finecast.rules.quantized import computed_in
 from finecast.rules.scaled_operands import coded_result
+
+T = TypeVar("T")
 
 _MOST_PORTS: Final = 4
 """Inputs and outputs whose names are told."""
@@ -370,38 +372,52 @@ class Plan:
             UsageError: If the text is not a plan of a version this release reads.
         """
         fix = "give a file that `finecast tune` or `convert --plan-out` wrote, unchanged"
+        place = ""
+
+        def read(name: str, kind: type[T], default: T | None = None) -> T:
+            nonlocal place
+            place = f", {name}"
+            return typed(content, name, kind, default)
+
+        def each(name: str, default: list[Any] | None = None) -> Iterator[dict[str, Any]]:
+            nonlocal place
+            for number, one in enumerate(read(name, list, default)):
+                place = f", {name}[{number}]"
+                yield one
+
         try:
             content = cast("dict[str, Any]", json.loads(text))
             _check_version(content, where)
             plan = cls(
-                model=str(content["model"]),
-                policy=str(content["policy"]),
-                engine=str(content.get("engine", "")),
-                opset=int(content["opset"]),
-                io={n: Format.parse(f) for n, f in content.get("io", {}).items()},
-                decisions=tuple(_decision_from_dict(d) for d in content["decisions"]),
-                from_type=str(content.get("from_type", "")),
-                keep_ops=bool(content.get("keep_ops", False)),
-                by_hint=bool(content.get("by_hint", False)),
-                kv_cache=Format.parse(content.get("kv_cache", Format.FP32.label)),
-                adjustments=tuple(
-                    Adjustment.from_dict(a) for a in content.get("adjustments", ())
-                ),
-                structure=read_structure(content["structure"])
+                model=read("model", str),
+                policy=read("policy", str),
+                engine=read("engine", str, ""),
+                opset=read("opset", int),
+                io={str(n): Format.parse(f) for n, f in read("io", dict, {}).items()},
+                decisions=tuple(_decision_from_dict(d) for d in each("decisions")),
+                from_type=read("from_type", str, ""),
+                keep_ops=read("keep_ops", bool, False),
+                by_hint=read("by_hint", bool, False),
+                kv_cache=Format.parse(read("kv_cache", str, Format.FP32.label)),
+                adjustments=tuple(Adjustment.from_dict(a) for a in each("adjustments", [])),
+                structure=read_structure(read("structure", dict))
                 if "structure" in content
                 else (),
             )
-            stated = str(content["digest"])
+            stated = read("digest", str)
+        except json.JSONDecodeError as error:
+            what = f"not a finecast plan: it is no JSON: {error.msg} in line {error.lineno}"
+            raise UsageError(what, where=where, fix=fix) from error
         except (
-            ArithmeticError,  # an infinite opset
+            ArithmeticError,  # an infinite number
             AttributeError,
             KeyError,
             RecursionError,
             TypeError,
             ValueError,
         ) as error:
-            what = f"not a finecast plan: {_wrong(error)}"
-            raise UsageError(what, where=where, fix=fix) from error
+            what = f"not a finecast plan: {malformed(error)}"
+            raise UsageError(what, where=where + place, fix=fix) from error
         twice = [
             n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
         ]
@@ -425,17 +441,6 @@ class Plan:
         fix = "give a file that `finecast tune` or `convert --plan-out` wrote"
         text = read_text(path, what="plan", most_bytes=_LARGEST_BYTES, fix=fix)
         return cls.from_json(text, where=str(path))
-
-
-def _wrong(error: Exception) -> str:
-    """What is wrong with a file that was read as a plan."""
-    match error:
-        case json.JSONDecodeError():
-            return f"it is no JSON: {error.msg} in line {error.lineno}"
-        case KeyError(args=(str(key),)):
-            return f"it has no {key!r}"
-        case _:
-            return f"its content is of another form ({error})"
 
 
 def _check_version(content: dict[str, Any], where: str) -> None:
@@ -497,19 +502,27 @@ def _decision_to_dict(decision: Decision) -> dict[str, Any]:
 
 
 def _decision_from_dict(content: dict[str, Any]) -> Decision:
-    fmt = Format.parse(str(content["format"]))
+    fmt = Format.parse(typed(content, "format", str))
+    reasons: list[dict[str, Any]] = typed(content, "reasons", list, [])
     return Decision(
-        node=str(content["node"]),
-        op=str(content["op"]),
+        node=typed(content, "node", str),
+        op=typed(content, "op", str),
         format=fmt,
         encodings=Encodings.from_dict(fmt, content),
         reasons=tuple(
             Reason(
-                rule=str(r["rule"]),
-                text=str(r["text"]),
-                permits=tuple(str(p) for p in r["permits"]),
-                evidence=dict(r["evidence"]),
+                rule=typed(r, "rule", str),
+                text=typed(r, "text", str),
+                permits=tuple(str(p) for p in typed(r, "permits", list)),
+                evidence=_evidence(typed(r, "evidence", dict)),
             )
-            for r in content.get("reasons", ())
+            for r in reasons
         ),
     )
+
+
+def _evidence(content: dict[str, Any]) -> dict[str, float | str]:
+    for name, value in content.items():
+        if not isinstance(value, int | float | str):
+            raise ValueError(f"evidence {name!r} is {value!r}")  # noqa: TRY004 - of a file
+    return content

@@ -6,11 +6,20 @@ ends the process where there are no more: that was so with 13 models of 5,000 op
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from finecast.errors import TOO_MANY_FILES, FinecastError, OutOfMemoryError, UsageError
+
+try:
+    import resource
+except ImportError:  # on Windows, where memory is not limited
+    resource = None
 
 _UNKNOWN: Final = 1 << 60
 _CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
@@ -23,6 +32,84 @@ _MOST_LOADED: Final = 0.5
 """The largest share of the memory that files may have of models which are loaded at once. An
 engine arranges weights anew for its kernels, and a second copy is read from the file. Of the
 mappings kernels may have the same share."""
+
+_STATUS: Final = Path("/proc/self/status")
+_LARGEST_STEP: Final = 256 << 20
+"""A process that came so near to its limit failed at it: libraries, and the pools of memory
+that they take for each thread, have up to so many bytes."""
+
+_OF_MEMORY: Final = re.compile(
+    r"bad[_ ]alloc|cannot allocate|can't alloc|failed to (allocate|map segment)"
+    r"|out of memory|unable to allocate",
+    re.IGNORECASE,
+)
+"""What libraries and the system say where memory does not suffice."""
+
+_MORE: Final = "close other programs, or use smaller batches (--batch)"
+
+
+def limit_error(error: BaseException) -> FinecastError | None:
+    """The error of a limit of files or memory that ``error`` comes of; None if of none."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno in TOO_MANY_FILES:
+            return UsageError(
+                f"too many open files: {_what(error)}",
+                fix="raise the limit (ulimit -n), or close what else has files open",
+            )
+    return memory_error(error)
+
+
+def memory_error(error: BaseException) -> OutOfMemoryError | None:
+    """The error of memory that ``error`` comes of; None if it has another cause.
+
+    Libraries that get no memory say that they have no device or no such format, that they
+    cannot start a thread, or that they are not there. So an error counts also where the
+    process came to its limit of addresses (``ulimit -v``).
+    """
+    for cause in _causes(error):
+        if isinstance(cause, MemoryError):
+            what = " ".join(("out of memory", *map(str, cause.args)))
+            return OutOfMemoryError(what, fix=_MORE)
+        no_memory = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
+        if no_memory or _OF_MEMORY.search(str(cause)):
+            return OutOfMemoryError(f"out of memory: {_what(error)}", fix=_MORE)
+    limit = _reached_limit()
+    if not limit or isinstance(error, UsageError):
+        return None
+    return OutOfMemoryError(
+        f"out of memory: the limit of {limit / 1e6:.0f} MB was reached, and what failed was:"
+        f" {_what(error)}",
+        fix=f"raise the limit (ulimit -v), {_MORE}",
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that it comes of, each once."""
+    seen = set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _what(error: BaseException) -> str:
+    if isinstance(error, FinecastError):
+        return error.what
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _reached_limit() -> int:
+    """The limit in bytes of this process's addresses if it came near to that, else 0."""
+    if resource is None:
+        return 0
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    peak = 0
+    with suppress(OSError, ValueError):
+        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmPeak:"):
+                peak = int(line.split()[1]) << 10
+    return limit if limit != resource.RLIM_INFINITY and peak > limit - _LARGEST_STEP else 0
 
 
 def memory_bytes() -> int:

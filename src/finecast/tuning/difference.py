@@ -8,8 +8,9 @@ from enum import Enum
 from typing import Any, Final
 
 from finecast.graph import Graph
+from finecast.graph.fingerprints import relative_difference
 from finecast.graph.matching import Matching, match
-from finecast.graph.structure import Structure, fed, structure_of
+from finecast.graph.structure import Structure, fed, lacking, other_weights, structure_of
 from finecast.naming import number_of
 from finecast.ops import by_name
 from finecast.planning.placing import Placement, structure_in
@@ -108,11 +109,23 @@ def _figure(value: float | str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDifference:
-    """An op on both sides; None where it is not there. Without ``changes`` all is equal."""
+    """An op on both sides; None where it is not there. Without ``changes`` all is equal.
+
+    Attributes:
+        before: The op before.
+        after: The op after.
+        changes: How it differs.
+        weights: The norm of the difference of its weights, relative to the larger of their
+            norms, of those that differ most; None if they are equal, not at hand or of other
+            sizes.
+        reordered: Whether its other weights have the same numbers in another order.
+    """
 
     before: OpState | None
     after: OpState | None
     changes: tuple[Change, ...]
+    weights: float | None = None
+    reordered: bool = False
 
     @property
     def shown(self) -> OpState:
@@ -135,7 +148,11 @@ class OpDifference:
         if before and after and before.node != after.node:
             name = f"{after.node} (was {before.node})"
         told = {Change.TYPE, Change.LOST, Change.REASON, Change.NEW} & {*self.changes}
-        return f"{name}: {self.shown.why}" if told and self.shown.why else name
+        parts = [self.shown.why] if told and self.shown.why else []
+        if self.weights is not None:
+            parts.append(f"weights differ by {self.weights:.2g} of their norm")
+        parts += ["weights are the same numbers in another order"] if self.reordered else []
+        return f"{name}: {'; '.join(parts)}" if parts else name
 
     def to_dict(self) -> dict[str, Any]:
         """The difference in JSON's types."""
@@ -143,6 +160,7 @@ class OpDifference:
             "changes": [change.value for change in self.changes],
             "before": self.before and self.before.to_dict(),
             "after": self.after and self.after.to_dict(),
+            "weights_relative_difference": self.weights,
         }
 
 
@@ -155,12 +173,21 @@ class Side:
         structure: Its ops.
         states: The ops that plans decide, by their number in ``structure``.
         declared: What a plan says of inputs, outputs and a KV cache; None of a model.
+        graph: The model, where that is at hand.
     """
 
     name: str
     structure: Structure
     states: Mapping[int, OpState]
     declared: tuple[str, ...] | None = None
+    graph: Graph | None = None
+
+    def state(self, number: int) -> OpState:
+        """The op of that number, which a plan may not decide."""
+        op = self.structure[number]
+        return self.states.get(number) or OpState(
+            node=op.name, op=op.op, type="no float type", settled=True
+        )
 
     @classmethod
     def of_plan(cls, plan: Plan, name: str) -> Side:
@@ -182,7 +209,7 @@ class Side:
             for node in graph.float_nodes
             if node.format is not None and by_name(node.op).has_numbers
         }
-        return cls._of(name, structure_of(graph), states)
+        return replace(cls._of(name, structure_of(graph), states), graph=graph)
 
     @classmethod
     def _of(cls, name: str, structure: Structure, states: Mapping[int, OpState]) -> Side:
@@ -196,7 +223,8 @@ class Side:
 class DifferenceGroup:
     """Ops of one class that differ alike.
 
-    ``example`` is the one that takes the most time, or the first where no time is known.
+    ``example`` is the one that takes the most time; where no time is known the one whose
+    weights differ most, or the first.
     """
 
     changes: tuple[Change, ...]
@@ -264,7 +292,7 @@ class Difference(Report):
                 types=types,
                 op=op,
                 ops=tuple(ops),
-                example=max(ops, key=lambda one: one.shown.us or 0.0),
+                example=max(ops, key=lambda one: (one.shown.us or 0.0, one.weights or 0.0)),
             )
             for (changes, types, op), ops in sorted(found.items(), key=lambda f: -len(f[1]))
         ]
@@ -348,7 +376,11 @@ class Difference(Report):
 def difference(before: Side, after: Side) -> Difference:
     """What differs between two sides, whose ops are matched by name and by structure."""
     found = match(before.structure, after.structure)
-    ops = [_pair(before, after, n, found) for n in sorted(before.states) if n in found.pairs]
+    ops = [
+        _pair(before, after, n, found)
+        for n, other in sorted(found.pairs.items())
+        if n in before.states or other_weights(before.structure[n], after.structure[other])
+    ]
     ops += _restated(before, after, found)
     seen = (
         {one.before.node for one in ops if one.before},
@@ -391,29 +423,48 @@ def _declared(before: Side, after: Side) -> tuple[str, ...]:
 def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifference:
     """An op of both sides; in another type it may be decided on one side alone."""
     other = found.pairs[number]
-    mine, theirs = before.states[number], after.states.get(other)
-    if theirs is None:
-        op = after.structure[other]
-        theirs = OpState(node=op.name, op=op.op, type="no float type")
+    mine, theirs = before.state(number), after.state(other)
     changes: list[Change] = [Change.TYPE] if mine.type != theirs.type else []
     if mine.decided_by and theirs.decided_by and mine.decided_by != theirs.decided_by:
         lost = mine.deciding - theirs.rules - {DECISION}
         changes.append(Change.LOST if lost else Change.REASON)
     a, b = before.structure[number], after.structure[other]
-    if mine.type == theirs.type:  # else weights are rounded, at least
-        changes += [Change.WEIGHTS] if _others({*a.weights}, {*b.weights}) else []
+    # In another type weights are rounded, at least.
+    other_numbers = mine.type == theirs.type and other_weights(a, b)
+    changes += [Change.WEIGHTS] if other_numbers else []
     changes += [Change.SHAPE] if a.shape and b.shape and a.shape != b.shape else []
     if a.attributes.partition(":")[0] == b.attributes.partition(":")[0]:  # of one library
         changes += [Change.ATTRIBUTES] if a.attributes != b.attributes else []
     if mine.type == theirs.type:
         changes += [Change.TIME] if _differ(mine.us, theirs.us) else []
         changes += [Change.ERROR] if _differ(mine.error, theirs.error) else []
-    return OpDifference(before=mine, after=theirs, changes=tuple(changes))
+    return OpDifference(
+        before=mine,
+        after=theirs,
+        changes=tuple(changes),
+        weights=_weights(before, after, number, other) if other_numbers else None,
+        reordered=other_numbers and sorted(a.numbers) == sorted(b.numbers),
+    )
 
 
-def _others(one: set[str], two: set[str]) -> bool:
-    """Whether each has weights that the other lacks: a bias may be an op of its own."""
-    return bool(one - two and two - one)
+def _weights(before: Side, after: Side, number: int, other: int) -> float | None:
+    """How far the weights of an op are apart, as in ``OpDifference``."""
+    if before.graph is None or after.graph is None:
+        return None
+    a, b = before.structure[number], after.structure[other]
+    turned = a.attributes != b.attributes
+    ones = before.graph.constants(before.graph.nodes[number])
+    twos = after.graph.constants(after.graph.nodes[other])
+    if turned:
+        ones, twos = [ones[i] for i in lacking(a, b)], [twos[i] for i in lacking(b, a)]
+    found: list[float] = []
+    for one in ones:
+        alike = next((two for two in twos if two.size == one.size), None)
+        if alike is not None:
+            twos.remove(alike)
+            distance = relative_difference(one.read(), alike.read(), turned=turned)
+            found += [] if distance is None else [distance]
+    return max(found, default=None)
 
 
 def _differ(one: float | None, two: float | None) -> bool:

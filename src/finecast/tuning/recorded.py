@@ -29,6 +29,12 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
         return _of_plan(source, study)
     path = Path(source)
     head = _head(path)
+    if path.suffix.lower() == Path(STUDY).suffix and not head.startswith(MAGIC):
+        raise UsageError(
+            "not a study: it is " + ("no database" if head else "empty"),
+            where=str(path),
+            fix="give a study or a plan that `finecast tune` wrote",
+        )
     if not _starts_plan(head):
         if study is not None:
             raise UsageError(

@@ -26,9 +26,9 @@ from finecast.frontends.onnx.native import KEEP_BELOW_BYTES, size_bytes
 from finecast.frontends.onnx.verify import (
     check_calls,
     check_dense,
-    check_names,
     check_ports,
     check_tensors,
+    check_text,
     first_line,
     inner_tensors,
     name_graphs,
@@ -156,7 +156,7 @@ def load(path: Path) -> OnnxFile:
         raise _unreadable(path, f"it has {size} bytes, and protobuf messages end at 2 GiB")
     with paused_collection():
         proto = _parse(path)
-        check_names(proto, path)
+        check_text(proto, path)
         check_ports(proto, path)
         check_dense(proto, path)
         data = check_tensors(proto, path)

@@ -22,6 +22,7 @@ from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.native import size_bytes
 from finecast.frontends.onnx.types import bodies
+from finecast.frontends.wire import undecodable
 
 G = TypeVar("G", onnx.GraphProto, onnx.FunctionProto)
 
@@ -80,22 +81,19 @@ def check_ports(model: onnx.ModelProto, path: Path) -> None:
                 )
 
 
-def check_names(model: onnx.ModelProto, path: Path) -> None:
-    """Refuse names that are no UTF-8, as protobuf wants them: they cannot be written again.
+def check_text(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse names and other text that is no UTF-8: it cannot be written again.
 
     Raises:
-        ModelError: If there is one; shows its bytes.
+        ModelError: If there is any; says where and shows its bytes.
     """
-    for graph in _graphs(model.graph):
-        ports = (port.name for port in (*graph.input, *graph.output, *graph.initializer))
-        nodes = chain.from_iterable((n.name, *n.input, *n.output) for n in graph.node)
-        for name in chain(ports, nodes):
-            if isinstance(name, bytes):
-                raise ModelError(
-                    f"the name {name!r} is no UTF-8, as ONNX's names have to be",
-                    where=str(path),
-                    fix="name it otherwise where the model is exported",
-                )
+    place = undecodable(model)
+    if place:
+        raise ModelError(
+            f"{place} is no UTF-8, as text in ONNX has to be",
+            where=str(path),
+            fix="name it otherwise where the model is exported",
+        )
 
 
 def check_calls(model: ir.Model, path: Path) -> None:

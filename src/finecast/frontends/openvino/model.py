@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 IR_SUFFIX: Final = ".xml"
 ONNX_SUFFIX: Final = ".onnx"
 WEIGHTS_SUFFIX: Final = ".bin"
+_SHOWN_AROUND: Final = 20
+"""Bytes that a message shows before and behind those that are no UTF-8."""
 _IN_MEMORY: Final = Path("<openvino.Model>.xml")
 """What messages call a model that came from no file."""
 _BESIDE: Final = {IR_SUFFIX: WEIGHTS_SUFFIX, ".pdmodel": ".pdiparams"}
@@ -152,6 +154,8 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
             fix="check who may read its files",
         ) from error
     kind, fix = _KINDS[_suffix(path)]
+    if _suffix(path) == IR_SUFFIX:
+        _check_text(path, fix)
     beside = _BESIDE.get(_suffix(path))
     if beside is not None and parts == [path]:
         fix = f"put {path.with_suffix(beside).name} beside it, which has its weights, or {fix}"
@@ -184,6 +188,23 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
         told=tuple(filter(None, told)),
         _size_bytes=sum(p.stat().st_size for p in parts) if own else None,
     )
+
+
+def _check_text(path: Path, fix: str) -> None:
+    """Refuse IR whose text is no UTF-8: OpenVINO reads it, but cannot name what is in it.
+
+    Raises:
+        ModelError: If it is not; says where and shows its bytes.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                shown = line[max(error.start - _SHOWN_AROUND, 0) : error.end + _SHOWN_AROUND]
+                raise ModelError(
+                    f"line {number} is no UTF-8, at {shown!r}", where=str(path), fix=fix
+                ) from error
 
 
 def from_model(model: openvino.Model) -> OvFile:
