@@ -69,7 +69,7 @@ class PlanReport(Report):
         assert said is not None
         found = [said["verdict"], said["heading"], *_texts(said["limits"])]
         found += [said.get("kept_heading", ""), *_texts(said.get("kept", ()))]
-        found += [said["next_faster"]]
+        found += [*said.get("decisions", ()), said["next_faster"]]
         found += [f"From {diff['before']}: {'; '.join(diff['summary'])}."] if diff else []
         found += [f"{blame['low']}: {blame['verdict']}."] if blame else []
         return [line for line in found if line]

@@ -47,9 +47,16 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
         "limits": _limits(content, limiting),
         "kept_heading": _kept_heading(kept),
         "kept": _limits(content, kept),
+        "decisions": _decisions(content["result"]),
         "next_faster": next_faster(content["result"], content["plan"]["digest"])
         or _none_faster(content["result"]),
     }
+
+
+def _decisions(found: Mapping[str, Any] | None) -> list[str]:
+    """The decisions inside the model that change, a few ops, the largest shares first."""
+    changed = [one["text"] for one in (found or {}).get("decisions", ()) if one["changed"]]
+    return [f"{text}." for text in changed[:_NAMED]]
 
 
 def _verdict(content: Mapping[str, Any]) -> str:

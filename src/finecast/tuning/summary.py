@@ -121,6 +121,7 @@ def notes(result: Result) -> list[str]:
         lines += [f"adjusted, {gain.text}" for gain in result.gains]
         note = result.verified.note
         lines += [f"beside fp32 on the inputs that were timed: {note}"] if note else []
+        lines += result.verified.decided
     if result.certificate is not None:
         lines.append(f"certified: {result.certificate}")
     lines += told_shares(largest_shares(result.plan))

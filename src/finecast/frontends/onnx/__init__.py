@@ -92,6 +92,7 @@ __all__ = [
 ]
 
 
+_DECISIONS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 _LIBRARY: Final = ModelLibrary(name="ONNX", types=DATA_TYPES, states=STATEMENTS)
 
 
@@ -200,9 +201,9 @@ class Prepared(PreparedModel):
 class Applied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
-    def observable(self) -> dict[str, int]:
-        """Ids, by name, of the float values that can be outputs: those outside of bodies."""
-        kinds = set(DATA_TYPES.values())
+    def observable(self, *, decisions: bool = False) -> dict[str, int]:
+        """Ids, by name, of the values of such types that are computed outside of bodies."""
+        kinds = set(_DECISIONS if decisions else DATA_TYPES.values())
         values = (v for node in self.model.graph for v in node.outputs)
         shown = {v.name for v in values if v.name and v.dtype in kinds}
         made = (v for v in self.graph.values if v.producer is not None)

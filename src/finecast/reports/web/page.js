@@ -84,6 +84,8 @@ function limitsSection() {
   if (data.summary.limits.length) parts.push(named(data.summary.limits));
   const kept = data.summary.kept || []; // reports of earlier releases have one list
   if (kept.length) parts.push(el("p", {}, data.summary.kept_heading), named(kept));
+  const decided = data.summary.decisions || [];
+  if (decided.length) parts.push(el("p", {}, "Decisions inside the model: ", decided.join(" ")));
   const ruled = new Map();
   data.ops.filter((op) => op.type === FP32 && !(op.deciding || []).some((i) => data.reasons[i].rule === "decision")).forEach((op) =>
     new Set((op.deciding || []).map((i) => data.reasons[i].rule)).forEach((rule) => ruled.set(rule, (ruled.get(rule) || 0) + 1)));
