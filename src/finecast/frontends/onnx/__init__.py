@@ -33,6 +33,7 @@ from finecast.frontends.onnx.model import (
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
+from finecast.frontends.onnx.qlinear import write_out_codes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.source_types import (
@@ -168,6 +169,7 @@ class Prepared(PreparedModel):
 
         def copied(one: Prepared) -> ir.Model:
             model = raise_opset(inline_functions(one.model.clone()), opset)
+            write_out_codes(model)
             name_nodes(model)
             infer(model, shapes=True)
             return model
