@@ -165,7 +165,11 @@ class BesideLow(LowModel):
             yield SwitchedValue(value=value, partner=partner, element=element)
 
     def unexplained(self, exact: Exact) -> Sequence[str]:
-        """A note if the error op by op is another one than the low model by itself has."""
+        """A note if the error op by op is another one than the low model by itself has.
+
+        Without an engine named a smaller error by itself is none: engines keep values in fp32
+        that are rounded here, as the types say.
+        """
         alone = self.other.reference()
         if self.engine is not None:
             alone = load_model(get_engine(self.engine), self.other.loadable)
@@ -179,8 +183,9 @@ class BesideLow(LowModel):
             math.sqrt(squared_error(outputs, exact.outputs, exact.counted))
             for outputs in (found, outputs_on(self.session(frozenset()), exact.calls))
         )
-        least, most = sorted((error, joined))
-        if most <= _UNEXPLAINED * least or most < fp32_error(len(self.graph.nodes)):
+        fewer = error > _UNEXPLAINED * joined
+        more = self.engine is not None and joined > _UNEXPLAINED * error
+        if not (fewer or more) or max(error, joined) < fp32_error(len(self.graph.nodes)):
             return ()
         text = f"{self.name} by itself has a relative error of {error:.2g}, and {joined:.2g}"
         why = (
