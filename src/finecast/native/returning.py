@@ -190,8 +190,8 @@ class BesideLow(LowModel):
         text = f"{self.name} by itself has a relative error of {error:.2g}, and {joined:.2g}"
         why = (
             "what has no partner in fp32 makes the difference"
-            if self._without_partner()
-            else "by itself the engine fuses ops, and rounds other values"
+            if fewer or self._without_partner()
+            else "by itself the engine fuses ops, and rounds fewer values"
         )
         return [f"{text} op by op: {why}"]
 
