@@ -273,6 +273,21 @@ def test_what_has_no_partner_is_told() -> None:
     assert finecast.blame(exact, low, data=data, progress=False).warnings == ()
 
 
+def test_an_error_of_what_has_no_partner_is_told() -> None:
+    """The low model scales its output, under another name, by an op that fp32 lacks."""
+    exact = product_net(fold=False)
+    low = to_fp16(exact)
+    factor = numpy_helper.from_array(np.asarray(1.03, np.float32), "factor")
+    low.graph.initializer.append(factor)
+    read = ["y", "factor"]
+    low.graph.node.append(onnx.helper.make_node("Mul", read, ["scaled"], name="scaled"))
+    low.graph.output[0].name = "scaled"
+    data = {"x": np.ones((4, 4, 8, 8), np.float32)}
+    (told,) = finecast.blame(exact, low, data=data, progress=False).warnings
+    assert "by itself has a relative error of 0.03" in told
+    assert told.endswith("what has no partner in fp32 makes the difference")
+
+
 def test_a_model_that_is_no_version_of_the_other_is_refused() -> None:
     other = parse("net (float[N,4,8,8] q) => (float[N,4,8,8] z) { z = Abs(q) }")
     data = {"x": np.ones((4, 4, 8, 8), np.float32)}

@@ -143,12 +143,12 @@ def test_limits_of_a_format_are_those_of_its_rounding(fmt: Format) -> None:
 
 
 def test_a_cause_is_told_as_far_as_it_is_known(content: dict[str, Any]) -> None:
-    text = content["summary"]["limits"][0]["text"]
+    text = content["summary"]["kept"][0]["text"]
     assert "its activations make an error of 0% and its weights one of 20%." in text
     assert "20% of its numbers, or more, are too small and become zero in fp16." in text
     units = [unit | {"alone": {}} for unit in content["units"]]
     said = summary_of(content | {"units": units})
-    assert said["limits"][0]["text"].endswith(
+    assert said["kept"][0]["text"].endswith(
         "Only the size of the error is known, not its cause."
     )
 
@@ -230,7 +230,7 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
         "With 4 of 5 ops in fp16 a call takes 500 us instead of 1 ms (2.00 times as fast,"
         " measured), and top1 is 0.9 instead of 0.91."
     )
-    worst = said["limits"][0]
+    worst = said["kept"][0]
     assert content["ops"][worst["op"]]["name"] == "net/layer.1/n2"
     assert "stays in fp32: fp16 would save 72 us but raise the error" in worst["text"]
     assert "to 20" in worst["text"]

@@ -125,6 +125,7 @@ def report(result: Result, *, as_json: bool) -> None:
         ("verified in", (verified.engine or "nothing") + _sizes(verified.sizes)),
         *_kernels(verified),
         (f"error against {verified.reference}", _errors(verified) or verified.note),
+        *_listed("decisions", verified.decided),
         ("time", f"{result.seconds:.2f} s"),
     ]
     for name, value in rows:

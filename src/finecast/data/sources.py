@@ -446,7 +446,9 @@ def _check_cut(options: DataOptions) -> None:
         )
 
 
-def _calibration(options: DataOptions, session: Session) -> CalibrationFunction | None:
+def _calibration(
+    options: DataOptions, session: Session, most: int = CALIBRATION_SAMPLES
+) -> CalibrationFunction | None:
     calib = options.calib
     if calib is None and options.evaluate is not None:
         calib = options.data  # the function reads its own data
@@ -457,17 +459,17 @@ def _calibration(options: DataOptions, session: Session) -> CalibrationFunction 
         if next(calibrate(), None) is None:
             raise UsageError("the calibration function yields nothing", where="--calib")
         return calibrate
-    return _batches_of(calib, options, session)
+    found = _samples(calib, options, session)
+    return _batches_of(found, options, session, most)
 
 
 def _batches_of(
-    data: Data, options: DataOptions, session: Session, *, labels: str | None = None
+    found: Dataset | Stream, options: DataOptions, session: Session, most: int
 ) -> CalibrationFunction:
-    """A function that yields the calls of the first batches of ``data``."""
-    found = _samples(data, options, session, labels=labels)
+    """A function that yields the calls of the first ``most`` samples."""
     decoding = _decoding(options, session)
     calls = whole_batch if decoding is None else partial(decoding.phases, session)
-    return partial(_first_batches, found, options.samples, calls)
+    return partial(_first_batches, found, options.samples, calls, most)
 
 
 def user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
@@ -582,9 +584,9 @@ def _digest(options: DataOptions) -> str:
 
 
 def _first_batches(
-    data: Dataset | Stream, batch: int, calls: CallsFunction
+    data: Dataset | Stream, batch: int, calls: CallsFunction, most: int = CALIBRATION_SAMPLES
 ) -> Iterator[Feeds]:
-    for one in data.batches(batch, limit=CALIBRATION_SAMPLES):
+    for one in data.batches(batch, limit=most):
         yield from calls(one.feeds)
 
 
@@ -596,13 +598,25 @@ def calibration_batches(
     Raises:
         UsageError: If there are none, or they do not fit the inputs of ``session``.
     """
+    return list(islice(calibration_calls(session, options)(), limit))
+
+
+def calibration_calls(
+    session: Session, options: DataOptions, most: int = CALIBRATION_SAMPLES
+) -> CalibrationFunction:
+    """Yields the feeds of ``most`` samples of the calibration data, else of the data.
+
+    Raises:
+        UsageError: As ``calibration_batches``.
+    """
     _check_cut(options)
-    calibration = _calibration(options, session)
-    if calibration is None:
-        if options.data is None:
-            raise UsageError("no data", fix="give --data FILE.npz or --calib")
-        calibration = _batches_of(options.data, options, session, labels=options.labels)
-    return list(islice(calibration(), limit))
+    calibration = _calibration(options, session, most)
+    if calibration is not None:
+        return calibration
+    if options.data is None:
+        raise UsageError("no data", fix="give --data FILE.npz or --calib")
+    found = _samples(options.data, options, session, labels=options.labels)
+    return _batches_of(found, options, session, most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

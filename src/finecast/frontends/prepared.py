@@ -165,8 +165,11 @@ class AppliedModel(ABC):
     restated: tuple[Restated, ...] = ()
 
     @abstractmethod
-    def observable(self) -> Mapping[str, int]:
-        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+    def observable(self, *, decisions: bool = False) -> Mapping[str, int]:
+        """Ids of the float values that a copy can output, by name for ``with_outputs``.
+
+        With ``decisions`` of the integers and bools.
+        """
 
     @abstractmethod
     def with_outputs(self, names: Sequence[str]) -> Any:

@@ -29,6 +29,7 @@ Dim: TypeAlias = int | str | None
 Attribute: TypeAlias = int | float | str | tuple[int | float | str, ...]
 
 # Codes of a scaled format are integers to the graph, and tf32 is stored as fp32.
+_DECISIONS = frozenset({"bool", "int32", "int64"})
 _STORED = {f.label: f for f in FLOATS if f is not Format.TF32}
 
 ROUNDS: Final = "finecast.rounds"
@@ -130,6 +131,11 @@ class Value:
     def format(self) -> Format | None:
         """The float format it is stored in; None for integers, fp64, strings, sequences."""
         return _STORED.get(self.dtype)
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether it holds integers or bools, as indices and masks are."""
+        return self.dtype in _DECISIONS
 
     @property
     def fixed_shape(self) -> tuple[int, ...] | None:

@@ -12,7 +12,7 @@ from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
 from finecast.files import DATA_SUFFIX, check_writable
-from finecast.naming import Option, convert_options, left_out, path_of
+from finecast.naming import Option, convert_options, left_out, path_of, percent
 from finecast.native.gains import Gain
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import is_float
@@ -75,6 +75,51 @@ class Destination:
             check_writable(data, force=self.force)
 
 
+_MOST_TOLD: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """How many decisions of an op inside the model are others than fp32's.
+
+    Attributes:
+        node: The op's name.
+        op: Its native type, without the library.
+        changed: Decisions that differ.
+        count: Decisions in all.
+        shape: Their shape over all data; their number where shapes differ from call to call.
+    """
+
+    node: str
+    op: str
+    changed: int
+    count: int
+    shape: tuple[int, ...]
+
+    @property
+    def share(self) -> float:
+        """The share of the decisions that differ."""
+        return self.changed / max(self.count, 1)
+
+    @property
+    def text(self) -> str:
+        """The share in a sentence."""
+        of = f"{self.op}, {' x '.join(map(str, self.shape))}"
+        return f"{percent(self.share)} of the decisions of {self.node} change ({of})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as strict JSON."""
+        return {
+            "node": self.node,
+            "op": self.op,
+            "share": self.share,
+            "changed": self.changed,
+            "count": self.count,
+            "shape": list(self.shape),
+            "text": self.text,
+        }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """How the written model was verified.
@@ -93,6 +138,8 @@ class Verified:
         kernels: Number of kernels of the fp32 model and of the written one, where known.
         apart: Texts on kernels of the fp32 model whose low ops run in several kernels now.
         random: Whether the errors are those on random inputs, and not on data.
+        decisions: What changes of the decisions inside the model, those of the largest share
+            of changes first; none without data.
         warnings: Why the errors say little of the model: they are large and yet explained,
             or the inputs cannot show an error.
     """
@@ -108,7 +155,14 @@ class Verified:
     kernels: tuple[int, int] | None = None
     apart: tuple[str, ...] = ()
     random: bool = False
+    decisions: tuple[Decisions, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def decided(self) -> list[str]:
+        """Lines on the decisions inside the model that change, the largest shares alone."""
+        texts = [one.text for one in self.decisions if one.changed]
+        return texts[:_MOST_TOLD] + left_out(len(texts), _MOST_TOLD, " ops decide otherwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +217,6 @@ def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) 
         outputs=outputs,
         note="; ".join(notes),
     )
-
-
-_MOST_TOLD: Final = 4
 
 
 def _apart(got: Mapping[str, Array], wanted: Mapping[str, Array], *, every: bool) -> list[str]:

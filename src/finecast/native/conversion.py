@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -90,6 +90,7 @@ class Converter:
         engines: In order of preference; the first also tells which kernels exist.
         feeds: Makes feeds to verify the model with.
         verify: Whether the model must load and run in one of the engines.
+        data: The data on which the decisions inside the models are compared.
         progress: Told of each step that takes long.
         told: Notes for the user, added on the way.
         start: When the work began.
@@ -100,6 +101,7 @@ class Converter:
     engines: Sequence[Engine]
     feeds: FeedMaker
     verify: bool = True
+    data: Callable[[], Iterable[Feeds]] = tuple
     progress: Progress = silent
     told: list[str] = field(default_factory=list[str])
     start: float = field(default_factory=time.perf_counter)
@@ -259,7 +261,8 @@ class Converter:
 
     def _write(self, built: EngineBuilt) -> Converted:
         """Write the model of a plan, and report on it."""
-        on = VerifyOn(engines=self.engines if self.verify else (), feeds=self.feeds)
+        engines = self.engines if self.verify else ()
+        on = VerifyOn(engines=engines, feeds=self.feeds, data=self.data)
         size, verified = self.source.store(built, self.output, on)
         applied = built.applied
         in_memory = self.output.path is None

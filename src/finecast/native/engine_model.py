@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 from finecast.data.feeds import free_dims, synthetic_feeds
 from finecast.data.sizes import guessed_dims, input_specs, size_guesses
-from finecast.data.sources import FeedMaker, calibration_batches
-from finecast.data.workload import Workload
+from finecast.data.sources import CALIBRATION_SAMPLES, FeedMaker, calibration_calls
+from finecast.data.workload import CalibrationFunction, Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines import EMULATOR, first_that_loads, led_by_one_that_loads, name_of
 from finecast.engines.base import Engine, Feeds, TensorSpec
@@ -29,6 +30,7 @@ from finecast.native.conversion import Converter
 from finecast.native.device import Program
 from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
+from finecast.native.inner_decisions import MOST_SAMPLES
 from finecast.native.model import LowModel, OpenedModel, RunOptions
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
@@ -181,7 +183,9 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(built, EngineBuilt)
         feeds = FeedMaker(batches=workload.compared())
-        return self.store(built, output, VerifyOn(engines=subject.verifiers, feeds=feeds))
+        data = workload.compared if workload.decodes else workload.evaluated
+        on = VerifyOn(engines=subject.verifiers, feeds=feeds, data=data)
+        return self.store(built, output, on)
 
     def census(self, options: RunOptions, low: Format) -> Census:
         """Count ops; shapes are those seen on the data, else on one random batch."""
@@ -257,12 +261,14 @@ class EngineModel(NativeSource[FileT, PreparedT]):
             batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
         )
         feeds.check_dims(self.input_shapes)
+        calls = cache(partial(calls_in, self, options, MOST_SAMPLES))
         return self.converts(
             source=self,
             output=output,
             engines=engines,
             feeds=feeds,
             verify=options.verify,
+            data=lambda: calls()(),
             progress=options.progress,
         )
 
@@ -271,18 +277,25 @@ class EngineModel(NativeSource[FileT, PreparedT]):
 
 
 def batches_of(source: Source, options: RunOptions) -> list[Feeds]:
-    """The first feeds of the user's data; empty if none were given.
+    """The first feeds of the user's data; empty if none were given."""
+    calls = calls_in(source, options, CALIBRATION_SAMPLES)
+    return [*islice(calls(), CALIBRATION_SAMPLES)]
+
+
+def calls_in(source: Source, options: RunOptions, most: int) -> CalibrationFunction:
+    """Yields the feeds of the first ``most`` samples of the user's data, if some were given.
 
     The model's inputs are told by the engine asked for, or by another one where it does not
     load the model: some models are loaded only when their shapes are known.
     """
     if options.data is None:
-        return []
+        return tuple
     asked = source.runners(options.engine)
     names = {one.name for one in asked}
     others = [one for one in source.runners(None) if one.name not in names]
     _, session = first_that_loads([*asked, *others], source.loadable)
-    return calibration_batches(session, replace(options.data, rows=source.rows_read))
+    data = replace(options.data, rows=source.rows_read)
+    return calibration_calls(session, data, most)
 
 
 def judged(

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.data.deviation import LIMIT, deviation
+from finecast.data.deviation import LIMIT, deviation, fp32_error
 from finecast.engines import get_engine
 from finecast.engines.base import (
     Array,
@@ -26,7 +26,7 @@ from finecast.engines.loading import exact_session, load_model
 from finecast.errors import ModelError
 from finecast.frontends.joining import ModelPair, ShownValue, SwitchedValue, is_choice, join
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph, Value
+from finecast.graph import Graph, Node, Value
 from finecast.graph.matching import match
 from finecast.graph.structure import structure_of
 from finecast.naming import listed, number_of
@@ -34,7 +34,8 @@ from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
 from finecast.native.observing import SHOWN_BYTES, observe
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
-from finecast.planning.points import SWITCH
+from finecast.ops import OpKind, by_name
+from finecast.planning.points import SWITCH, moves
 from finecast.planning.sensitivity import squared_error
 from finecast.processes.memory import packed
 from finecast.rules.facts import ValueFacts, facts_in
@@ -97,23 +98,40 @@ class BesideLow(LowModel):
             read = (origin(low, low.values[i]) for i in other.inputs if i is not None)
             makers = map(low.maker, read)
             coded = any(m is not None and m.op in _CODES for m in makers)
+            coded = coded or (by_name(node.op).kind in _PRODUCTS and _on_integers(low, other))
             found[node.id] = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
         return dict(sorted(found.items()))
 
     def _notes(self) -> list[str]:
         made = [v for v in self.graph.values if is_choice(v) and self._outside(v.producer)]
-        left = [v for v in made if v.id not in self._matched]
-        if len(left) == len(made):
+        if not any(v.id in self._matched for v in made):
             raise ModelError(
                 "no op of the low model is one of the fp32 model, by name or by structure",
                 where=self.name,
                 fix="give the model that it was made from",
             )
+        left = self._without_partner()
         if not left:
             return []
         names = listed([v.name for v in left], _LISTED)
         count = f"{number_of(len(left), 'value')} of {len(made)} without a partner"
         return [f"{count} in the low model, computed in fp32: {names}"]
+
+    def _without_partner(self) -> list[Value]:
+        """The values that fp32 ops compute whatever is returned, and may differ by that."""
+        return [
+            v
+            for v in self.graph.values
+            if is_choice(v) and self._outside(v.producer)
+            if not (v.id in self._matched or self._adds_none(v))
+        ]
+
+    def _adds_none(self, value: Value) -> bool:
+        """Whether its op only moves or bounds a matched value, which codes do as exactly."""
+        maker = self.graph.maker(value.id)
+        if maker is None or not (maker.op in _SATURATES or moves(maker)):
+            return False
+        return maker.inputs[0] in self._matched
 
     def _outside(self, node: int | None) -> bool:
         return node is not None and not self.graph.nodes[node].region
@@ -147,8 +165,14 @@ class BesideLow(LowModel):
             yield SwitchedValue(value=value, partner=partner, element=element)
 
     def unexplained(self, exact: Exact) -> Sequence[str]:
-        """A note if the low model by itself errs by far more than what was joined of it."""
+        """A note if the error op by op is another one than the low model by itself has.
+
+        Without an engine named a smaller error by itself is none: engines keep values in fp32
+        that are rounded here, as the types say.
+        """
         alone = self.other.reference()
+        if self.engine is not None:
+            alone = load_model(get_engine(self.engine), self.other.loadable)
         names = {spec.name: own for spec, own in zip(alone.outputs, exact.names, strict=True)}
         calls = [
             {names[n]: a for n, a in alone.run(feeds_for(alone, feeds)).items()}
@@ -159,10 +183,17 @@ class BesideLow(LowModel):
             math.sqrt(squared_error(outputs, exact.outputs, exact.counted))
             for outputs in (found, outputs_on(self.session(frozenset()), exact.calls))
         )
-        if error <= _UNEXPLAINED * joined or error < LIMIT * _RIGHT:
+        fewer = error > _UNEXPLAINED * joined
+        more = self.engine is not None and joined > _UNEXPLAINED * error
+        if not (fewer or more) or max(error, joined) < fp32_error(len(self.graph.nodes)):
             return ()
         text = f"{self.name} by itself has a relative error of {error:.2g}, and {joined:.2g}"
-        return [f"{text} op by op: what has no partner in fp32 makes the difference"]
+        why = (
+            "what has no partner in fp32 makes the difference"
+            if fewer or self._without_partner()
+            else "by itself the engine fuses ops, and rounds fewer values"
+        )
+        return [f"{text} op by op: {why}"]
 
     # What values are like.
 
@@ -232,8 +263,8 @@ class BesideLow(LowModel):
 
 _GUESSED_BYTES: Final = 1 << 20
 """The assumed size of a value of unknown shape."""
-_UNEXPLAINED: Final = 4.0
-"""Errors that differ by less are those of an engine's fusions."""
+_UNEXPLAINED: Final = 1.25
+"""Errors that differ by less come of sums in another order."""
 _HUGE: Final = 1000.0
 """Numbers so many times as large as the median one are judged apart from the others."""
 _RIGHT: Final = 0.1
@@ -305,8 +336,14 @@ class _Switched(Session):
 # where they fuse ops; the others are results of ops that ``graph.matching`` pairs. Casts and
 # codes, which the low version has more of, are read through.
 
-_PASSED: Final = frozenset({"cast", "quantize", "dequantize"})
+_QUANTIZE, _DEQUANTIZE = "quantize", "dequantize"
+_PRODUCTS: Final = frozenset({OpKind.MATMUL, OpKind.CONV})
+_SCALES: Final = frozenset({"cast", "mul", "add"})
+"""Ops that turn sums of products of integers into floats."""
+_PASSED: Final = frozenset({"cast", _QUANTIZE, _DEQUANTIZE})
 """Ops that give the same value in another encoding."""
+_SATURATES: Final = frozenset({"relu", "clip"})
+"""Ops that the saturation of codes can do."""
 
 
 def matched_values(graph: Graph, other: Graph) -> dict[int, int]:
@@ -328,18 +365,39 @@ def _pairs(graph: Graph, other: Graph) -> Iterator[tuple[Value, Value]]:
     """Pairs of results by the names of outputs and of values, then by the ops they are of."""
     mine, theirs = ({v.id: v for v in _results(g)} for g in (graph, other))
     for value, end in _by_name(graph.outputs, other.outputs):
-        partner = theirs.get(_origin(other, end.id))
+        maker = other.maker(end.id)
+        # The codes of an output round it for the caller alone: they belong to it.
+        coded = maker is not None and maker.op == _DEQUANTIZE
+        partner = end if coded else theirs.get(_origin(other, end.id))
         if value.id in mine and partner is not None and value.name == end.name:
             yield value, partner
     names = {v.name: v for v in theirs.values()}
     for value in mine.values():
         if value.name in names:
-            yield value, names[value.name]
+            partner = names[value.name]
+            yield _before_clip(graph, value, other, partner), partner
     for node, partner in match(structure_of(graph), structure_of(other)).pairs.items():
         results = zip(graph.nodes[node].outputs, other.nodes[partner].outputs, strict=False)
         for value, result in results:
             if value in mine and result in theirs:
                 yield mine[value], theirs[result]
+
+
+def _before_clip(graph: Graph, value: Value, other: Graph, partner: Value) -> Value:
+    """The value that ``partner``, of the same name as ``value``, is.
+
+    Quantizers remove a Relu or Clip before codes that saturate at its bounds, and give what it
+    read the name of its result. That is the partner of what the Relu or Clip reads here.
+    """
+    clips, made = graph.maker(value.id), other.maker(partner.id)
+    readers = [*other.readers(partner)]
+    coded = bool(readers) and all(node.op == _QUANTIZE for node in readers)
+    if clips is None or made is None or clips.op not in _SATURATES or not coded:
+        return value
+    read = clips.inputs[0]
+    before = None if read is None else graph.maker(read)
+    same = before is not None and made.op == before.op != clips.op
+    return graph.values[read] if same and read is not None else value
 
 
 def _origin(graph: Graph, value: int) -> int:
@@ -356,6 +414,21 @@ def _by_name(ports: Sequence[Value], others: Sequence[Value]) -> Iterator[tuple[
     names = {v.name: v for v in others}
     for value, beside in zip(ports, others, strict=False):
         yield value, names.get(value.name, beside)
+
+
+def _on_integers(graph: Graph, node: Node) -> bool:
+    """Whether a result is a scaled sum of products of integers, as of dynamic quantization."""
+    waiting, seen = [node], {node.id}
+    while waiting:
+        for index in waiting.pop().inputs:
+            maker = None if index is None else graph.maker(index)
+            if maker is None or maker.id in seen:
+                continue
+            if by_name(maker.op).kind is OpKind.QUANTIZE and maker.op not in _CODES:
+                return True
+            seen.add(maker.id)
+            waiting += [maker] if maker.op in _SCALES else []
+    return False
 
 
 def _results(graph: Graph) -> Iterator[Value]:

@@ -7,7 +7,7 @@ models are prepared, built and written.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -107,10 +107,12 @@ class VerifyOn:
     Attributes:
         engines: The first that runs both models counts; none leaves it unverified.
         feeds: Makes the inputs of both.
+        data: The data on which the decisions inside both are compared.
     """
 
     engines: Sequence[Engine]
     feeds: FeedMaker
+    data: Callable[[], Iterable[Feeds]] = tuple
 
 
 @dataclass(slots=True, kw_only=True)

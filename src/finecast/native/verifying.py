@@ -37,9 +37,10 @@ from finecast.files import writing
 from finecast.frontends.dry_run import TooLargeError
 from finecast.graph import Graph
 from finecast.native.acceptance import Case, Outputs, Pair, accept
-from finecast.native.artefact import Verified, compare
+from finecast.native.artefact import Decisions, Verified, compare
 from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.hint import check_marks
+from finecast.native.inner_decisions import changed_decisions
 from finecast.native.integers import check_on_integers
 from finecast.native.source import EngineBuilt, Source, VerifyOn
 
@@ -199,9 +200,19 @@ def verify(
         except EngineError as error:
             failures[engine.name] = error
         else:
-            notes = (found.note, *crashes(failures))
+            decisions, told = _decided(pair, on)
+            notes = (found.note, told, *crashes(failures))
+            found = replace(found, decisions=decisions)
             return replace(found, note="; ".join(filter(None, notes)))
     raise _not_verified(failures)
+
+
+def _decided(pair: Pair, on: VerifyOn) -> tuple[tuple[Decisions, ...], str]:
+    """The decisions inside the models, and a note if the engine does not show them."""
+    try:
+        return changed_decisions(pair, on.data), ""
+    except EngineError as error:
+        return (), f"decisions inside the model were not compared: {error.what}"
 
 
 _MOST_POSITIONS: Final = 1 << 20

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from finecast.numbers.formats import Format
+from finecast.ops import OpKind, by_name
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, build_problem
@@ -22,6 +24,10 @@ from finecast.solver.labelling import LabelProblem, evaluate
 # Costs below these count as none. A cast takes about a thousand times as long.
 _LEAST_S: Final = 1e-8
 _LEAST_BYTES: Final = 1.0
+# Names of evidence: how many ops a unit has, and the plan's error if it has a format.
+OPS_IN_KERNEL: Final = "ops in one kernel"
+_ERROR_IF: Final = "error if {}"
+_PRODUCTS: Final = frozenset({OpKind.MATMUL, OpKind.CONV})
 
 
 class Decider(Enum):
@@ -133,6 +139,58 @@ class Alternative:
     def rise(self) -> str:
         """What ``fmt`` does to the predicted error."""
         return f"raises the predicted error from {self.error:.2g} to {self.low_error:.2g}"
+
+
+def error_share(own: str, errors: Mapping[str, float]) -> float:
+    """The share of a plan's squared error that goes if one unit alone is computed in fp32.
+
+    Law: whoever ranks the low ops of a plan by what they cost ranks them by this share. Errors
+    of independent roundings add up, so the shares of all units add up to about 1.
+
+    Args:
+        own: The label of the unit's format in the plan.
+        errors: The plan's relative error by the label of the format that the unit has.
+
+    Returns:
+        0 of a unit in fp32 and where an error is not known; negative if the unit's error
+        cancels others.
+    """
+    exact, low = errors.get(Format.FP32.label), errors.get(own)
+    if exact is None or not low or not math.isfinite(exact):
+        return 0.0
+    return 1 - (exact / low) ** 2
+
+
+def errors_if(evidence: Mapping[str, float | str]) -> dict[str, float]:
+    """The plan's errors by the label of a unit's format, of the reason that its ops have."""
+    found = {fmt.label: evidence.get(_ERROR_IF.format(fmt.label)) for fmt in Format}
+    return {label: error for label, error in found.items() if isinstance(error, float)}
+
+
+def largest_shares(plan: Plan, most: int = 3) -> dict[str, float]:
+    """The low ops with the largest shares of a plan's squared error, the largest first.
+
+    Of the ops of a unit, which have one share together, the product stands for them.
+    """
+    of_unit: dict[str, tuple[bool, str, float]] = {}
+    for decision in plan.decisions:
+        for reason in decision.reasons:
+            share = error_share(decision.format.label, errors_if(reason.evidence))
+            if reason.rule != DECISION or not share > 0:
+                continue
+            single = reason.evidence.get(OPS_IN_KERNEL) == 1
+            key = decision.node if single else f"{reason.text} {reason.evidence}"
+            is_product = by_name(decision.op).kind in _PRODUCTS
+            if key not in of_unit or (is_product and not of_unit[key][0]):
+                of_unit[key] = is_product, decision.node, share
+    ranked = sorted(of_unit.values(), key=lambda one: -one[2])
+    return {node: share for _, node, share in ranked[:most]}
+
+
+def told_shares(shares: Mapping[str, float]) -> list[str]:
+    """A line on the ops with most of a squared error; none where no share is known."""
+    told = ", ".join(f"{node} {share:.0%}" for node, share in shares.items())
+    return [f"most of the squared error is of: {told}"] if told else []
 
 
 def explained(
@@ -254,7 +312,7 @@ class _Compared:
         """The times of the unit, and what each other format would change."""
         analysis = self.analysis
         known: dict[str, float | str] = {
-            "ops in one kernel": float(len(analysis.units.members[unit]))
+            OPS_IN_KERNEL: float(len(analysis.units.members[unit]))
         }
         if analysis.priced is Priced.TIME:
             times = {
@@ -265,8 +323,8 @@ class _Compared:
                 f"casts if {a.fmt.label} us": round(1e6 * a.casts, 3) + 0.0 for a in found
             }
         for one in found:
-            known |= {f"error if {one.beside.label}": one.error}
-            known |= {f"error if {one.fmt.label}": one.low_error}
+            known |= {_ERROR_IF.format(one.beside.label): one.error}
+            known |= {_ERROR_IF.format(one.fmt.label): one.low_error}
         return known
 
 

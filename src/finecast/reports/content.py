@@ -22,6 +22,7 @@ from finecast.ops import by_name
 from finecast.ops.flops import flops
 from finecast.planning import biases, range_scaling
 from finecast.planning.adjustments import Adjustment
+from finecast.planning.alternatives import OPS_IN_KERNEL, errors_if
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Analysis
 from finecast.planning.rescaling import EQUALISATION, SMOOTHING
@@ -32,6 +33,7 @@ from finecast.terminal import finite
 
 KIND: Final = "finecast.report"
 VERSION: Final = 1
+_FP32: Final = Format.FP32.label
 _DIGITS: Final = 6
 """Of numbers in a report."""
 # Numbers of constants that are read for histograms: a second on one core. Most models have
@@ -263,7 +265,7 @@ class _Content:
                 "reason": reason,
                 "ms": _by_format(evidence, "", " us", 1e-3),
                 "casts_ms": _by_format(evidence, "casts if ", " us", 1e-3),
-                "error": _by_format(evidence, "error if ", "", 1.0),
+                "error": errors_if(evidence),
                 "alone": alone.get(nodes[0], {}),
             }
 
@@ -297,8 +299,8 @@ class _Content:
         found: dict[tuple[int, int], list[str]] = {}
         for number, decision in enumerate(self.sources.plan.decisions):
             for reason in decision.reasons:
-                if reason.rule == DECISION and "error if fp32" in reason.evidence:
-                    alone = number if reason.evidence.get("ops in one kernel") == 1 else 0
+                if reason.rule == DECISION and _FP32 in errors_if(reason.evidence):
+                    alone = number if reason.evidence.get(OPS_IN_KERNEL) == 1 else 0
                     key = self._reason(reason), of.get(decision.node, alone)
                     found.setdefault(key, []).append(decision.node)
         return found

@@ -67,8 +67,9 @@ class PlanReport(Report):
         """The verdict, what limits precision, and the next faster plan, in sentences."""
         said, diff, blame = (self.content.get(part) for part in ("summary", "diff", "blame"))
         assert said is not None
-        limits = [one["text"] for one in said["limits"]]
-        found = [said["verdict"], said["heading"], *limits, said["next_faster"]]
+        found = [said["verdict"], said["heading"], *_texts(said["limits"])]
+        found += [said.get("kept_heading", ""), *_texts(said.get("kept", ()))]
+        found += [*said.get("decisions", ()), said["next_faster"]]
         found += [f"From {diff['before']}: {'; '.join(diff['summary'])}."] if diff else []
         found += [f"{blame['low']}: {blame['verdict']}."] if blame else []
         return [line for line in found if line]
@@ -99,6 +100,10 @@ class PlanReport(Report):
             UsageError: If a file exists without ``force``, or the graph is not known.
         """
         return write_model_explorer(self.content, Path(folder), force=force)
+
+
+def _texts(named: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [one["text"] for one in named]
 
 
 def read_part(path: Path) -> dict[str, Any]:
@@ -322,4 +327,5 @@ def _references(content: Any) -> Iterator[tuple[str, int, Sequence[int]]]:
     for repair in content.get("repairs", ()):
         yield "a repair", ops, [repair["op"]]
         yield "a repair", reasons, repair["reasons"]
-    yield "the summary", ops, [one["op"] for one in content["summary"]["limits"]]
+    said = content["summary"]
+    yield "the summary", ops, [one["op"] for one in (*said["limits"], *said.get("kept", ()))]

@@ -7,19 +7,21 @@ are for readers who know neither finecast nor the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from finecast.naming import number_of, percent
+from finecast.planning.alternatives import error_share
 
 _NAMED: Final = 3
 """Ops that are named as limiting."""
 _LEAST_SHARE: Final = 0.01
-"""What adds less than this share of the largest squared error limits nothing."""
+"""What adds less than this share of the largest squared error is not named."""
 _FASTER: Final = 1.005
 """What is as good as another one, rounded to percents, is not said to be faster."""
 _FP32: Final = "fp32"
 _INT8: Final = "int8"
+_PRODUCTS: Final = frozenset({"matmul", "conv"})
 _INT8_STEPS: Final = 2**8 - 1
 _AS_GOOD: Final = {"size": "small", "memory": "small"}
 """What a better plan by an objective is, other than fast."""
@@ -33,19 +35,28 @@ _COUNTED: Final = {
 
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Sentences: ``verdict``, ``limits`` with the ops that they name, ``next_faster``."""
-    limiting = limiting_units(content["units"])
+    """Sentences: ``verdict``, ``limits`` and ``kept`` with ops, ``next_faster``.
+
+    ``limits`` are the low ops that cause most of the plan's error, ``kept`` those in fp32 that
+    would cause the most.
+    """
+    limiting, kept = limiting_units(content["units"]), _kept_units(content["units"])
     return {
         "verdict": _verdict(content),
         "heading": _heading(content, limiting),
-        "limits": [
-            {"op": unit["ops"][0], "text": _limit(content, unit)}
-            for unit in limiting
-            if unit["ops"]
-        ],
+        "limits": _limits(content, limiting),
+        "kept_heading": _kept_heading(kept),
+        "kept": _limits(content, kept),
+        "decisions": _decisions(content["result"]),
         "next_faster": next_faster(content["result"], content["plan"]["digest"])
         or _none_faster(content["result"]),
     }
+
+
+def _decisions(found: Mapping[str, Any] | None) -> list[str]:
+    """The decisions inside the model that change, a few ops, the largest shares first."""
+    changed = [one["text"] for one in (found or {}).get("decisions", ()) if one["changed"]]
+    return [f"{text}." for text in changed[:_NAMED]]
 
 
 def _verdict(content: Mapping[str, Any]) -> str:
@@ -88,26 +99,32 @@ def _kept(before: float | None, after: float | None) -> str:
 
 
 def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The units that limit precision most: those in fp32 that would be faster, worst first.
+    """The low units with the largest shares of the plan's squared error, the largest first."""
+    return _most(units, _share_of)
 
-    What keeps them there is their error. Where fewer than three are, low units follow, which
-    cause most of the plan's error.
-    """
-    kept = [u for u in units if u["type"] == _FP32]
-    low = [u for u in units if u["type"] != _FP32]
-    ordered = sorted(kept, key=_rise, reverse=True) + sorted(low, key=_rise, reverse=True)
-    largest = max(map(_rise, units), default=0.0)
-    return [u for u in ordered if _rise(u) > _LEAST_SHARE * largest][:_NAMED]
+
+def _kept_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The units in fp32 that would save time, those that would add the most error first."""
+    return _most([u for u in units if u["type"] == _FP32], _rise)
+
+
+def _most(
+    units: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], float]
+) -> list[Mapping[str, Any]]:
+    """A few units of the largest figures, without those that are small beside the largest."""
+    ordered = sorted(units, key=figure, reverse=True)[:_NAMED]
+    return [u for u in ordered if figure(u) > _LEAST_SHARE * max(figure(ordered[0]), 0.0)]
+
+
+def _share_of(unit: Mapping[str, Any]) -> float:
+    return error_share(unit["type"], unit["error"])
 
 
 def _rise(unit: Mapping[str, Any]) -> float:
-    """The squared error that the unit adds: in its format, or in one that would save time."""
+    """The squared error that a unit in fp32 would add in a format that would save time."""
     errors = {label: e**2 for label, e in unit["error"].items()}
     exact = errors.get(_FP32, 0.0)
-    if unit["type"] != _FP32:
-        return errors.get(unit["type"], exact) - exact
-    saving = [errors[f] - exact for f in _saved(unit) if f in errors]
-    return max(saving, default=0.0)
+    return max((errors[f] - exact for f in _saved(unit) if f in errors), default=0.0)
 
 
 def _saved(unit: Mapping[str, Any]) -> dict[str, float]:
@@ -126,21 +143,51 @@ def _saved(unit: Mapping[str, Any]) -> dict[str, float]:
 def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
     if not limiting:
         return (
-            "No op was kept in fp32 because of its error."
+            "No op in reduced precision adds to the predicted error."
             if content["units"]
             else "Which ops limit precision is not known: no search was kept with this plan."
         )
-    total = sum(max(_rise(u), 0.0) for u in content["units"])
-    share = sum(map(_rise, limiting)) / total if total else math.nan
+    share = sum(map(_share_of, limiting))
     ops = "op" if len(limiting) == 1 else f"{len(limiting)} ops"
     costs = "costs" if len(limiting) == 1 else "cost"
-    of = f": {share:.0%} of the squared error of all" if total else ""
-    return f"The {ops} that {costs} the most accuracy, or would in a lower format{of}."
+    return (
+        f"The {ops} in reduced precision that {costs} the most accuracy:"
+        f" {share:.0%} of the squared error of the model's output."
+    )
+
+
+def _kept_heading(kept: Sequence[Mapping[str, Any]]) -> str:
+    if not kept:
+        return ""
+    ops = "op" if len(kept) == 1 else f"{len(kept)} ops"
+    stays = "stays" if len(kept) == 1 else "stay"
+    return f"The {ops} that would add the most error, and so {stays} in fp32."
+
+
+def _limits(
+    content: Mapping[str, Any], units: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "op": _main_op(content, unit),
+            "share": _share_of(unit),
+            "text": _limit(content, unit),
+        }
+        for unit in units
+        if unit["ops"]
+    ]
+
+
+def _main_op(content: Mapping[str, Any], unit: Mapping[str, Any]) -> int:
+    """The op that a unit is named by: its product, where it has one."""
+    numbers = unit["ops"]
+    products = (i for i in numbers if content["ops"][i]["class"] in _PRODUCTS)
+    return next(products, numbers[0])
 
 
 def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
     """How one unit limits precision, and what is known of the cause."""
-    first = content["ops"][unit["ops"][0]]
+    first = content["ops"][_main_op(content, unit)]
     others = len(unit["ops"]) - 1
     with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
     article = "an" if first["op"][:1] in "aeiou" else "a"
@@ -157,8 +204,9 @@ def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
     own = unit["type"]
     gain = _gain(saved[own], unit["casts_ms"].get(own, 0.0)) if saved.get(own) else ""
     return (
-        f"{what} is in {own}, and without that the error of the model's output would fall from"
-        f" {_share(errors[own])} to {_share(errors[_FP32])}.{gain}{_cause(content, unit, own)}"
+        f"{what} is in {own}: {_share_of(unit):.0%} of the squared error. In fp32 the error of"
+        f" the model's output would fall from {_share(errors[own])} to"
+        f" {_share(errors[_FP32])}.{gain}{_cause(content, unit, own)}"
     )
 
 
@@ -189,20 +237,21 @@ def _cause(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> s
 
 
 def _whose(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
-    """Whose weights a unit's are: a Transpose that a unit is named by has none of its own."""
-    first, *others = (
-        any(
-            content["values"][v]["from"] == "constant"
-            for v in content["ops"][i].get("inputs", ())
-        )
+    """Whose weights a unit's are: an op that a unit is named by may have none of its own."""
+    weighted = {
+        i
         for i in unit["ops"]
-    )
-    return "the weights decided with it" if any(others) and not first else "its weights"
+        for v in content["ops"][i].get("inputs", ())
+        if content["values"][v]["from"] == "constant"
+    }
+    own = not weighted or _main_op(content, unit) in weighted
+    return "its weights" if own else "the weights decided with it"
 
 
 def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> str:
     """How many numbers of the first input that was observed become zero in a format."""
-    values = (content["values"][i] for i in content["ops"][unit["ops"][0]].get("inputs", ()))
+    main = content["ops"][_main_op(content, unit)]
+    values = (content["values"][i] for i in main.get("inputs", ()))
     seen = [v for v in values if v["from"] != "constant" and v.get("facts")]
     if not seen:
         return ""

@@ -37,6 +37,7 @@ from finecast.naming import left_out, number_of
 from finecast.native.model import LowModel, Seen
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
+from finecast.planning.alternatives import told_shares
 from finecast.planning.sensitivity import measure, squared_error
 from finecast.progress import Progress, silent
 from finecast.reports.base import Report, TextTable
@@ -65,6 +66,9 @@ _SHOWN_OPS: Final = 10
 
 _KEPT_OPS: Final = 20
 """Culprits up to which the option that keeps them in fp32 is printed."""
+
+_SHOWN_SHARES: Final = 3
+"""Ops whose shares of the squared error are told."""
 
 _AS_GOOD: Final = 4.0
 """Another op restores a model as well if the squared error left is at most so many times that
@@ -154,6 +158,8 @@ class Blame(Report):
         instead: Ops of which each would do in place of the culprit: they are harmful only
             together with it.
         first: The first op whose result is wrong; None if none was seen.
+        largest_shares: The ops with the largest shares of the low model's squared error, the
+            largest first; empty if it passes or if the errors of single ops do not add up.
         ops: The number of ops, or of ops with those that only move their results.
         evaluations: Runs on all data, or on all samples.
         probes: Runs on few samples.
@@ -173,6 +179,7 @@ class Blame(Report):
     is_minimal: bool = True
     instead: tuple[str, ...] = ()
     first: WrongResult | None = None
+    largest_shares: Mapping[str, float] = field(default_factory=dict[str, float])
     ops: int
     evaluations: int
     probes: int = 0
@@ -254,7 +261,7 @@ class Blame(Report):
 
     def _notes(self) -> list[str]:
         """What would do in place of the culprits, what is wrong first, and what to do."""
-        notes: list[str] = []
+        notes = told_shares(self.largest_shares)
         if self.instead:
             notes.append(f"in its place any of these would do: {', '.join(self.instead)}")
         if (first := self.first) is not None:
@@ -283,6 +290,7 @@ class Blame(Report):
             "is_minimal": self.is_minimal,
             "instead": list(self.instead),
             "first_wrong": None if self.first is None else self.first.to_dict(),
+            "largest_shares": dict(self.largest_shares),
             "keep": self.keep or None,
             "ops": self.ops,
             "evaluations": self.evaluations,
@@ -362,6 +370,7 @@ class _Search:
             restored=self.figures[members],
             is_minimal=least.is_minimal,
             first=first,
+            largest_shares={} if after is not None else self._largest(alone),
             ops=len(low.groups),
         )
         if len(members) > max(_FEW, _LARGEST_SHARE * len(low.groups)):
@@ -387,6 +396,12 @@ class _Search:
 
     def _node(self, group: int) -> Node:
         return self.low.graph.nodes[self.low.groups[group].nodes[0]]
+
+    def _largest(self, errors: NDArray[np.float64]) -> dict[str, float]:
+        """The groups with the most of the squared error, as shares of all of it."""
+        order = np.argsort(-errors, kind="stable")[:_SHOWN_SHARES]
+        total = float(errors.sum())
+        return {self._node(k).name: float(errors[k]) / total for k in order if errors[k] > 0}
 
     def _sensitivities(self) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         """Squared errors with each group alone low; and with each alone in fp32, if needed.

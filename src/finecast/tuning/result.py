@@ -426,6 +426,7 @@ class Result(Report):
             "formats": labels(self.plan),
             "ran": self.ran,
             "adjustments": [gain.to_dict() for gain in self.gains],
+            "decisions": [one.to_dict() for one in self.verified.decisions],
             "warnings": list(self.warnings),
         }
         if self.verdict is not Verdict.CONVERTED:
@@ -559,6 +560,7 @@ def _verified_lines(checked: Verified) -> list[str]:
     if checked.relative_error is not None:
         error = f"relative error {checked.relative_error:.3g} against {checked.reference}"
         lines.append(f"verified in {checked.engine}: {error}")
+    lines += checked.decided
     return lines + ([f"note: {checked.note}"] if checked.note else [])
 
 

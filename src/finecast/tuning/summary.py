@@ -16,6 +16,7 @@ from finecast.devices.targets import load_target
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
+from finecast.planning.alternatives import largest_shares, told_shares
 from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import next_faster
 from finecast.terminal import Verbatim
@@ -120,8 +121,10 @@ def notes(result: Result) -> list[str]:
         lines += [f"adjusted, {gain.text}" for gain in result.gains]
         note = result.verified.note
         lines += [f"beside fp32 on the inputs that were timed: {note}"] if note else []
+        lines += result.verified.decided
     if result.certificate is not None:
         lines.append(f"certified: {result.certificate}")
+    lines += told_shares(largest_shares(result.plan))
     lines += _kept(result)
     lines += _ran(result)
     faster = next_faster(result.to_dict(), result.plan.digest)

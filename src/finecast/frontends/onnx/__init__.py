@@ -33,6 +33,7 @@ from finecast.frontends.onnx.model import (
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
+from finecast.frontends.onnx.qlinear import write_out_codes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.source_types import (
@@ -92,6 +93,7 @@ __all__ = [
 ]
 
 
+_DECISIONS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 _LIBRARY: Final = ModelLibrary(name="ONNX", types=DATA_TYPES, states=STATEMENTS)
 
 
@@ -167,6 +169,7 @@ class Prepared(PreparedModel):
 
         def copied(one: Prepared) -> ir.Model:
             model = raise_opset(inline_functions(one.model.clone()), opset)
+            write_out_codes(model)
             name_nodes(model)
             infer(model, shapes=True)
             return model
@@ -200,9 +203,9 @@ class Prepared(PreparedModel):
 class Applied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
-    def observable(self) -> dict[str, int]:
-        """Ids, by name, of the float values that can be outputs: those outside of bodies."""
-        kinds = set(DATA_TYPES.values())
+    def observable(self, *, decisions: bool = False) -> dict[str, int]:
+        """Ids, by name, of the values of such types that are computed outside of bodies."""
+        kinds = set(_DECISIONS if decisions else DATA_TYPES.values())
         values = (v for node in self.model.graph for v in node.outputs)
         shown = {v.name for v in values if v.name and v.dtype in kinds}
         made = (v for v in self.graph.values if v.producer is not None)

@@ -122,10 +122,10 @@ class OvPrepared(PreparedModel):
 class OvApplied(AppliedModel):
     """The model that a plan gives, and the edits that made it."""
 
-    def observable(self) -> dict[str, int]:
-        """Ids of the float values that can be shown, by names for ``with_outputs``."""
-        shown = observable(read(self.model)[0]).keys()
-        ids = observable(self.graph)
+    def observable(self, *, decisions: bool = False) -> dict[str, int]:
+        """Ids of such values that can be shown, by names for ``with_outputs``."""
+        shown = observable(read(self.model)[0], decisions=decisions).keys()
+        ids = observable(self.graph, decisions=decisions)
         return {name: index for name, index in ids.items() if name in shown}
 
     def with_outputs(self, names: Sequence[str]) -> openvino.Model:

@@ -54,14 +54,16 @@ _CONVERT: Final = Added()
 _STORES: Final = "openvino::Assign"
 
 
-def observable(graph: Graph) -> dict[str, int]:
+def observable(graph: Graph, *, decisions: bool = False) -> dict[str, int]:
     """Names and ids of the float values that can be shown: those computed outside of bodies.
 
-    A name is ``OP:OUTPUT``, for a tensor may have no name of its own, or several.
+    With ``decisions`` those of integers and bools. A name is ``OP:OUTPUT``, for a tensor may
+    have no name of its own, or several.
     """
     found: dict[str, int] = {}
     for value in graph.values:
-        if value.format is not None and value.constant is None and value.producer is not None:
+        shown = value.is_decision if decisions else value.format is not None
+        if shown and value.constant is None and value.producer is not None:
             maker = graph.nodes[value.producer]
             index = maker.outputs.index(value.id)
             inner = maker.attributes.get(INNER, 0)
@@ -80,7 +82,7 @@ def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
 
     copy = model.clone()
     graph, binding = read(copy)
-    ids = observable(graph)
+    ids = observable(graph) | observable(graph, decisions=True)
     for result in copy.get_results():
         copy.remove_result(result)
     ports = [binding.values[ids[name]] for name in names]

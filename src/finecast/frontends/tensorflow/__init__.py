@@ -107,10 +107,10 @@ class TensorFlowApplied(AppliedModel):
 
     binding: GraphBinding
 
-    def observable(self) -> dict[str, int]:
-        """Ids of the float values that can be shown, by names for ``with_outputs``."""
+    def observable(self, *, decisions: bool = False) -> dict[str, int]:
+        """Ids of such values that can be shown, by names for ``with_outputs``."""
         kept = {node.name for node in self.model.graph.node}
-        shown = observable(self.graph, self.binding)
+        shown = observable(self.graph, self.binding, decisions=decisions)
         return {name: i for name, i in shown.items() if name.partition(":")[0] in kept}
 
     def with_outputs(self, names: Sequence[str]) -> FrozenModel:

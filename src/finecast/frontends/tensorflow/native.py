@@ -56,12 +56,17 @@ _JOINED: Final = "finecast_joined"
 """The scope of the nodes that another model brought."""
 
 
-def observable(graph: Graph, binding: GraphBinding) -> dict[str, int]:
-    """Tensors and ids of the float values that can be shown: those made outside of bodies."""
+def observable(
+    graph: Graph, binding: GraphBinding, *, decisions: bool = False
+) -> dict[str, int]:
+    """Tensors and ids of the float values that can be shown: those made outside of bodies.
+
+    With ``decisions`` those of integers and bools.
+    """
     return {
         binding.values[value.id]: value.id
         for value in graph.values
-        if value.format is not None
+        if (value.is_decision if decisions else value.format is not None)
         and value.constant is None
         and value.producer is not None
         and not binding.value_regions[value.id]

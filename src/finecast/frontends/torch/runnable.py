@@ -63,14 +63,17 @@ class Shown:
     def shown(self) -> tuple[Captured, GraphModule]:
         """The program that was captured, and the module whose values are shown."""
 
-    def observable(self) -> dict[str, int]:
-        """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+    def observable(self, *, decisions: bool = False) -> dict[str, int]:
+        """Ids of the float values that a copy can output, by name for ``with_outputs``.
+
+        With ``decisions`` of the integers and bools.
+        """
         captured, module = self.shown()
         kept = {node.name for node in module.graph.nodes}
         return {
             value.name: value.id
             for value in captured.graph.values
-            if value.format is not None
+            if (value.is_decision if decisions else value.format is not None)
             and value.constant is None
             and value.producer is not None
             and captured.binding.values[value.id].node.name in kept
@@ -78,7 +81,8 @@ class Shown:
 
     def with_outputs(self, names: Sequence[str]) -> RunnableModule:
         """A copy, of the same tensors, whose outputs are just the values called ``names``."""
-        (captured, module), ids = self.shown(), self.observable()
+        captured, module = self.shown()
+        ids = self.observable() | self.observable(decisions=True)
         graph, copied = torch.fx.Graph(), dict[FxNode, FxNode]()
         graph.graph_copy(module.graph, copied)
         by_name = {old.name: new for old, new in copied.items()}

@@ -79,9 +79,13 @@ function plansSection() {
 }
 
 function limitsSection() {
+  const named = (list) => el("ol", {}, list.map((one) => el("li", {}, micro(one.text), " ", el("span", { class: "screen" }, opLink(one.op, "Look at it")))));
   const parts = [el("p", {}, data.summary.heading)];
-  if (data.summary.limits.length)
-    parts.push(el("ol", {}, data.summary.limits.map((one) => el("li", {}, micro(one.text), " ", el("span", { class: "screen" }, opLink(one.op, "Look at it"))))));
+  if (data.summary.limits.length) parts.push(named(data.summary.limits));
+  const kept = data.summary.kept || []; // reports of earlier releases have one list
+  if (kept.length) parts.push(el("p", {}, data.summary.kept_heading), named(kept));
+  const decided = data.summary.decisions || [];
+  if (decided.length) parts.push(el("p", {}, "Decisions inside the model: ", decided.join(" ")));
   const ruled = new Map();
   data.ops.filter((op) => op.type === FP32 && !(op.deciding || []).some((i) => data.reasons[i].rule === "decision")).forEach((op) =>
     new Set((op.deciding || []).map((i) => data.reasons[i].rule)).forEach((rule) => ruled.set(rule, (ruled.get(rule) || 0) + 1)));
