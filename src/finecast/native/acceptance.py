@@ -36,7 +36,7 @@ from finecast.data.response import blurred, nan_outputs, untold
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call, feeds_for
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import load_model
-from finecast.errors import EngineError, WrongNumbersError
+from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.native.source import EngineBuilt, Source
@@ -209,8 +209,11 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
         return *nans, *warnings, *_untold(case, bounds, got, wanted)
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
-    miscomputed = node.name if node is not None and fault.engine else ""
-    raise WrongNumbersError(fault.text, where=where, fix=case.fix, miscomputed=miscomputed)
+    unfit: Unfit = {}
+    if node is not None and fault.engine and node.id in case.formats:
+        label = case.formats[node.id].label
+        unfit = {node.name: (label, f"computes it wrongly: {fault.text}")}
+    raise WrongNumbersError(fault.text, where=where, fix=case.fix, unfit=unfit)
 
 
 def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
