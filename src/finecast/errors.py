@@ -8,7 +8,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -138,6 +139,11 @@ def _cut(text: str, most: int) -> str:
     return f"{text[: most - end]}... ({left} more characters) ...{text[-end:]}"
 
 
+Unfit: TypeAlias = Mapping[str, tuple[str, str]]
+"""By an op's name: the label of the format that it is planned in, and what the engine does
+instead, as ``runs it in fp32 all the same``."""
+
+
 class FinecastError(Exception):
     """A user-facing failure, one line: ``what (where): what to do next``.
 
@@ -148,12 +154,17 @@ class FinecastError(Exception):
         what: What went wrong, stating what was got and what was expected.
         where: The file, node or option at fault; empty when the whole call is.
         fix: What the user can do next; empty only when nothing can be done.
+        unfit: Ops of a plan that the engine does not run as planned, if they are known: the
+            same model with these ops in other formats may run, and be right.
     """
 
     exit_code = ExitCode.FAILED
 
-    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", unfit: Unfit = MappingProxyType({})
+    ) -> None:
         self.what, self.where, self.fix = map(shortened, (what, where, fix))
+        self.unfit = unfit
         super().__init__(in_python(self.line))
 
     @property
@@ -193,19 +204,9 @@ class ModelError(FinecastError):
 
 
 class WrongNumbersError(ModelError):
-    """A converted model whose outputs cannot be explained by its formats; not written.
-
-    ``miscomputed`` names the op that the engine computes wrongly in its format, if one was
-    found; the same model with that op in fp32 may be right.
-    """
+    """A converted model whose outputs cannot be explained by its formats; not written."""
 
     exit_code = ExitCode.NOT_IMPROVED
-
-    def __init__(
-        self, what: str, *, where: str = "", fix: str = "", miscomputed: str = ""
-    ) -> None:
-        super().__init__(what, where=where, fix=fix)
-        self.miscomputed = miscomputed
 
 
 class EngineError(FinecastError):
@@ -227,5 +228,5 @@ def naming(path: Path, name: str) -> Generator[None]:
     except FinecastError as error:
         texts = (t.replace(str(path), name) for t in (error.what, error.where, error.fix))
         what, where, fix = texts
-        FinecastError.__init__(error, what, where=where, fix=fix)
+        FinecastError.__init__(error, what, where=where, fix=fix, unfit=error.unfit)
         raise

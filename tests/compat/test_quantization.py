@@ -30,6 +30,10 @@ from finecast.numbers.formats import Format
 from finecast.rules.policy import Adjust
 from finecast.tuning.goal import Goal
 from tests.kernels import skip_without_int8
+from tests.native.drawn import write_drawn
+from tests.native.test_int8_attention import DATA as ATTENTION_DATA
+from tests.native.test_int8_attention import NET as ATTENTION
+from tests.native.test_int8_attention import SHAPES as ATTENTION_SHAPES
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 
@@ -124,6 +128,16 @@ def test_what_is_no_int8_becomes_bf16(tmp_path: Path) -> None:
     assert 0.5 < closeness(found.model) < 1
     found.save(tmp_path / "saved")
     assert types(load(tmp_path / "saved").model) == dict.fromkeys(NAMES, "int8")
+
+
+def test_an_op_that_does_not_run_in_int8_beside_bf16_is_named(tmp_path: Path) -> None:
+    attention = write_drawn(tmp_path / "net.onnx", ATTENTION, ATTENTION_SHAPES)
+    feeds = [(ATTENTION_DATA, 0)]
+    with pytest.warns(UserWarning, match="mixed. keeps bf16: planned in int8, openvino"):
+        found = quantization.fit(
+            str(attention), PostTrainingQuantConfig(), calib_dataloader=feeds
+        )
+    assert found.plan.formats["mixed"] is Format.BF16
 
 
 def test_excluded_precisions() -> None:

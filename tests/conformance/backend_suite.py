@@ -1,6 +1,6 @@
 """ONNX's own test suite through finecast: every case has an outcome and a reason.
 
-    python -m tests.conformance.backend_suite [--format bf16|fp16] [--sample N]
+    python -m tests.conformance.backend_suite [--format bf16|fp16|int8] [--sample N]
                                               [--match REGEX] [--write docs/operators.md]
 
 Exits with 1 if a model is invalid though it was not before, fails to convert, or disagrees.
@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Final
 
 from finecast.numbers.formats import Format
-from tests.conformance.cases import Case, all_cases
+from tests.conformance.cases import LIGHT, Case, all_cases
 from tests.conformance.outcome import Outcome, Result, outcome
 from tests.conformance.runners import ENGINES
 from tests.conformance.table import page
 
 FORMATS: Final = (Format.BF16, Format.FP16)
+OF_NETS: Final = (*FORMATS, Format.INT8)
+"""Formats that whole nets are converted to; single ops are not run in int8."""
 BAD: Final = frozenset({Result.FAILED, Result.INVALID, Result.DISAGREES})
 
 
@@ -44,8 +46,8 @@ def run_apart(cases: Sequence[Case], formats: Sequence[Format]) -> list[Outcome]
     with ExitStack() as stack:
         pool = stack.enter_context(_pool())
         for fmt in formats:
-            for case in cases:
-                for skipped in range(len(ENGINES[fmt.label]) + 1):
+            for case in (c for c in cases if c.kind == LIGHT or fmt in FORMATS):
+                for skipped in range(len(ENGINES.get(fmt.label, ())) + 1):
                     job = pool.submit(_one, case, fmt, skipped)
                     try:
                         found.append(job.result())
@@ -86,12 +88,12 @@ def sample(cases: Sequence[Case], count: int) -> list[Case]:
 def main(arguments: Sequence[str]) -> int:
     """Run the suite and print its totals."""
     parser = argparse.ArgumentParser(prog="backend_suite", description=__doc__)
-    parser.add_argument("--format", choices=[f.label for f in FORMATS])
+    parser.add_argument("--format", choices=[f.label for f in OF_NETS])
     parser.add_argument("--sample", type=int, metavar="N", help="only N cases, spread evenly")
     parser.add_argument("--match", default="", metavar="REGEX", help="only cases so named")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the generated page")
     options = parser.parse_args(arguments)
-    formats = [Format.parse(options.format)] if options.format else list(FORMATS)
+    formats = [Format.parse(options.format)] if options.format else list(OF_NETS)
     cases = [c for c in all_cases() if re.search(options.match, c.name)]
     cases = sample(cases, options.sample or len(cases))
     start = time.perf_counter()
@@ -106,7 +108,8 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write(f"{len(cases)} cases, {time.perf_counter() - start:.0f} s\n")
     if options.write:
         options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(page(outcomes), encoding="utf-8")
+        single = [o for o in outcomes if o.kind != LIGHT]
+        options.write.write_text(page(single), encoding="utf-8")
     return int(any(o.result in BAD for o in outcomes))
 
 

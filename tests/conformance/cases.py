@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
-STORED: Final = ("simple", "light", "pytorch-operator", "pytorch-converted")
+STORED: Final = ("simple", "pytorch-operator", "pytorch-converted")
+LIGHT: Final = "light"
+_DATA: Final = Path(onnx.__file__).parent / "backend" / "test" / "data"
 _FLOATS: Final = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 )
@@ -79,9 +83,31 @@ def node_cases() -> list[Case]:
     ]
 
 
+def light_cases() -> Iterator[Case]:
+    """Whole nets in an old opset, whose weights are ConstantOfShape; what the package ships.
+
+    The suite feeds them numbers from 0 to 1 in order.
+    """
+    for path in sorted((_DATA / LIGHT).glob("*.onnx")):
+        model = onnx.load(path)
+        graph, weights = model.graph, {t.name for t in model.graph.initializer}
+        shapes = [
+            tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
+            for v in graph.input
+            if v.name not in weights
+        ]
+        inputs = [
+            np.linspace(0, 1, math.prod(s), endpoint=False, dtype=np.float32).reshape(s)
+            for s in shapes
+        ]
+        stored = path.with_name(f"{path.stem}_output_0.pb").read_bytes()
+        outputs = [_parse(stored, graph.output[0].type)]
+        yield Case(name=path.stem, kind=LIGHT, model=model, generated=[(inputs, outputs)])
+
+
 def stored_cases(kind: str) -> Iterator[Case]:
     """The cases of one folder of the package's data."""
-    root = Path(onnx.__file__).parent / "backend" / "test" / "data" / kind
+    root = _DATA / kind
     for folder in sorted(root.iterdir()):
         if (folder / "model.onnx").exists():
             model = onnx.load(folder / "model.onnx")
@@ -90,7 +116,8 @@ def stored_cases(kind: str) -> Iterator[Case]:
 
 def all_cases() -> list[Case]:
     """Generated and stored cases, always in the same order."""
-    return [*node_cases(), *(c for kind in STORED for c in stored_cases(kind))]
+    stored = (c for kind in STORED for c in stored_cases(kind))
+    return [*node_cases(), *stored, *light_cases()]
 
 
 def _read(folder: Path, stem: str, ports: Sequence[onnx.ValueInfoProto]) -> list[Any]:

@@ -11,6 +11,7 @@ import pytest
 from onnx import helper
 
 import finecast
+from finecast.data.sources import DataOptions
 from finecast.engines import get_engine, installed
 from finecast.errors import EngineError
 from finecast.files import digest
@@ -133,3 +134,37 @@ def test_what_every_engine_reads_stays_at_its_opset(
     onnx.save(parse(text, opset=opset), tmp_path / "net.onnx")
     file = load(tmp_path / "net.onnx")
     assert stated_for_engines(file) is file
+
+
+@pytest.mark.parametrize("slopes", ["stored", "computed"])
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_slopes_by_channel_of_an_old_prelu_are_read_along_axis_1(
+    slopes: str, engine: str, tmp_path: Path
+) -> None:
+    """Opset 7 broadcasts them from the last axis, which is of the same size here."""
+    if not installed(engine):
+        pytest.skip(f"{engine} is not installed")
+    given = "" if slopes == "computed" else "<float[3] s = {0.5, 1, 2}>"
+    ports = "float[2,3,3] x, float[3] s" if slopes == "computed" else "float[2,3,3] x"
+    op = "t = Neg(s)\n u = Neg(t)\n y = PRelu(x, u)"
+    if slopes == "stored":
+        op = "y = PRelu(x, s)"
+    text = f"net ({ports}) => (float[2,3,3] y) {given} {{ {op} }}"
+    net = tmp_path / "net.onnx"
+    onnx.save(parse(text, opset=6), net)
+    x = RNG.normal(size=(2, 3, 3)).astype(np.float32)
+    by_channel = np.array([0.5, 1, 2], np.float32)
+    data = {"x": x} if slopes == "stored" else {"x": x, "s": by_channel}
+    done = finecast.convert(
+        net,
+        tmp_path / "low.onnx",
+        "all:fp16",
+        engine=engine,
+        data=DataOptions(calib=lambda: [data]),
+    )
+    said = "ONNX Runtime reads no opset before 7: the model is taken at opset 7"
+    assert said in done.warnings
+    wanted = np.where(x < 0, x * by_channel[:, None], x)
+    got: Any
+    (got,) = get_engine(engine).load(tmp_path / "low.onnx").run(data).values()
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=1e-3)

@@ -25,7 +25,7 @@ from finecast.frontends import onnx as frontend
 from finecast.native import engine_subject, integers
 from finecast.native.integers import (
     check_on_integers,
-    drop_unfused,
+    drop_unfit,
     quantized_mismatch,
     unfused,
 )
@@ -324,7 +324,7 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     # Without `one` and `join` nothing reads codes of r, and then `two` is not fused either.
     engine = FusesSome(fused={"stem", "two", "head"})
     asked = replace(planner(net), opset=lambda _: 17)
-    found = drop_unfused(OnnxModel(file=frontend.load(net)), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
+    found = drop_unfit(OnnxModel(file=frontend.load(net)), asked, engine, DATA)  # pyright: ignore[reportArgumentType]
     plan = found.lowest(INT8)
     assert coded(plan) == ["head", "stem"]
     (reason,) = (
@@ -333,7 +333,7 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     assert reason.text == "planned in int8, openvino runs it in fp32 all the same"
     before = asked.lowest(INT8)
     applied = frontend.apply(frontend.load(net), before)
-    with pytest.raises(EngineError, match="is planned in int8 and runs in fp32"):
+    with pytest.raises(EngineError, match="is planned in int8 and openvino runs it in fp32"):
         check_on_integers(engine, before, applied, DATA)  # pyright: ignore[reportArgumentType]
     assert integers.unfused(engine, found.highest(), applied, DATA) == {}  # pyright: ignore[reportArgumentType]
 

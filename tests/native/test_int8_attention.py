@@ -16,7 +16,9 @@ from finecast import api
 from finecast.engines.base import Engine, KernelFormats
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.engines.openvino import OpenVinoEngine
+from finecast.errors import EngineError
 from finecast.frontends import onnx as frontend
+from finecast.native import conversion
 from finecast.native.integers import reading_floats, unfused
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
@@ -194,3 +196,55 @@ def test_a_product_that_is_not_run_so_says_why(tmp_path: Path) -> None:
     assert coded(done.plan) == ["other"]
     (said,) = (d.reasons[-1].text for d in done.plan.decisions if d.node == "gram")
     assert said == "planned in int8, openvino runs it in fp32 all the same"
+
+
+BESIDE = "keeps bf16: planned in int8, openvino runs it in fp32 all the same"
+
+
+def test_a_product_that_is_not_run_so_beside_bf16_has_bf16(net: Path) -> None:
+    """Alone it runs in int8: the mixed plan is tried, too, and converted without it."""
+    skip_without_int8()
+    done = api.convert(net, None, "all:int8,bf16", data=DATA, engine="openvino")
+    assert coded(done.plan) == [name for name in CODED if name != "mixed"]
+    assert done.plan.formats["mixed"] is Format.BF16
+    assert [note for note in done.warnings if "all the same" in note] == [f"'mixed' {BESIDE}"]
+    assert done.verified.engine == "openvino"
+
+
+def test_a_product_that_was_asked_for_in_int8_is_refused_there(net: Path) -> None:
+    skip_without_int8()
+    with pytest.raises(EngineError, match=r"'mixed' is planned in int8 .*runs it in fp32"):
+        api.convert(
+            net,
+            None,
+            "all:int8,bf16",
+            data=DATA,
+            engine="openvino",
+            user_rules={"mine": lambda node: "int8" if node.name == "mixed" else None},
+        )
+
+
+def test_a_plan_that_verification_finds_unfit_is_made_again(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no trial of lowest plans showed is taken out as the result is verified."""
+    skip_without_int8()
+    monkeypatch.setattr(conversion, "drop_unfit", lambda _source, planner, *_: planner)
+    done = api.convert(net, None, "all:int8,bf16", data=DATA, engine="openvino")
+    assert done.plan.formats["mixed"] is Format.BF16
+    assert f"'mixed' {BESIDE}" in done.warnings
+
+
+def test_tune_leaves_it_out_as_convert_does(net: Path) -> None:
+    skip_without_int8()
+    found = api.tune(
+        net,
+        data=DATA,
+        metric="cosine",
+        tolerance=0.1,
+        policy="all:int8,bf16",
+        objective="size",
+        engine="openvino",
+    )
+    assert f"'mixed' {BESIDE}" in found.warnings
+    assert not any("a plan was dropped" in note for note in found.warnings)

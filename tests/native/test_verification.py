@@ -10,9 +10,12 @@ import onnx
 import pytest
 
 import finecast
+from finecast.data.deviation import LIMIT, deviation
 from finecast.data.sources import DataOptions
 from finecast.engines import installed
 from finecast.errors import WrongNumbersError
+from finecast.native.engine_model import EngineModel
+from finecast.native.opening import opened
 from finecast.tuning.result import Result
 from tests.frontends.tools import parse, tensor
 from tests.kernels import skip_without_bf16
@@ -163,3 +166,32 @@ def test_inputs_that_show_no_error_are_said_to_be_so(
 def test_inputs_that_show_errors_are_not_doubted(tmp_path: Path) -> None:
     text = f"{HEAD} {{ [in] z = MatMul(x, w)\n y = Softmax(z) }}"
     assert doubts(convert(saved(text, tmp_path, "onnx"))) == []
+
+
+# All logits are equal but for the order of sums, and huge: softmax has no certain digit.
+EQUAL = """net (float[4,16] x) => (float[4,8] y) <float huge = {1000000000.0}> {
+  [logits] m = MatMul(x, w)
+  [large] l = Mul(m, huge)
+  [soft] y = Softmax(l)
+}"""
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+@pytest.mark.parametrize("huge", [True, False])
+def test_noise_of_results_shows_what_fp32_does_not_determine(
+    tmp_path: Path, suffix: str, huge: bool
+) -> None:
+    net = tmp_path / "net.onnx"
+    model = parse(EQUAL if huge else EQUAL.replace("1000000000.0", "1"))
+    model.graph.initializer.append(tensor("w", np.ones((16, 8))))
+    onnx.save(model, net)
+    if suffix == ".xml":
+        openvino = pytest.importorskip("openvino")
+        openvino.save_model(openvino.convert_model(net), net.with_suffix(suffix))
+    source = opened(net.with_suffix(suffix))
+    assert isinstance(source, EngineModel)
+    x = {"x": np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)}
+    (exact,) = source.reference().run(x).values()
+    (moved,) = source.noisy_session().run(x).values()
+    error = deviation(moved, exact).relative
+    assert error >= LIMIT if huge else error < 1e-5

@@ -403,6 +403,30 @@ def _round_as(model: NativeModel, changes: Iterable[Edit], current: dict[int, An
                 pass
 
 
+def with_noise(model: NativeModel) -> Any:
+    """The native model with results of ops that are off by a unit in the last place.
+
+    That is as much as sums in another order change. Along the longest axis of a known size
+    numbers are moved up or down at random: equal ones, as those of weights that are the same
+    everywhere, are then no longer equal. Other values stay.
+    """
+    graph, draw = model.graph, np.random.default_rng(0)
+    ends = np.nextafter(np.float32(1), np.array([0, 2], np.float32))
+    for value in graph.values:
+        sizes = [d if isinstance(d, int) else 0 for d in value.shape or ()]
+        if value.format is not Format.FP32 or value.producer is None or not any(sizes):
+            continue
+        tensor = model.tensor(value.id)
+        if model.region_of(tensor):
+            continue
+        axis = int(np.argmax(sizes))
+        along = [size if at == axis else 1 for at, size in enumerate(sizes)]
+        factors = draw.choice(ends, sizes[axis]).reshape(along)
+        moved = model.op("multiply", tensor, model.constant(factors))
+        model.give(value.id, uses_of(graph, value.id), moved)
+    return model.finish()
+
+
 def with_mean_errors(
     model: NativeModel,
     exact: NativeModel,

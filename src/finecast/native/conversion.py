@@ -18,7 +18,7 @@ from finecast.engines.faults import faults
 from finecast.engines.integers import fuses
 from finecast.engines.probe import drop_slow_formats, speed_of
 from finecast.engines.usage import in_memory_notes
-from finecast.errors import EngineError, RuleConflictError, UsageError, WrongNumbersError
+from finecast.errors import EngineError, FinecastError, Unfit, UsageError, WrongNumbersError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.graph import Graph
@@ -35,10 +35,11 @@ from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.conversion_notes import (
     NOTHING_GAINS,
     nothing_converted,
+    unfit_notes,
 )
 from finecast.native.device import plan_time_s
 from finecast.native.gains import Gain, range_gain
-from finecast.native.integers import check_calibrated, drop_unfused
+from finecast.native.integers import check_calibrated, drop_unfit
 from finecast.native.observing import observe
 from finecast.native.planning import (
     Judging,
@@ -62,6 +63,8 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
 
+# Each turn takes ops out of a format: more turns have not been needed.
+_MOST_TURNS: Final = 4
 _OTHER_READER: Final = "onnxruntime"
 """The engine that users of an ONNX file may run it in, whichever one it was made for."""
 
@@ -70,14 +73,14 @@ _OTHER_READER: Final = "onnxruntime"
 class Request:
     """What a conversion is asked for.
 
-    ``broken`` names ops that the engine computes wrongly, which keep fp32, and why.
+    ``unfit`` has what earlier turns showed: ops that the engine does not run as planned.
     """
 
     policy: Policy
     target: Emulation | None
     data: Sequence[Feeds]
     user_rules: tuple[tuple[str, UserRule], ...]
-    broken: Mapping[str, str] = field(default_factory=dict[str, str])
+    unfit: tuple[Unfit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,30 +137,31 @@ class Converter:
             gains = partial(speed_of, self.engines[0])
             policy, left_out = drop_slow_formats(policy, gains, user_rules)
         request = Request(policy=policy, target=target, data=data, user_rules=user_rules)
-        try:
-            done = self._converted(request)
-        except WrongNumbersError as error:
-            done = self._without(error, request)
-        notes = dict.fromkeys((*left_out, *self.told))
-        return replace(done, warnings=(*done.warnings, *notes))
+        done = self._fitted(request)
+        notes = dict.fromkeys((*done.warnings, *left_out, *self.told))
+        return replace(done, warnings=tuple(notes))
 
-    def _without(self, error: WrongNumbersError, request: Request) -> Converted:
-        """The conversion with the op in fp32 that the engine computes wrongly by ``error``.
+    def _fitted(self, request: Request) -> Converted:
+        """The conversion without ops that the engine does not run as planned.
 
-        Raises ``error`` if no op was found, or if it cannot keep fp32.
+        Raises:
+            FinecastError: That of the first conversion, if no op is known to be at fault, or
+                one has no other format, or the later conversions fail, too.
         """
-        node = error.miscomputed
-        if not node:
-            raise error
-        text = f"the engine computes it wrongly: {error.what}"
-        try:
-            done = self._converted(replace(request, broken={node: text}))
-        except (RuleConflictError, WrongNumbersError):
-            raise error from None
-        return replace(done, warnings=(*done.warnings, f"{node!r} keeps fp32: {text}"))
+        first: FinecastError | None = None
+        for _ in range(_MOST_TURNS):
+            try:
+                return self._converted(request)
+            except (EngineError, WrongNumbersError) as error:
+                first = first or error
+                if not error.unfit:
+                    break
+                request = replace(request, unfit=(*request.unfit, error.unfit))
+        assert first is not None
+        raise first
 
     def _converted(self, request: Request) -> Converted:
-        """Convert and write; ``request.broken`` keeps ops in fp32."""
+        """Convert and write, without what ``request.unfit`` has."""
         source, engine = self.source, self.engines[0]
         policy, target, data = request.policy, request.target, request.data
         with paused_collection():  # graph and plan stay alive: nothing to collect
@@ -189,6 +193,7 @@ class Converter:
             *_warnings(source, planner, applied, used),
             *_one_engine_alone(engine, graph, plan),
             *_gainless(policy.adjust or (), gained),
+            *unfit_notes(built.plan),
         )
         if target is None and applied.edits:
             for fmt in policy.formats:
@@ -199,7 +204,7 @@ class Converter:
         self, prepared: PreparedModel, request: Request, facts: Mapping[int, ValueFacts]
     ) -> Planner:
         """The planner, once the rules have judged every op."""
-        how = Judging(facts=facts, user_rules=request.user_rules, broken=request.broken)
+        how = Judging(facts=facts, user_rules=request.user_rules)
         return make_planner(prepared, request.policy, self.engines[0], how)
 
     def _ranged(
@@ -211,7 +216,10 @@ class Converter:
         """
 
         def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
-            return self._without_unfused(self._planner(model, request, facts))
+            planner = self._planner(model, request, facts)
+            for unfit in request.unfit:
+                planner = planner.without(unfit)
+            return self._without_unfit(planner)
 
         def chosen(one: Judged) -> Plan:
             return self._choose(one.prepared, one.planner, one.facts, request.target)
@@ -241,7 +249,7 @@ class Converter:
         cost = RooflineCost(target=target.target, shapes=shapes)
         return _modelled_plan(prepared, planner, cost, target)
 
-    def _without_unfused(self, planner: Planner) -> Planner:
+    def _without_unfit(self, planner: Planner) -> Planner:
         """``planner`` without ops on codes that the engine would not run so.
 
         If no feeds can be made to run the model, it is unchanged.
@@ -251,7 +259,7 @@ class Converter:
             return planner
         self.feeds.check(self.source.input_shapes)
         feeds = self.feeds.make(input_specs(planner.graph))
-        return planner if feeds is None else drop_unfused(self.source, planner, engine, feeds)
+        return planner if feeds is None else drop_unfit(self.source, planner, engine, feeds)
 
     def replay(self, plan: Plan) -> Converted:
         """Write the model that ``plan``, which decides every op, gives."""

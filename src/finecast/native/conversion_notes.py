@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from typing import Final
 
 from finecast.graph import Graph, Node
+from finecast.naming import listed
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.plan import Decision, Plan
-from finecast.rules.base import DECISION, Reason
+from finecast.rules.base import DECISION, UNFIT, Reason
 from finecast.rules.policy import Policy, conversion_stays
 
+_NAMED: Final = 3
+"""The most ops that a note names."""
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Types of ops that no policy changes, because they are not fp32."""
 NOTHING_CONVERTED: Final = "nothing was converted"
@@ -53,6 +56,19 @@ def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:
         for decision in decisions
         for reason in decision.deciding
         if reason.permits == (decision.format.label,) and reason.rule != DECISION
+    ]
+
+
+def unfit_notes(plan: Plan) -> list[str]:
+    """Notes on ops that were taken out of a format in which the engine does not run them."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for decision in plan.decisions:
+        for reason in (r for r in decision.reasons if UNFIT in r.evidence):
+            key = decision.format.label, reason.text
+            names.setdefault(key, []).append(repr(decision.node))
+    return [
+        f"{listed(ops, _NAMED)} {'keeps' if len(ops) == 1 else 'keep'} {label}: {text}"
+        for (label, text), ops in names.items()
     ]
 
 

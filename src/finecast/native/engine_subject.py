@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from finecast.data.deviation import excused
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows
@@ -27,7 +27,7 @@ from finecast.engines.exact import Exact, feeds_digest
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_all, load_model
 from finecast.engines.probe import Speed, speed_of
-from finecast.errors import EngineError, WrongNumbersError
+from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import environment
 from finecast.measure.prices import PriceBook
@@ -36,11 +36,12 @@ from finecast.measure.timing import pass_over
 from finecast.native.acceptance import Case, Pair, accept
 from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
+from finecast.native.conversion_notes import unfit_notes
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
     check_on_integers,
     check_on_one_thread,
-    drop_unfused,
+    drop_unfit,
     kernels_of,
     quantized_mismatch,
 )
@@ -176,10 +177,7 @@ class EngineSubject(Subject):
 
         def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
             how = Judging(facts=facts, user_rules=user_rules, measured=True)
-            planner = make_planner(model, policy, self.engine, how)
-            with suppress(EngineError):  # the analysis runs the same plan and reports it
-                planner = drop_unfused(self.model, planner, self.engine, workload.timing()[0])
-            return planner
+            return self.fitted(make_planner(model, policy, self.engine, how), workload)
 
         own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
         found = range_scaled(own, judge)
@@ -190,6 +188,13 @@ class EngineSubject(Subject):
             workload=workload,
             progress=progress,
         )
+
+    def fitted(self, planner: Planner, workload: Workload) -> Planner:
+        """``planner`` without ops that the engine does not run as planned, which are noted."""
+        with suppress(EngineError):  # the analysis runs the same plan and reports it
+            planner = drop_unfit(self.model, planner, self.engine, workload.timing()[0])
+        self.tell(*unfit_notes(planner.lowest()))
+        return planner
 
     def judged(self, **parts: Any) -> EngineExamined:
         """The model as the rules judged it, of these parts."""
@@ -382,6 +387,11 @@ class EngineExamined(Examined):
         """The facts."""
         return self.facts
 
+    def without(self, unfit: Unfit) -> Self:
+        """This without these formats, and without ops that do not run so then."""
+        planner = self.subject.fitted(self.planner.without(unfit), self.workload)
+        return replace(self, planner=planner)
+
     @property
     def adjusts(self) -> Collection[Adjust]:
         """The kinds of adjustments that operands of such models can have."""
@@ -443,7 +453,7 @@ class EngineExamined(Examined):
         try:
             from_memory(built.model, check)
         except WrongNumbersError as error:
-            if error.miscomputed:
+            if error.unfit:
                 raise
         except EngineError:
             pass

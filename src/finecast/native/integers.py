@@ -8,7 +8,9 @@ that ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -27,11 +29,11 @@ from finecast.engines.base import (
 from finecast.engines.exact import Exact
 from finecast.engines.integers import INTEGERS, fuses, not_as_planned
 from finecast.engines.loading import from_memory, load_model
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, Unfit, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.native.source import Source
-from finecast.numbers.encodings import Dynamic, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -40,6 +42,8 @@ from finecast.rules.quantized import quantized_notes
 from finecast.rules.ranges import Calibration
 from finecast.rules.scaled_operands import origin, products_of_values, summed
 
+# Each search for ops with which an engine does not load a model loads it so often at most.
+_MOST_ATTEMPTS: Final = 64
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
 
@@ -94,25 +98,95 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
         )
 
 
-def drop_unfused(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
-    """``planner`` without ops that the engine does not fuse into kernels of a scaled format.
+def drop_unfit(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
+    """``planner`` without ops that the engine does not run in a scaled format as planned.
 
-    These are found by runs of the lowest plan in the format. An emulated device has no kernels
-    to check.
+    It does not fuse them into kernels of the format, or cannot load the model with them. They
+    are found by runs of the lowest plan in each format, and of that in all formats: beside
+    bf16 a kernel of attention does not run in int8, for example. An emulated device has no
+    kernels to check.
 
     Raises:
-        EngineError: If the engine cannot run the lowest plan.
+        EngineError: If the engine cannot run the lowest plan in a format, and no op is at
+            fault, or one that the user left no other format.
     """
-    for fmt in (f for f in planner.policy.formats if fuses(engine.name, f)):
-        for _ in range(_MOST_TURNS):
-            plan = planner.lowest(fmt)
-            applied = source.build(plan).applied
-            failed = unfused(engine, plan, applied, feeds)
-            failed = failed or not_rounded(engine, plan, applied, feeds)
-            if not failed:
-                break
-            planner = planner.without(fmt, failed)
+    formats = planner.policy.formats
+    fused = [fmt for fmt in formats if fuses(engine.name, fmt)]
+    for fmt in fused:
+        planner = _running(source, planner, engine, feeds, (fmt,))
+    if fused and len(formats) > 1:
+        with suppress(EngineError):  # of the other formats, which verification reports
+            planner = _running(source, planner, engine, feeds, formats)
     return planner
+
+
+def _running(
+    source: Source,
+    planner: Planner,
+    engine: Engine,
+    feeds: Feeds,
+    formats: tuple[Format, ...],
+) -> Planner:
+    """``planner`` once the engine runs its lowest plan in ``formats`` as planned."""
+    for _ in range(_MOST_TURNS):
+        plan = planner.lowest(*formats)
+        applied = source.build(plan).applied
+        try:
+            failed = _misrun(engine, plan, applied, feeds)
+        except EngineError as error:
+            failed = _refused(source, plan, engine, error.what)
+            if not failed:
+                raise error from None
+        if not failed:
+            break
+        planner = planner.without(failed)
+    return planner
+
+
+def _refused(source: Source, plan: Plan, engine: Engine, why: str) -> Unfit:
+    """Ops in scaled formats without which ``engine`` loads the model of ``plan``.
+
+    Engines rewrite quantized models, and may fail at a single op of a valid one, or at one
+    beside another: OpenVINO moves scales across ops that change shapes. By bisection: with the
+    ops before such an op in their formats, and those after it in fp32, the model loads. Empty
+    if that shows nothing, or takes too many attempts. ``why`` is what the engine says.
+    """
+    coded = [name for name, fmt in plan.formats.items() if fuses(engine.name, fmt)]
+    attempts = 0
+
+    def loads(kept: Collection[str]) -> bool:
+        nonlocal attempts
+        attempts += 1
+        decisions = (
+            d
+            if d.node in kept or not fuses(engine.name, d.format)
+            else replace(d, format=Format.FP32, encodings=Encodings())
+            for d in plan.decisions
+        )
+        try:
+            model = source.build(replace(plan, decisions=tuple(decisions))).model
+            from_memory(model, engine.load_tried)
+        except EngineError:
+            return False
+        return True
+
+    found: dict[str, tuple[str, str]] = {}
+    if not loads(()):
+        return found
+    loading = 0  # so many of the first of ``coded`` load together
+    while not loads(coded):
+        high = len(coded)
+        while high - loading > 1:
+            middle = (loading + high) // 2
+            if loads(coded[:middle]):
+                loading = middle
+            else:
+                high = middle
+        if attempts > _MOST_ATTEMPTS:
+            return {}
+        name = coded.pop(loading)
+        found[name] = plan.formats[name].label, f"refuses the model with it: {why}"
+    return found
 
 
 def unfused(
@@ -296,12 +370,29 @@ def check_on_integers(
     Raises:
         EngineError: If one does not; names the first.
     """
-    failed = unfused(engine, plan, applied, feeds, session)
-    for name, ran in (failed or not_rounded(engine, plan, applied, feeds)).items():
+    unfit = _misrun(engine, plan, applied, feeds, session)
+    for name, (label, does) in unfit.items():
         raise EngineError(
-            f"{name!r} is planned in {plan.formats[name].label} and runs in {ran}",
+            f"{name!r} is planned in {label} and {engine.name} {does}",
             fix="keep it in fp32 by --exclude",
+            unfit=unfit,
         )
+
+
+def _misrun(
+    engine: Engine,
+    plan: Plan,
+    applied: AppliedModel,
+    feeds: Feeds,
+    session: Session | None = None,
+) -> Unfit:
+    """Ops that ``plan`` puts in a scaled format and that do not run so in ``engine``."""
+    failed = unfused(engine, plan, applied, feeds, session)
+    failed = failed or not_rounded(engine, plan, applied, feeds)
+    return {
+        name: (plan.formats[name].label, f"runs it in {ran} all the same")
+        for name, ran in failed.items()
+    }
 
 
 def check_on_one_thread(

@@ -44,7 +44,6 @@ class Judging:
         facts: Facts of values.
         user_rules: The user's rule functions by name.
         measured: Whether errors will be measured.
-        broken: Reasons why ops, by name, stay in fp32: the engine computes them wrongly.
         judges: The rules.
         overrides: Overrides, some of which may be for other graphs; None for those that are
             active around the caller, which have to be for ops of this graph.
@@ -53,7 +52,6 @@ class Judging:
     facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
     user_rules: Sequence[tuple[str, rules.UserRule]] = ()
     measured: bool = False
-    broken: Mapping[str, str] = field(default_factory=dict[str, str])
     judges: Sequence[rules.Rule] = rules.RULES
     overrides: Overrides | None = None
 
@@ -75,14 +73,13 @@ def make_planner(
         check_overrides(graph)
     check_stated(policy, engine, prepared)
     known = faults(engine.name, engine.device, graph, policy.formats)
-    wrong = {n.id: how.broken[n.name] for n in graph.nodes if n.name in how.broken}
     context = Context(
         graph=graph,
         policy=policy,
         facts=how.facts,
         kernels=engine.has_kernel,
         engine=engine.label,
-        faults={fmt: {**here, **wrong} for fmt, here in known.items()},
+        faults=known,
         user_rules=(*how.user_rules, *active(how.overrides)),
         measured=how.measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),

@@ -21,7 +21,7 @@ from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
-from finecast.frontends.native_model import NativeModel, with_roundings
+from finecast.frontends.native_model import NativeModel, with_noise, with_roundings
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import edits_of
 from finecast.graph import Dim, Graph
@@ -303,6 +303,10 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         """
         copy = self.roundable(plan.policy, plan.adjustments)
         return exact_session(with_roundings(copy, edits_of(copy.graph, plan)))
+
+    def noisy_session(self) -> Session:
+        """The fp32 model with results of ops that are off by a unit in the last place."""
+        return exact_session(with_noise(self.roundable(AS_IT_IS.label)))
 
     def load_written(
         self, built: EngineBuilt, written: Loadable, engine: Engine

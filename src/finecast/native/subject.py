@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, Unfit, UsageError
 from finecast.measure.racing import Effort, Race
 from finecast.measure.study import Study
 from finecast.numbers.formats import Format
@@ -140,6 +140,14 @@ class Examined(ABC):
 
         Raises:
             EngineError: If no plan in a low format can be run at all.
+        """
+
+    @abstractmethod
+    def without(self, unfit: Unfit) -> Self:
+        """This without formats in which ops turned out not to run as planned.
+
+        Raises:
+            EngineError: If the user left such an op no other format.
         """
 
     @property

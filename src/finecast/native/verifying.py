@@ -154,7 +154,10 @@ def _accept_on_one_thread(case: Case, got: Outputs) -> None:
         accept(case, alone, {name: wanted[name] for name in got})
     except WrongNumbersError as error:
         raise WrongNumbersError(
-            f"on one thread {error.what}", where=error.where, fix=error.fix
+            f"on one thread {error.what}",
+            where=error.where,
+            fix=error.fix,
+            unfit=error.unfit,
         ) from error
 
 
@@ -252,6 +255,7 @@ def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
         where=where,
         fix=f"{alone or 'choose another format or engine'}, or write it unverified with"
         " --no-verify",
+        unfit=next((e.unfit for e in failures.values() if e.unfit), {}),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from finecast.errors import EngineError, Unfit
 from finecast.graph import Graph, Node
 from finecast.graph.structure import structure_of
 from finecast.numbers.encodings import Encodings
@@ -128,17 +129,25 @@ class Planner:
         """Whether the rules permit any op more than one format."""
         return any(len(p.formats) > 1 for p in self.permissions.values())
 
-    def without(self, fmt: Format, ran: Mapping[str, str]) -> Planner:
-        """This planner, with ``fmt`` forbidden to ops that the engine ran in other types.
+    def without(self, unfit: Unfit) -> Planner:
+        """This planner, with formats forbidden to ops that the engine does not run in them.
 
-        ``ran`` has those types by node name.
+        Raises:
+            EngineError: If the user left such an op no other format.
         """
-        planned = f"planned in {fmt.label}, {self.engine} runs it in"
         permissions = dict(self.permissions)
-        for node in self.graph.nodes:
-            if node.name in ran:
-                why = f"{planned} {ran[node.name]} all the same"
-                permissions[node.id] = permissions[node.id].without(fmt, why)
+        for node in (n for n in self.graph.nodes if n.name in unfit):
+            label, does = unfit[node.name]
+            fmt, permission = Format.parse(label), permissions[node.id]
+            if fmt not in permission.formats:
+                continue
+            if len(permission.formats) == 1:
+                asked = f"{node.name!r} is planned in {label}, as was asked"
+                raise EngineError(
+                    f"{asked}, and {self.engine} {does}", fix="let it be fp32, too"
+                )
+            why = f"planned in {label}, {self.engine} {does}"
+            permissions[node.id] = permission.without(fmt, why)
         return replace(self, permissions=permissions)
 
     def plan(

@@ -12,7 +12,7 @@ from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.base import (
     ANY,
-    KEEP,
+    UNFIT,
     WAIVED,
     Context,
     NodeView,
@@ -86,13 +86,16 @@ class Permission:
     encodings: Mapping[Format, Encodings] = field(default_factory=dict[Format, Encodings])
 
     def without(self, fmt: Format, why: str) -> Permission:
-        """This permission without ``fmt``, because of the kernels that ran: ``why``."""
-        formats = (self.formats - {fmt}) or KEEP
+        """This permission without ``fmt``, because of what the engine does: ``why``."""
+        formats = self.formats - {fmt}
         permits = tuple(sorted(f.label for f in formats))
+        reason = Reason(
+            rule=KERNEL.name, text=why, permits=permits, evidence={UNFIT: fmt.label}
+        )
         return replace(
             self,
             formats=formats,
-            reasons=(*self.reasons, Reason(rule=KERNEL.name, text=why, permits=permits)),
+            reasons=(*self.reasons, reason),
             encodings={f: e for f, e in self.encodings.items() if f is not fmt},
         )
 

@@ -21,6 +21,8 @@ DECISION: Final = "decision"
 
 WAIVED: Final = "(waived) "
 """In front of the text of a verdict that a user's word set aside."""
+UNFIT: Final = "not run in"
+"""The evidence, in a reason, that names a format in which the engine did not run the op."""
 DECIDED_BY: Final = "decided by"
 """The evidence of such a reason that says in a word what decided."""
 

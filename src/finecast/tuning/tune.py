@@ -18,7 +18,7 @@ from typing import Final
 
 from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
-from finecast.errors import EngineError, WrongNumbersError
+from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.graph import Node
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.measure.timing import now_s, pass_over
@@ -114,8 +114,6 @@ _LONG_S: Final = 30.0
 _MANY: Final = 160
 # Ops that keep fp32 as the engine computes them wrongly, one after the other.
 _MOST_WRONG: Final = 4
-# Ops that are named in a note.
-_MOST_NAMED: Final = 3
 
 
 def tune(
@@ -256,12 +254,6 @@ def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
     words = {word.strip(".,:;'\"()[]") for word in text.split()}
     kinds = {re.sub(r"_\d+$", "", word) for word in words}
     return [n for n in nodes if n.name in words or n.native.rpartition("::")[2] in kinds]
-
-
-def _excluding(policy: Policy, names: Iterable[str]) -> Policy:
-    """``policy`` with the nodes of these names in fp32, too."""
-    kept = (re.compile(f"^{re.escape(name)}$") for name in names)
-    return replace(policy, exclude=(*policy.exclude, *kept))
 
 
 def _baseline(subject: Subject, workload: Workload, executor: Executor) -> float:
@@ -899,14 +891,18 @@ class _Tuning:
             try:
                 return self._accepted_proposals()
             except WrongNumbersError as error:
-                name = error.miscomputed
-                self.left_out += (f"{name!r} keeps fp32: the engine computes it wrongly",)
-                self._judge_by(_excluding(self.examined.planner.policy, [name]))
+                self._leave_out(error.unfit)
         raise EngineError("the engine computes ever more low ops wrongly")
 
     def _judge_by(self, policy: Policy) -> None:
         """Let the rules judge the ops anew, by another policy."""
         self.examined = self.examine(policy)
+        self.adjustments = Adjustments.of(self.measuring, self.examined, policy)
+
+    def _leave_out(self, unfit: Unfit) -> None:
+        """Let ops keep out of formats in which the engine does not run them as planned."""
+        self.examined = self.examined.without(unfit)
+        policy = self.examined.planner.policy
         self.adjustments = Adjustments.of(self.measuring, self.examined, policy)
 
     def _accepted_proposals(self) -> list[Proposal]:
@@ -925,20 +921,21 @@ class _Tuning:
         first = self.examined, self.adjustments
         policy = self.examined.planner.policy
         named = _named_in(refused.what, self.examined.planner.graph.float_nodes)
-        plain = replace(policy, keep_ops=True)
-        tries = {"no op is replaced by another": plain}
-        if named:
-            names = ", ".join(repr(node.name) for node in named[:_MOST_NAMED])
-            fp32 = _excluding(plain, (node.name for node in named))
-            tries[f"no op is replaced by another, and {names} keep fp32"] = fp32
-        for how, other in tries.items():
-            if other == policy:
-                continue
-            self._judge_by(other)
+        text = f"the engine refuses plans as they are usually stated ({refused.what})"
+        plain = f"{text}: no op is replaced by another"
+        if not policy.keep_ops:
+            self._judge_by(replace(policy, keep_ops=True))
             with suppress(EngineError):
                 found = self._proposals()
-                text = f"the engine refuses plans as they are usually stated ({refused.what})"
-                self.left_out += (f"{text}: {how}",)
+                self.left_out += (plain,)
+                return found
+        if named:
+            does = f"does not run the model with it: {refused.what}"
+            with suppress(EngineError):
+                for fmt in policy.formats:
+                    self._leave_out({node.name: (fmt.label, does) for node in named})
+                found = self._proposals()
+                self.left_out += () if policy.keep_ops else (plain,)
                 return found
         self.examined, self.adjustments = first
         raise refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from finecast.frontends.onnx.model import Stage
 from finecast.frontends.openvino.model import IR_SUFFIX
 from finecast.graph import Graph
 from finecast.naming import unknown_name
+from finecast.native.conversion_notes import unfit_notes
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.model import OpenedModel, RunOptions
 from finecast.native.subject import Built
@@ -154,6 +156,8 @@ class EngineModelGiven(GivenModel):
             user_rules={**rules, "sensitive ops": sensitive},
             progress=False,
         )
+        for text in unfit_notes(done.plan):
+            warnings.warn(text, stacklevel=4)
         return self.result(self.opened.build(done.plan).model, done.plan)
 
     def subject(self) -> ModelSubject:

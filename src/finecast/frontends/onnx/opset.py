@@ -40,6 +40,7 @@ from finecast.ops import OpKind, Tier, lookup
 # Those of ONNX 1.21, which ONNX Runtime 1.31 reads: 1.23 writes IR 14 and opset 28.
 NEWEST_IR: Final = 13
 NEWEST_OPSET: Final = 26
+_OLDEST_OPSET: Final = 7
 # The last element type that this IR version has: later ones have types of 6 bits.
 _LAST_TYPE: Final = ir.DataType.INT2
 _FLATTENING: Final = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
@@ -222,18 +223,23 @@ def _by_older_versions(model: ir.Model) -> tuple[ir.Model, str]:
 
 
 def _at_an_opset_that_is_read(model: ir.Model) -> tuple[ir.Model, str]:
-    """The model at an opset at which OpenVINO misreads none of its ops, and a note of them."""
+    """The model at an opset that engines read, and read right, and a note of it."""
     opset = opset_of(model)
     wrong, version = misread(model, opset)
     over_last = _over_last_axis(model, opset) if wrong else []
     kinds = sorted({node.op_type for node in wrong if node not in over_last})
-    if not kinds:
+    old = opset < _OLDEST_OPSET
+    if not kinds and not old:
         return model, ""
     text = f"OpenVINO misreads {' and '.join(kinds)} at opset {opset}"
+    if old:
+        text = f"ONNX Runtime reads no opset before {_OLDEST_OPSET}"
     try:
-        raised = raise_opset(model.clone(), version)
+        raised = raise_opset(model.clone(), max(version, _OLDEST_OPSET))
     except ModelError:
-        return model, f"{text}: its numbers are not the model's; use --engine onnxruntime"
+        unread = "its numbers are not the model's; use --engine onnxruntime"
+        return model, "" if old else f"{text}: {unread}"
+    version = opset_of(raised)
     return raised, f"{text}: the model is taken at opset {version}"
 
 
@@ -355,6 +361,32 @@ def restate(model: ir.Model, before: int, version: int) -> None:
                     change(node, editor)
 
 
+def _has_many_slopes(node: ir.Node) -> bool:
+    """Whether a PRelu reads a vector of more than one slope."""
+    slope = node.inputs[1]
+    shape = None if slope is None else slope.shape
+    return shape is not None and len(shape) == 1 and shape[0] != 1
+
+
+def _prelu(node: ir.Node, editor: Editor) -> None:
+    """Before opset 7 a PRelu has one slope, or one for each channel, along axis 1."""
+    x, slope = node.inputs[:2]
+    if slope is None or not _has_many_slopes(node):
+        return
+    if x is None or x.shape is None:
+        raise _cannot(node, "the number of axes of what it reads is not known")
+    by_channel = [-1, *[1] * (len(x.shape) - 2)]
+    tensor, name = constant_tensor(slope), f"{slope.name}_by_channel"
+    if tensor is not None:
+        slopes = editor.constant(name, tensor.numpy().reshape(by_channel))
+    else:
+        shape = editor.constant(f"{name}_shape", np.array(by_channel, np.int64))
+        given = editor.fresh(name)
+        slopes = editor.op("Reshape", [slope, shape], name=given, dtype=slope.dtype)
+        node.prepend(editor.take())
+    node.replace_input_with(1, slopes)
+
+
 def _resize(node: ir.Node, editor: Editor) -> None:
     """Before opset 11 coordinates are divided by the scale alone, from the first pixel on.
 
@@ -444,6 +476,7 @@ def _cannot(node: ir.Node, why: str) -> ModelError:
 
 # The first opset of a new definition, the op, and what restates a node of the old one.
 _REDEFINED: Final[Sequence[tuple[int, str, Callable[[ir.Node, Editor], None]]]] = (
+    (7, "PRelu", _prelu),
     (10, "Dropout", _dropout),
     (11, "Resize", _resize),
     (12, "Dropout", _dropout),

@@ -121,7 +121,6 @@ class TorchConverter(Converter):
             facts=facts,
             user_rules=request.user_rules,
             measured=policy.scope is Scope.AUTO,
-            broken=request.broken,
         )
         planner, told = judged(
             self.source, prepared, policy, engine, how, self.examples, self.progress

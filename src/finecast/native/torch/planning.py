@@ -30,7 +30,7 @@ from finecast.frontends.torch.probing import first_order
 from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
 from finecast.graph import Graph, Node, backward_ops
-from finecast.naming import listed
+from finecast.native.conversion_notes import unfit_notes
 from finecast.native.planning import USUAL, Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.numbers.formats import Format
@@ -438,7 +438,8 @@ HOW_TO_RUN: Final = (
     " its products are on integers there alone"
 )
 
-_WRONG: Final = "wrong numbers, as on CPUs without VNNI,"
+_WRONG: Final = "runs it in wrong numbers, as on CPUs without VNNI, all the same"
+_ON_FLOATS: Final = "runs it in floats all the same"
 # The compiled module's error may be this many times that of the module's own ops, and _SLACK
 # more: a value between two codes may get the other code if sums are in another order, which is
 # no more than half a step of all outputs. Beyond that, kernels are wrong: on CPUs without VNNI
@@ -447,8 +448,6 @@ _MORE_WRONG: Final = 1.25
 _SLACK: Final = Format.INT8.unit_roundoff
 # Each turn drops ops, and the compiler fuses the others anew: more turns have not been needed.
 _MOST_TURNS: Final = 4
-# Most ops that a message names.
-_NAMED: Final = 3
 
 
 def uses_codes(policy: Policy) -> bool:
@@ -480,14 +479,12 @@ def with_codes(
                 names = [nodes[i].name for i, p in before.permissions.items()
                          if fmt in p.formats]  # fmt: skip
                 told.append(f"{error.what}: nothing is planned in {fmt.label}; {error.fix}")
-                planner = before.without(fmt, dict.fromkeys(names, _WRONG))
+                planner = before.without(dict.fromkeys(names, (fmt.label, _WRONG)))
                 break
             if not failed:
                 break
-            planner = planner.without(fmt, dict.fromkeys(failed, "floats"))
-            first = listed([repr(name) for name in failed], _NAMED)
-            told.append(f"not in {fmt.label}: the compiled module runs {first} on floats")
-    return planner, tuple(told)
+            planner = planner.without(dict.fromkeys(failed, (fmt.label, _ON_FLOATS)))
+    return planner, (*told, *unfit_notes(planner.lowest()))
 
 
 def unfused(captured: Captured, built: TorchApplied, arguments: Arguments) -> list[str]:
