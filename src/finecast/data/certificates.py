@@ -40,8 +40,9 @@ _BETS: Final = np.concatenate([np.geomspace(1e-3, 0.5, 20), np.linspace(0.6, 0.9
 """The bets to choose from; with 1 a single loss of the whole range would leave no bound."""
 _UNSEEN: Final = 0.5
 """Samples that lose the whole range, added to those seen: that none did says little."""
-CAUTIOUS_BET: Final = 0.9
-"""The bet where no sample seen differs, for a confidence of .95."""
+CAUTIOUS_BET: Final = 0.8
+"""A bet by which needed samples are told: a little below the one where no sample seen differs,
+as some do."""
 _NUISANCE: Final = 0.01
 """The share of 1 - confidence that bounds how many decisions are won: larger shares cost
 power, smaller ones time."""
