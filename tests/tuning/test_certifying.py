@@ -175,7 +175,7 @@ def test_a_metric_without_a_known_range_takes_many_samples_or_a_range() -> None:
     low[::100] += 0.5
     with pytest.raises(UsageError, match="1199 samples prove nothing") as refused:
         certifier_of(criterion, errors(exact[1:]))
-    assert "--score-range, as 0:1; or give at least 1200" in str(refused.value)
+    assert "score_range, as 0:1; or give at least 1200" in str(refused.value)
     many = certifier_of(criterion, errors(exact))
     assert many is not None
     found = many.certificate(errors(low))
