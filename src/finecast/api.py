@@ -704,7 +704,7 @@ def emulate(
 
 @checked(
     *(BlameOptions, Criterion, DataOptions, ReadOptions),
-    without=("dims", "groups", "baseline", "confidence"),
+    without=("dims", "groups", "baseline", "confidence", "score_range"),
 )
 def blame(
     model: Model,
@@ -799,7 +799,7 @@ def _casting(target: Emulation | str, policy: Policy) -> Emulation:
 
 @checked(
     *(Destination, Criterion, DataOptions, ReadOptions),
-    without=("dims", "groups", "baseline", "confidence"),
+    without=("dims", "groups", "baseline", "confidence", "score_range"),
 )
 def ladder(
     model: Model,

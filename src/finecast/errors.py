@@ -67,6 +67,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--partial": "partial=True",
     "--resume": "resume=True",
     "--sample-axis": "DataOptions.sample_axes",
+    "--score-range": "score_range",
     "--start": "start",
     "--state": "state",
     "--study": "study",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import binom, bootstrap, norm, spearmanr
+from scipy.stats import binom, spearmanr
 
 from finecast.data.certificates import (
     certify,
+    decision_bound,
     provable_loss,
     samples_needed,
-    score_bound,
 )
 from finecast.data.metrics import METRICS
 from finecast.data.samples import RankedSamples, Samples, SummedSamples
@@ -76,80 +78,146 @@ def test_ranks_share_ties_as_spearman_does(values: list[float]) -> None:
     assert found == pytest.approx(wanted, abs=1e-12, nan_ok=True)
 
 
-def test_without_a_pair_that_differs_the_bound_is_the_rule_of_its_formula() -> None:
-    right = np.ones(400, dtype=bool)
-    z = 1.6448536269514722
-    assert score_bound(right, right, 0.95) == pytest.approx(z**2 / (400 + z**2), rel=1e-4)
+@pytest.mark.parametrize("count", [60, 400, 30_000])
+def test_without_a_pair_that_differs_the_bound_is_that_of_no_event(count: int) -> None:
+    assert decision_bound(0, 0, count, 0.95) == pytest.approx(3 / count, rel=0.06)
 
 
 @given(
-    pairs=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=80),
+    lost=st.integers(0, 40),
+    won=st.integers(0, 40),
     confidence=st.sampled_from([0.8, 0.95, 0.999]),
 )
-def test_the_score_bound_lies_above_the_loss_and_grows_with_the_confidence(
-    pairs: list[tuple[bool, bool]], confidence: float
+def test_the_bound_of_decisions_lies_above_the_loss_and_grows_with_the_confidence(
+    lost: int, won: int, confidence: float
 ) -> None:
-    exact, low = (np.array(side) for side in zip(*pairs, strict=True))
-    bound = score_bound(exact, low, confidence)
-    assert exact.mean() - low.mean() <= bound <= 1
-    assert score_bound(exact, low, 0.6) <= bound + 1e-6
-    # Where the test just does not reject, its statistic is the quantile: Tango's equation (6).
-    n, b, c = len(exact), int((exact & ~low).sum()), int((low & ~exact).sum())
-    if 0 < bound < 1:
-        half = (2 * n + c - b) * bound - b - c
-        share = (math.sqrt(half**2 + 8 * n * c * bound * (1 - bound)) - half) / (4 * n)
-        z = (n * bound - (b - c)) / math.sqrt(n * (2 * share + bound * (1 - bound)))
-        assert norm.cdf(z) == pytest.approx(confidence, abs=1e-4)
+    bound = decision_bound(lost, won, 80, confidence)
+    assert (lost - won) / 80 <= bound <= 1
+    assert decision_bound(lost, won, 80, 0.6) <= bound + 1e-6
 
 
-def test_a_bound_of_decisions_fails_as_often_as_it_says() -> None:
-    # 2.5% of the pairs are lost and 1.5% won: exactly 1 point is lost, the boundary.
-    count, trials, rng = 800, 2000, np.random.default_rng(5)
-    false = 0
-    for lost, won in zip(
-        rng.binomial(count, 0.025, trials), rng.binomial(count, 0.015, trials), strict=True
-    ):
-        exact, low = np.ones(count, dtype=bool), np.ones(count, dtype=bool)
-        low[:lost] = False
-        exact[count - won :] = False
-        false += score_bound(exact, low, 0.95) < 0.01
-    assert false <= binom.ppf(0.999, trials, 0.05)
-    assert false >= binom.ppf(0.001, trials, 0.05) / 2  # nor is it far too careful
+@pytest.mark.parametrize("won", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("loss", [0.01, 0.05])
+@pytest.mark.parametrize("count", [30, 150])
+def test_bounds_of_decisions_are_exact(count: int, loss: float, won: float) -> None:
+    """No chance is drawn: the outcomes whose bound is too small are summed."""
+    missed, kept = 0.0, cache(decision_bound)
+    wins = np.arange(count + 1)
+    likely = wins[binom.pmf(wins, count, won) > 1e-6]
+    for win in likely:
+        rest = binom.pmf(win, count, won)
+        at_risk = binom.pmf(np.arange(count - win + 1), count - win, (loss + won) / (1 - won))
+        for lost in range(count - win + 1):
+            if kept(lost, int(win), count, 0.95) >= loss:
+                break
+            missed += rest * at_risk[lost]
+    assert missed <= 0.05
 
 
-def test_the_bootstrap_is_that_of_scipy() -> None:
-    errors = RNG.exponential(size=60)
-    terms = np.stack([errors, np.ones(60)], axis=-1)
-    samples = SummedSamples(terms=terms, metric=lambda sums: sums[..., 0] / sums[..., 1])
-    zero = SummedSamples(terms=terms * [0, 1], metric=samples.metric)
-    found = certify(zero, samples, higher_is_better=False, confidence=0.9)
-    wanted: Any = bootstrap(
-        (errors,), np.mean, confidence_level=0.9, alternative="less", method="BCa", rng=1
+def scored(values: NDArray[np.float64], ends: tuple[float, float]) -> SummedSamples:
+    terms = np.stack([values, np.ones(len(values))], axis=-1)
+    return SummedSamples(
+        terms=terms, metric=lambda sums: sums[..., 0] / sums[..., 1], score_range=ends
     )
-    assert found.loss == pytest.approx(errors.mean())
-    assert found.bound == pytest.approx(wanted.confidence_interval.high, rel=0.03)
+
+
+@pytest.mark.parametrize("count", [50, 400, 600])
+@pytest.mark.parametrize(
+    ("draw", "loss"),
+    [
+        (lambda rng, n: (rng.random(n) < 0.01) * 1.0, 0.01),
+        (lambda rng, n: (rng.random(n) < 0.003) * 1.0, 0.003),
+        (lambda rng, n: (rng.random(n) < 0.5) * 1.0, 0.5),
+        (lambda rng, n: np.minimum(rng.lognormal(-3, 2, n), 1), 0.1803),
+        (lambda rng, n: np.where(rng.random(n) < 0.01, 1, rng.uniform(0, 0.02, n)), 0.0199),
+    ],
+    ids=["one percent", "three of a thousand", "half", "lognormal", "noise and one percent"],
+)
+def test_bounds_of_scores_with_a_range_hold(
+    count: int, draw: Callable[[np.random.Generator, int], NDArray[np.float64]], loss: float
+) -> None:
+    """A mean that a few samples decide: the bootstrap was below the loss in up to 86%."""
+    rng, runs, false = np.random.default_rng(4), 200, 0
+    exact = scored(np.ones(count), (0.0, 1.0))
+    for _ in range(runs):
+        low = scored(1.0 - draw(rng, count), (0.0, 1.0))
+        held = np.arange(count // 2, count)
+        found = certify(exact, low, held, higher_is_better=True, confidence=0.95)
+        false += found.bound < loss
+    assert false <= 0.05 * runs + 2 * math.sqrt(0.05 * 0.95 * runs)
+
+
+def test_a_cluster_of_many_decisions_counts_for_more() -> None:
+    """The bound is of the share of decisions, of which a large cluster has more."""
+    sizes, rng = np.arange(1, 101), np.random.default_rng(2)
+    group = np.repeat(np.arange(100), sizes)
+    exact, low = np.ones(len(group)), (rng.random(len(group)) > 0.02).astype(np.float64)
+    clusters = [scored(one, (0.0, 1.0)).grouped(group) for one in (exact, low)]
+    held = np.arange(1, 100, 2)
+    found = certify(clusters[0], clusters[1], held, higher_is_better=True, confidence=0.95)
+    assert found.loss == pytest.approx(1 - clusters[1].part(held).value())
+    # Without any loss the largest cluster bounds: 3 / (50 bets of .95 at the mean size).
+    assert found.loss < found.bound < found.loss + 3.2 * 100 / (50 * sizes[held].mean()) * 2
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_every_metric_has_a_bound_above_its_loss(name: str) -> None:
+def test_metrics_have_a_bound_above_their_loss_if_samples_tell_it(name: str) -> None:
+    """Of those whose range is not known fewer than 1,200 samples tell nothing."""
     metric = METRICS[name]
     exact = None if metric.ideal == math.inf else samples_of(name, SCORES)
+    low, half = samples_of(name, LOW), np.arange(20, 40)
+    few, many = (
+        certify(
+            one and one.part(rows),
+            low.part(rows),
+            held,
+            higher_is_better=metric.higher_is_better,
+            confidence=0.95,
+        )
+        for one, rows, held in (
+            (exact, ALL, half),
+            (exact, np.tile(ALL, 30), np.arange(600, 1200)),
+        )
+    )
+    known = name in ("top1", "top5", "agreement", "cosine")
+    assert math.isfinite(few.bound) == known
+    assert few.loss < few.bound
+    assert many.loss < many.bound < math.inf
+    assert ("if no sample differs over 5 times" in many.method) != known
+    assert (few.samples, many.samples) == (20, 600)
+    assert many.method in str(many)
+
+
+def test_where_no_sample_tells_the_models_apart_the_range_bounds_a_mean() -> None:
+    same = samples_of("cosine", SCORES)
+    found = certify(same, same, ALL[20:], higher_is_better=True, confidence=0.95)
+    assert found.loss == 0
+    assert found.bound == pytest.approx(2 * -math.log(0.05) / (0.9 * 20), rel=0.1)
+    same = scored(np.ones(2000), (0.0, math.inf))
+    found = certify(same, same, np.arange(1000), higher_is_better=False, confidence=0.95)
+    assert found.bound == math.inf
+
+
+def test_a_model_of_nan_has_no_bound() -> None:
+    exact, low = samples_of("top1", SCORES), samples_of("top1", SCORES * np.nan)
+    found = certify(exact, low, ALL[20:], higher_is_better=True, confidence=0.95)
+    assert found.bound == math.inf
+
+
+def test_a_stated_range_takes_the_place_of_an_unknown_one() -> None:
+    low, exact = (scored(x, (0.0, math.inf)) for x in (np.linspace(0, 0.9, 40), np.zeros(40)))
+    with pytest.raises(UsageError, match=r"sample 22 scores 0.507692, which is not in 0:0.5"):
+        low.with_range(0, 0.5)
+    with pytest.raises(UsageError, match="no mean of scores"):
+        samples_of("spearman", LOW).with_range(-1, 1)
     found = certify(
-        exact,
-        samples_of(name, LOW),
-        higher_is_better=metric.higher_is_better,
+        exact.with_range(0, 1),
+        low.with_range(0, 1),
+        ALL[::2],
+        higher_is_better=False,
         confidence=0.95,
     )
-    assert math.isfinite(found.bound)
-    assert found.loss < found.bound
-    assert found.samples == 40
-    assert found.method in str(found)
-
-
-def test_where_no_sample_tells_the_models_apart_a_mean_has_no_bound() -> None:
-    same = samples_of("cosine", SCORES)
-    found = certify(same, same, higher_is_better=True, confidence=0.95)
-    assert (found.loss, found.bound) == (0, math.inf)
+    assert found.loss < found.bound <= 1
 
 
 def test_the_largest_difference_has_no_samples() -> None:
@@ -159,8 +227,11 @@ def test_the_largest_difference_has_no_samples() -> None:
 
 
 def test_what_so_many_samples_can_prove() -> None:
-    assert samples_needed(0.01, 0.95) == pytest.approx(1240, abs=5)
-    assert provable_loss(400, 0.95) == pytest.approx(0.018, abs=0.0005)
+    assert samples_needed(0.01, 0.95, 0.02) == pytest.approx(1337, abs=5)
+    assert provable_loss(400, 0.95, 0.02) == pytest.approx(0.0188, abs=0.0005)
+    assert provable_loss(400, 0.95, 0.0) == pytest.approx(
+        decision_bound(0, 0, 400, 0.95), rel=0.01
+    )
     assert provable_loss(samples_needed(0.03, 0.9, 0.1), 0.9, 0.1) <= 0.03
 
 
@@ -168,7 +239,7 @@ def test_what_so_many_samples_can_prove() -> None:
 def test_what_is_no_confidence_is_refused(confidence: float) -> None:
     same = samples_of("top1", SCORES)
     with pytest.raises(UsageError, match="is no confidence"):
-        certify(same, same, higher_is_better=True, confidence=confidence)
+        certify(same, same, ALL, higher_is_better=True, confidence=confidence)
 
 
 def test_models_with_other_numbers_of_samples_are_refused() -> None:
@@ -176,6 +247,7 @@ def test_models_with_other_numbers_of_samples_are_refused() -> None:
         certify(
             samples_of("top1", SCORES),
             samples_of("top1", LOW, np.arange(39)),
+            ALL[20:],
             higher_is_better=True,
             confidence=0.95,
         )

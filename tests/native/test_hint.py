@@ -161,16 +161,23 @@ def lowering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(probe._cache, ("openvino", "CPU"), gains)
 
 
-def tuned(folder: Path) -> Result:
+def tuned(folder: Path, **options: Any) -> Result:
+    """Tune for the mean of the output; of each sample, where a certificate is asked for."""
+    options.setdefault("tolerance", 0.5)
     onnx.save(residual(), folder / "model.onnx")
-    x = RNG.standard_normal((8, WIDTH)).astype(np.float32)
+    x = np.abs(RNG.standard_normal((40, WIDTH))).astype(np.float32)
+
+    def score(run: Any) -> Any:
+        found = run({"x": x})["y"].mean(axis=1)
+        return found if "confidence" in options else float(found.mean())
+
     return api.tune(
         folder / "model.onnx",
         folder / "tuned.onnx",
-        evaluate=lambda run: float(run({"x": x})["y"].mean()),
+        evaluate=score,
         calib=lambda: [{"x": x}],
         policy="auto:bf16",
-        tolerance=0.5,
+        **options,
     )
 
 
@@ -220,3 +227,47 @@ def test_tune_tries_the_choice_and_shows_the_hint(
     assert anchor.latency_s > 0
     assert anchor.metric == pytest.approx(outcome.baseline.metric, rel=1e-4)
     assert outcome.to_dict()["anchors"][0]["name"] == anchor.name
+
+
+@pytest.mark.usefixtures("lowering")
+def test_what_has_no_certificate_is_not_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither plan nor hint is said to miss the limit, which both keep on these data."""
+
+    def times(self: EngineSubject, built: Mapping[str, Built], *_: object) -> Race:
+        del self
+        return Race.stated(1.0, dict.fromkeys(built, 0.6))
+
+    monkeypatch.setattr(EngineSubject, "times", times)
+    outcome = tuned(tmp_path, tolerance=0.01, confidence=0.95, score_range=(-9, 9))
+    assert not outcome.improved
+    assert "no plan is certified" in outcome.why
+    (anchor,) = outcome.anchors
+    assert not anchor.passed
+    assert outcome.comparison.rows[1][0] == "the hint alone (not certified)"
+    assert not [line for line in outcome.lines if "use it instead" in line]
+    (faster,) = (line for line in outcome.lines if line.startswith("The next faster plan"))
+    assert "it keeps the accuracy asked for" in faster
+    assert "was not certified at 0.95 confidence" in faster
+    assert outcome.to_dict()["conditions"]["confidence"] == 0.95
+
+
+@pytest.mark.usefixtures("lowering")
+def test_a_hint_that_no_plan_comes_up_to_is_as_fast_as_the_table_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no model was written it is compared with fp32, by the times in the table."""
+
+    def times(self: EngineSubject, built: Mapping[str, Built], *_: object) -> Race:
+        del self
+        return Race.stated(1.0, {n: 0.7 if n == "the hint alone" else 1.2 for n in built})
+
+    monkeypatch.setattr(EngineSubject, "times", times)
+    outcome = tuned(tmp_path)
+    assert not outcome.improved
+    assert outcome.comparison.rows[1][-1] == "x1.43"
+    (advice,) = (text for text in outcome.warnings if "use it instead" in text)
+    assert advice.startswith(
+        f"the hint alone is {1 / 0.7 - 1:.1%} faster than fp32 and no less"
+    )

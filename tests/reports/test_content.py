@@ -15,6 +15,7 @@ from finecast.engines.base import KernelTime
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
 from finecast.reports.content import Sources, content_of
+from finecast.reports.frontier import picture
 from finecast.reports.plan_report import (
     _KEYWORDS,
     PlanReport,
@@ -238,6 +239,23 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
         "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"
         " misses the accuracy asked for (top1 >= 0.89) with top1 0.1."
     )
+
+
+def test_a_plan_that_lacks_a_certificate_is_not_said_to_miss_the_limit() -> None:
+    """It scored more than was asked for, and was not proven to keep that elsewhere."""
+    found = made.result()
+    fast = replace(found.findings.candidates[0], metric=0.9, passed=False)
+    findings = replace(found.findings, candidates=(fast, *found.findings.candidates[1:]))
+    found = replace(
+        found, findings=findings, conditions={**found.conditions, "confidence": 0.95}
+    )
+    said = found.report().to_dict()["summary"]["next_faster"]
+    assert said.endswith(
+        "it keeps the accuracy asked for (top1 >= 0.89) on these data, with top1 0.9, but was"
+        " not certified at 0.95 confidence."
+    )
+    assert any("was not certified at 0.95" in line for line in found.lines)
+    assert "is not certified" in picture(found.to_dict(), "plans")
 
 
 @pytest.mark.parametrize(

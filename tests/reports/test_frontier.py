@@ -40,6 +40,7 @@ def found() -> dict[str, Any]:
     """A search over three steps: ops with a choice take 6 of fp32's 10 ms."""
     return {
         "verdict": "improved",
+        "conditions": {},
         "baseline": {"latency_ms": 10.0},
         "tuned": {"latency_ms": 8.0},
         "frontier": [step("plan 0", 6, 0), step("plan 1", 4, 0.01), step("plan 2", 1, 0.05)],

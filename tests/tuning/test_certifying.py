@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from finecast.engines import get_engine
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 from finecast.tuning.certifying import Certifier, certifier_of
+from finecast.tuning.goal import Budget, Goal
 from tests.engines.emulator import models
+from tests.tuning.test_trials import candidate, trials
 
 COUNT = 2000
 
@@ -62,9 +66,47 @@ def test_what_passes_on_the_samples_but_is_not_proven_is_told() -> None:
     assert of.passes(low)
     found = of.certificate(low)
     assert not of.holds(found)
-    text = of.why_not(found)
+    text = of.why_not(found, low)
     assert "is not proven" in text
-    assert "samples in all may prove it" in text
+    assert "for the 0.01 allowed give about 2670 in all" in text
+
+
+@pytest.mark.parametrize(("differing", "said"), [(0.005, ""), (0.05, ", as 0.05 of the dec")])
+def test_as_many_samples_are_asked_for_after_the_search_as_before(
+    differing: float, said: str
+) -> None:
+    """More only for a plan that differs on more samples than expected, and that is said."""
+    exact = RIGHT[:800]
+    of = certifier(exact)
+    low = exact.copy()
+    every = round(1 / differing)
+    low[::every] = ~low[::every]
+    before = re.findall(r"give about (\d+) in all", of.expectation)
+    text = of.why_not(of.certificate(score(low)), score(low))
+    after = re.findall(r"give about (\d+) in all", text)
+    assert said in text
+    assert len(before) == len(after) == 1
+    assert (before == after) == (not said)
+    assert int(before[0]) <= int(after[0])
+
+
+def test_the_half_that_certifies_leads_no_search() -> None:
+    """The metric that tells which plan is tried next is of the half that chooses alone."""
+    of, low = certifier(RIGHT), RIGHT.copy()
+    choosing, held = of._halves
+    low[held] = False
+    assert of.passes(score(low))
+    assert of.chosen(score(low)) == of.chosen(score(RIGHT)) == RIGHT[choosing].mean()
+    criterion, worse = Criterion(max_drop=0.01, confidence=0.95), RIGHT.copy()
+    worse[choosing[:40]] = False
+    found: list[float | None] = []
+    for right in (worse, np.where(np.isin(np.arange(COUNT), held), False, worse)):
+        made = trials({"a": score(right)}, [candidate("a", 0.5, 1.0)])
+        made.baseline, made.certifier = score(RIGHT), of
+        made.budget = Budget(goal=Goal(criterion=criterion))
+        assert not made.passes(candidate("a", 0.5, 1.0))
+        found.append(made.allowed_error())
+    assert found[0] == found[1] is not None
 
 
 def test_testing_ends_with_the_first_plan_that_fails() -> None:
@@ -108,8 +150,8 @@ def test_one_percent_of_the_samples_lost_is_caught() -> None:
 def test_what_is_provable_is_said_before_the_search() -> None:
     text = certifier(RIGHT[:800]).expectation
     assert "400 samples certify, 400 choose" in text
-    assert "they prove a loss of 0.018 or more" in text
-    assert "give about 24" in text  # 2,474 in all
+    assert "they prove a loss of 0.019 or more, if 0.02 of the decisions differ" in text
+    assert text.endswith("for the 0.01 allowed give about 2670 in all")
 
 
 def test_a_metric_without_samples_cannot_be_certified() -> None:
@@ -117,6 +159,44 @@ def test_a_metric_without_samples_cannot_be_certified() -> None:
         certifier_of(Criterion(confidence=0.95), 0.8)
     with pytest.raises(UsageError, match="30 samples are too few"):
         certifier(RIGHT[:30])
+
+
+def errors(values: Array) -> Score:
+    """The mean squared error, whose range is not known."""
+    scoring = Scoring(METRICS["mse"], ["y"])
+    scoring.update({"y": np.sqrt(values)[:, None]}, np.zeros((len(values), 1)), None)
+    return scoring.result()
+
+
+def test_a_metric_without_a_known_range_takes_many_samples_or_a_range() -> None:
+    """What is seldom may lose any amount: few samples cannot bound it."""
+    criterion = Criterion(max_drop=0.2, confidence=0.95, higher_is_better=False)
+    exact, low = (np.full(1200, 0.1, np.float32) for _ in range(2))
+    low[::100] += 0.5
+    with pytest.raises(UsageError, match="1199 samples prove nothing") as refused:
+        certifier_of(criterion, errors(exact[1:]))
+    assert "score_range, as 0:1; or give at least 1200" in str(refused.value)
+    many = certifier_of(criterion, errors(exact))
+    assert many is not None
+    found = many.certificate(errors(low))
+    assert many.holds(found)
+    assert "if no sample differs over 5 times as much as the worst of yours" in str(found)
+    few = certifier_of(replace(criterion, score_range=(0, 1)), errors(exact[:400]))
+    assert few is not None
+    assert "they prove a loss of 0.019 or more, if hardly any" in few.expectation
+    found = few.certificate(errors(low[:400]))
+    assert few.holds(found)
+    assert "scores in a range of 1" in str(found)
+    with pytest.raises(UsageError, match=r"sample 0 scores 0\.6, which is not in 0:0\.5"):
+        certifier_of(replace(criterion, score_range="0:0.5"), errors(low))
+
+
+@pytest.mark.parametrize("stated", ["1", "0:inf", "1:0", "a:b", (0, 1, 2)])
+def test_what_is_no_range_is_refused(stated: Any) -> None:
+    with pytest.raises(UsageError, match="is no range of scores"):
+        Criterion(confidence=0.95, score_range=stated)
+    with pytest.raises(UsageError, match="counts for a certificate alone"):
+        Criterion(score_range=(0, 1))
 
 
 def test_tune_gives_a_certificate(tmp_path: Path) -> None:
@@ -159,7 +239,7 @@ def test_values_by_sample_of_a_users_function_are_certified(tmp_path: Path) -> N
     options: dict[str, Any] = {"confidence": 0.9, "tolerance": 0.05, "objective": "size"}
     done = finecast.tune(model, tmp_path / "a.onnx", evaluate=each, **options)
     assert done.certificate is not None
-    assert done.certificate.method == "paired score bound"
+    assert done.certificate.method == "exact bound of decisions"
     with pytest.raises(UsageError, match="one number, of no sample"):
         finecast.tune(
             model, tmp_path / "b.onnx", evaluate=lambda run: float(each(run).mean()), **options
@@ -178,7 +258,7 @@ def test_clusters_are_halved_and_drawn_whole() -> None:
     assert whole is not None
     found = whole.certificate(score(low))
     assert found.samples == clusters // 2
-    assert found.method == "paired bootstrap"
+    assert found.method == "betting bound of scores in a range of 1"
     assert found.bound > alone.certificate(score(low)).bound
     assert "50 clusters of samples certify" in whole.expectation
 

@@ -33,15 +33,22 @@ def test_an_anchor_is_named_if_two_races_show_it_better(
     metric: float, passed: bool, first: Interval, second: Interval, told: bool
 ) -> None:
     name = "the hint alone"
-    anchor = Anchor(name=name, metric=metric, passed=passed, latency_s=1.0, cost=1.0)
+    anchor = Anchor(name=name, metric=metric, passed=passed, latency_s=1.0, cost=first.median)
     raced: list[list[str]] = []
 
     def again(names: Sequence[str]) -> Callable[[str], Interval]:
         raced.append([*names])
         return {name: second}.__getitem__
 
-    found = better_alone([anchor], lambda m: m >= 0.8, {name: first}.__getitem__, again)
-    wanted = f"{name} is 5.3% faster than the result and no less accurate: use it instead"
+    found = better_alone(
+        [anchor],
+        lambda m: m >= 0.8,
+        {name: first}.__getitem__,
+        again,
+        result="fp32",
+        cost=1.0,
+    )
+    wanted = f"{name} is 5.3% faster than fp32 and no less accurate: use it instead"
     assert found == ((wanted,) if told else ())
     maybe = passed and metric >= 0.8 and first.low < 1
     assert raced == ([[name]] if maybe else [])

@@ -20,6 +20,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
         *("decode_steps", "state", "kind", "max_drop", "confidence", "groups"),
+        *("score_range",),
     ),
     "What is lowered": (
         *("auto_cast", "include", "exclude", "op_formats", "io", "keep_ops", "by_hint"),

@@ -11,6 +11,7 @@ baseline of 0 no distance can be stated either; the tolerance then counts as abs
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -24,6 +25,28 @@ from finecast.naming import Option, convert_options, member_of, share_of
 _DEFAULT_TOLERANCE: Final = 0.01
 # 1 less a share is rounded to this many digits: 99.9% is 0.001, as users write it.
 _DIGITS: Final = 12
+
+
+def _range_of(given: str | Sequence[float] | None) -> tuple[float, float] | None:
+    """The ends of a range, given as two numbers or as text: ``0:1``; None stays None.
+
+    Raises:
+        UsageError: If it is no range of two finite numbers.
+    """
+    if given is None:
+        return None
+    ends = given.split(":") if isinstance(given, str) else given
+    try:
+        least, most = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        least, most = math.nan, math.nan
+    if math.isfinite(most - least) and least < most:
+        return least, most
+    raise UsageError(
+        f"{given!r} is no range of scores",
+        where="--score-range",
+        fix="give the least and the largest score of a sample, as 0:1",
+    )
 
 
 class CriterionKind(Enum):
@@ -47,6 +70,8 @@ class Criterion:
         keep: The share of the metric to keep instead of a tolerance; None once it is read.
         confidence: The confidence at which the loss has to be proven for the population that
             the data were drawn from; None if the metric on the data decides.
+        score_range: The least and the largest score that a sample can have, where the metric
+            is a mean of scores and does not tell its range; None if that is not known.
         stated: The option that said what may be lost.
 
     Raises:
@@ -89,6 +114,13 @@ class Criterion:
         python=((Real, str), "a share, as 0.95"),
         convert=partial(share_of, where="--confidence", example=0.95),
     ).field(None)
+    score_range: tuple[float, float] | None = Option(
+        help="The least and the largest score that a sample can have, as 0:1, where they are"
+        " not known, as of --eval, mse, mae and kld: --confidence needs fewer samples then.",
+        metavar="LEAST:MOST",
+        python=((str, Sequence), "two numbers, as (0, 1)"),
+        convert=_range_of,
+    ).field(None)
     stated: str = field(default="--tolerance", repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +140,12 @@ class Criterion:
             self._set(CriterionKind.ABSOLUTE, self.max_drop, "--max-drop")
         if self.confidence is not None:
             check_confidence(self.confidence)
+        elif self.score_range is not None:
+            raise UsageError(
+                "a range of scores counts for a certificate alone, and none is asked for",
+                where="--score-range",
+                fix="give --confidence too, or leave it out",
+            )
 
     def _check_alone(self, option: str, kind: CriterionKind, other: float | None) -> None:
         """Refuse two ways to say what may be lost."""

@@ -19,6 +19,7 @@ from finecast.data.labels import (
     numbers,
 )
 from finecast.data.samples import (
+    SHARE,
     Floats,
     Indices,
     MeanMetric,
@@ -39,7 +40,7 @@ _GUESSING_ERRORS: Final = 2.0
 class _Share(MeanMetric):
     """The right decisions over all decisions; each is of one sample."""
 
-    is_share = True
+    score_range = SHARE
 
     def __init__(self) -> None:
         super().__init__()

@@ -188,6 +188,8 @@ def _logits(scores: Array, output: str, metric: str) -> Floats:
 class Cosine(MeanMetric):
     """Mean over samples (first axis) of the cosine to the reference."""
 
+    score_range = (-1.0, 1.0)
+
     def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> Floats:

@@ -10,16 +10,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.base import Array
+from finecast.errors import UsageError
 
 Outputs = Mapping[str, Array]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+SHARE: Final = (0.0, 1.0)
+"""The range of scores whose mean is a share of decisions."""
+UNKNOWN: Final = (-math.inf, math.inf)
+"""The range of scores of which none is known."""
+_ROUNDING: Final = 1e-9
+"""Scores may lie outside of their range by this share of it."""
 
 
 class Samples(ABC):
@@ -53,9 +61,40 @@ class Samples(ABC):
         """The metric of all samples."""
         return float(self.values(np.ones((1, self.count)))[0])
 
+    def scores(self) -> Scores | None:
+        """The scores of the samples, where the metric is their mean."""
+        return None
+
+    def with_range(self, least: float, most: float) -> Samples:
+        """The same with scores that are known to lie between ``least`` and ``most``.
+
+        Raises:
+            UsageError: If the metric is no mean of scores, or one of them lies elsewhere.
+        """
+        raise UsageError(
+            "the metric is no mean of scores of samples, and so has no range of them",
+            where="--score-range",
+            fix="leave it out",
+        )
+
     def decisions(self) -> NDArray[np.bool_] | None:
         """Which samples are right, where each is one decision and the metric their share."""
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Scores of samples, whose mean by weight is a metric.
+
+    Attributes:
+        totals: The score of each sample times its weight.
+        weights: The weight of each: how many decisions, tokens or elements it has.
+        range: The least and the largest score that there is; infinite where that is unknown.
+    """
+
+    totals: Floats
+    weights: Floats
+    range: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +104,13 @@ class SummedSamples(Samples):
     Attributes:
         terms: The terms of each sample, dense or sparse: shape [samples, sums].
         metric: The metric of sums, which lie along the last axis.
-        is_share: Whether the metric is the first sum over the second.
+        score_range: The least and the largest score, where the metric is the first sum over
+            the second: the mean of scores. None for any other metric.
     """
 
     terms: Any
     metric: Callable[[Floats], Floats]
-    is_share: bool = False
+    score_range: tuple[float, float] | None = None
 
     @property
     def count(self) -> int:
@@ -95,9 +135,37 @@ class SummedSamples(Samples):
 
     def decisions(self) -> NDArray[np.bool_] | None:
         """The first term of each, where the second is 1."""
-        if not self.is_share or not (self.terms[:, 1] == 1).all():
+        right, counted = (self.terms[:, i] for i in range(2))
+        single = self.score_range == SHARE and (counted == 1).all()
+        return right == 1 if single and np.isin(right, (0, 1)).all() else None
+
+    def scores(self) -> Scores | None:
+        """The first two terms of each, where the metric is the ratio of their sums."""
+        if self.score_range is None:
             return None
-        return self.terms[:, 0] == 1
+        totals, weights = (self.terms[:, i] for i in range(2))
+        return Scores(totals=totals, weights=weights, range=self.score_range)
+
+    def with_range(self, least: float, most: float) -> Samples:
+        """The same with scores that are known to lie between ``least`` and ``most``.
+
+        Raises:
+            UsageError: If the metric is no mean of scores, or one of them lies elsewhere.
+        """
+        scores = self.scores()
+        if scores is None:
+            return super().with_range(least, most)
+        rounding = _ROUNDING * (most - least) * scores.weights
+        low, high = least * scores.weights - rounding, most * scores.weights + rounding
+        outside = np.flatnonzero((scores.totals < low) | (scores.totals > high))
+        if outside.size:
+            score = scores.totals[outside[0]] / scores.weights[outside[0]]
+            raise UsageError(
+                f"sample {outside[0]} scores {score:.6g}, which is not in {least:g}:{most:g}",
+                where="--score-range",
+                fix="give the least and the largest score that a sample can have",
+            )
+        return replace(self, score_range=(least, most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +235,7 @@ class SumMetric(ABC):
     It keeps the few numbers of each sample that are summed.
     """
 
-    is_share = False
+    score_range: ClassVar[tuple[float, float] | None] = None
 
     def __init__(self) -> None:
         self._terms: list[Floats] = []
@@ -211,12 +279,14 @@ class SumMetric(ABC):
     def samples(self) -> Samples:
         """The samples so far."""
         return SummedSamples(
-            terms=np.concatenate(self._terms), metric=self.metric, is_share=self.is_share
+            terms=np.concatenate(self._terms), metric=self.metric, score_range=self.score_range
         )
 
 
 class MeanMetric(SumMetric):
-    """The first sum over the second."""
+    """The first sum over the second: the mean of scores, whose range is ``score_range``."""
+
+    score_range = UNKNOWN
 
     def metric(self, sums: Floats) -> Floats:
         """The mean; NaN of nothing."""
@@ -229,12 +299,12 @@ def ratio(sums: Floats) -> Floats:
 
 
 def mean_samples(values: Floats) -> SummedSamples:
-    """Samples of which the metric is the mean of a value of each."""
+    """Samples of which the metric is the mean of a value of each; of 0 and 1 it is a share."""
     terms = np.stack([values, np.ones(len(values))], axis=-1)
     return SummedSamples(
         terms=terms,
         metric=ratio,
-        is_share=bool(np.isin(values, (0, 1)).all()),
+        score_range=SHARE if np.isin(values, (0, 1)).all() else UNKNOWN,
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.files import write_text
+from finecast.reports.summary import only_uncertified
 from finecast.terminal import safe
 
 _WIDTH: Final = 720
@@ -25,18 +26,20 @@ _STYLE: Final = """
 svg { background: #fff; font: 13px system-ui, sans-serif; }
 text { fill: #333; } .title { font-size: 15px; font-weight: 600; }
 .grid { stroke: #e3e3e3; } .predicted { fill: none; stroke: #888; stroke-dasharray: 4 3; }
-.timed { fill: #7a8aa0; } .passed { fill: #1a7f37; } .failed { fill: #c62f2f; }
+.timed { fill: #7a8aa0; } .passed { fill: #1a7f37; } .failed, .uncertified { fill: #c62f2f; }
 .chosen { fill: none; stroke: #1a7f37; stroke-width: 2; }
 .anchor { stroke: #b26a00; stroke-dasharray: 2 2; }
 @media (prefers-color-scheme: dark) {
   svg { background: #15181d; } text { fill: #d8dce2; } .grid { stroke: #2c323b; }
-  .passed { fill: #4cc264; } .chosen { stroke: #4cc264; } .failed { fill: #ff7b72; }
+  .passed { fill: #4cc264; } .chosen { stroke: #4cc264; }
+  .failed, .uncertified { fill: #ff7b72; }
   .anchor { stroke: #e3a34a; }
 }"""
 _KINDS: Final = {
     "timed": "not tried on all data",
     "passed": "keeps the accuracy on all data",
     "failed": "misses it",
+    "uncertified": "is not certified",
 }
 
 
@@ -68,13 +71,22 @@ def write_frontier(found: Mapping[str, Any], title: str, path: Path) -> None:
     if path.suffix.lower() == ".svg":
         write_text(path, picture(found, title))
         return
-    parts = ("verdict", "baseline", "tuned", "frontier", "candidates", "anchors", "trials")
+    parts = (
+        "verdict",
+        "conditions",
+        "baseline",
+        "tuned",
+        "frontier",
+        "candidates",
+        "anchors",
+        "trials",
+    )
     write_text(path, json.dumps({name: found[name] for name in parts}, indent=1) + "\n")
 
 
 def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
     """The plans that were timed, of what ``tune --json`` prints."""
-    baseline = found["baseline"]["latency_ms"]
+    baseline, conditions = found["baseline"]["latency_ms"], found.get("conditions") or {}
     scale = _last_over_first(found)
     points = [PlotPoint(error=0.0, speed=1.0, kind="passed", name="fp32")]
     for plan in found["candidates"]:
@@ -84,6 +96,8 @@ def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
         latency_ms = last["latency_ms"] if last else scale * (plan["latency_ms"] or 0.0)
         if latency_ms and error is not None:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]
+            if kind == "failed" and only_uncertified(plan.get("metric"), conditions):
+                kind = "uncertified"
             speed = baseline / latency_ms
             points.append(PlotPoint(error=error, speed=speed, kind=kind, name=plan["name"]))
     return points

@@ -312,10 +312,17 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     error = f"its output error is {'' if measured else 'predicted as '}"
     error += _share(one["predicted"]["relative_error"] if measured is None else measured)
     metric = f"{found['metric']} {_figure(one['metric'])}"
+    missed = f"it misses {accuracy_asked(found)} with {metric}"
+    conditions = found.get("conditions") or {}
+    if only_uncertified(one["metric"], conditions):
+        missed = (
+            f"it keeps {accuracy_asked(found)} on these data, with {metric}, but was not"
+            f" certified at {conditions['confidence']:.4g} confidence"
+        )
     known = {
         None: f"it was not evaluated on all data; {error}",
         True: f"it keeps {accuracy_asked(found)}, too, with {metric}; {error}",
-        False: f"it misses {accuracy_asked(found)} with {metric}",
+        False: missed,
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."
 
@@ -343,6 +350,20 @@ def _times_as_good(
     """How many times as good as the chosen plan another was; None if not in one race."""
     both = one and own and one.get("gain") and own.get("gain")
     return one["gain"] / own["gain"] if one and own and both else None
+
+
+def only_uncertified(metric: float | None, conditions: Mapping[str, Any]) -> bool:
+    """Whether what did not pass meets the limit on all data: it lacks a certificate alone.
+
+    Args:
+        metric: Its metric on all data; None if that is not known.
+        conditions: Those of the search: ``target_metric``, and ``confidence`` if one was asked
+            for.
+    """
+    least = conditions.get("target_metric")
+    if metric is None or least is None or not conditions.get("confidence"):
+        return False
+    return metric >= least if conditions.get("higher_is_better", True) else metric <= least
 
 
 def accuracy_asked(found: Mapping[str, Any]) -> str:

@@ -22,6 +22,9 @@ from typing import Final
 import numpy as np
 
 from finecast.data.certificates import (
+    CAUTIOUS_BET,
+    LEAST_UNBOUNDED,
+    TYPICAL_DIFFERENCE,
     Certificate,
     certify,
     check_confidence,
@@ -34,7 +37,8 @@ from finecast.data.samples import Indices, Samples
 from finecast.errors import UsageError
 
 _LEAST_SAMPLES: Final = 20
-"""With fewer samples in either half the bounds hold too rarely to be called certificates."""
+"""With fewer samples in either half a plan is chosen by chance, and no loss under .14 of the
+range of scores is proven."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,15 @@ class Certifier:
                 where="--confidence",
                 fix=f"give at least {2 * _LEAST_SAMPLES}",
             )
+        if math.isinf(self._reach) and self._count < LEAST_UNBOUNDED:
+            means = all(one.scores() for one in self.baseline.samples.values())
+            stated = "state it by --score-range, as 0:1; or " if means else ""
+            raise UsageError(
+                f"{self._count} {self._words} prove nothing of a metric without a known range:"
+                " some that are seldom may lose any amount",
+                where="--confidence",
+                fix=f"{stated}give at least {LEAST_UNBOUNDED}",
+            )
 
     @property
     def confidence(self) -> float:
@@ -96,46 +109,64 @@ class Certifier:
     @property
     def expectation(self) -> str:
         """What so many samples can prove, as it is told before the search."""
-        held = self._count - self._count // 2
-        least = provable_loss(held, self.confidence)
-        text = f"{held} {self._words} certify, {self._count // 2} choose"
-        if self.groups is not None or any(
-            one.decisions() is None for one in self.baseline.samples.values()
-        ):
+        held = len(self._halves[1])
+        text = f"{held} {self._words} certify, {self._count - held} choose"
+        if math.isinf(self._reach):
             return text
-        text += f": they prove a loss of {least:.2g} or more, if 2% of decisions differ"
-        if self.allowed_loss >= least or not self.allowed_loss:
-            return text
-        needed = samples_needed(self.allowed_loss, self.confidence)
-        return (
-            f"{text}; for the {self.allowed_loss:.2g} allowed give about {2 * needed} in all"
-        )
+        if self._of_decisions:
+            least = provable_loss(held, self.confidence, TYPICAL_DIFFERENCE)
+            seen = f"{TYPICAL_DIFFERENCE:.2g} of the decisions differ"
+        else:
+            least = self._reach / CAUTIOUS_BET * provable_loss(held, self.confidence, 0.0)
+            seen = "hardly any sample differs"
+        text += f": they prove a loss of {least:.2g} or more, if {seen}"
+        return f"{text}{self._advice(TYPICAL_DIFFERENCE)}"
+
+    def _advice(self, differing: float) -> str:
+        """Text: how many samples are needed, of a plan that differs on such a share of them.
+
+        Empty where that is not known, or as many are there.
+        """
+        if math.isinf(self._reach) or not self.allowed_loss:
+            return ""
+        if self._of_decisions:
+            needed = 2 * samples_needed(self.allowed_loss, self.confidence, differing)
+        else:
+            share = self.allowed_loss / self._reach * CAUTIOUS_BET
+            needed = 2 * samples_needed(share, self.confidence, 0.0)
+        if needed <= self._count:
+            return ""
+        return f"; for the {self.allowed_loss:.2g} allowed give about {needed} in all"
 
     def passes(self, score: Score) -> bool:
         """Whether every output meets the criterion on the half on which plans are chosen."""
         chosen = self._halves[0]
-        pairs = ((one, self.baseline.samples[name]) for name, one in score.samples.items())
         return all(
-            self.criterion.passes(low.part(chosen).value(), exact.part(chosen).value())
-            for low, exact in pairs
+            self.criterion.passes(
+                self._drawn(low).part(chosen).value(),
+                self._exact[name].part(chosen).value(),
+            )
+            for name, low in score.samples.items()
         )
+
+    def chosen(self, score: Score) -> float:
+        """The metric of the worst output on the half on which plans are chosen.
+
+        A search may be led by this alone: the other half has to take no part in it.
+        """
+        if math.isinf(score) or not score.samples:
+            return float(score)
+        chosen = self._halves[0]
+        values = [self._drawn(one).part(chosen).value() for one in score.samples.values()]
+        return min(values) if self.criterion.higher_is_better else max(values)
 
     def certificate(self, score: Score) -> Certificate:
         """The bound on the loss of the output that may have lost most."""
-        held = self._halves[1]
-        groups = None
-        if self.groups is not None:
-            groups = np.unique(self.groups[held], return_inverse=True)[1]
-
-        def drawn(samples: Samples) -> Samples:
-            """What is drawn by itself of the half that certifies."""
-            part = samples.part(held)
-            return part if groups is None else part.grouped(groups)
-
         found = (
             certify(
-                None if math.isinf(self.baseline) else drawn(self.baseline.samples[name]),
-                drawn(low),
+                None if math.isinf(self.baseline) else self._exact[name],
+                self._drawn(low),
+                self._halves[1],
                 higher_is_better=self.criterion.higher_is_better,
                 confidence=self.confidence,
             )
@@ -161,16 +192,62 @@ class Certifier:
         """Whether the loss is proven to be no more than the criterion allows."""
         return certificate.bound <= self.allowed_loss
 
-    def why_not(self, certificate: Certificate) -> str:
-        """Text: what is not proven, and how many samples may prove it."""
+    def why_not(self, certificate: Certificate, score: Score) -> str:
+        """Text: what is not proven, and how many samples may prove it.
+
+        The number is that of ``expectation``, unless the plan differs on more samples than
+        was expected; the text then tells on how many.
+        """
         text = f"{certificate}, where {self.allowed_loss:.3g} may be: it is not proven"
-        spread = certificate.bound - certificate.loss
-        room = self.allowed_loss - certificate.loss
-        if not (0 < room < spread < math.inf):
-            return text
-        # The distance of bound and loss shrinks with the root of the number of samples.
-        needed = math.ceil(self._count * (spread / room) ** 2)
-        return f"{text}; about {needed} {self._words} in all may prove it"
+        differing = self._differing(score)
+        advice = self._advice(max(differing, TYPICAL_DIFFERENCE))
+        if advice and differing > TYPICAL_DIFFERENCE and self._of_decisions:
+            return f"{text}{advice}, as {differing:.2g} of the decisions differ"
+        return f"{text}{advice}"
+
+    def _differing(self, score: Score) -> float:
+        """The largest share of decisions in which an output differs; 0 without decisions."""
+        pairs = (
+            (self._exact[name].decisions(), self._drawn(low).decisions())
+            for name, low in score.samples.items()
+        )
+        return max(
+            (float((a != b).mean()) for a, b in pairs if a is not None and b is not None),
+            default=0.0,
+        )
+
+    def _drawn(self, samples: Samples) -> Samples:
+        """Samples, or clusters where there are some, in the range that the user states."""
+        stated = self.criterion.score_range
+        samples = samples if stated is None else samples.with_range(*stated)
+        return samples if self.groups is None else samples.grouped(self.groups)
+
+    @cached_property
+    def _exact(self) -> Mapping[str, Samples]:
+        """What is drawn of the fp32 model, by output."""
+        return {name: self._drawn(one) for name, one in self.baseline.samples.items()}
+
+    @property
+    def _of_decisions(self) -> bool:
+        return all(one.decisions() is not None for one in self._exact.values())
+
+    @cached_property
+    def _reach(self) -> float:
+        """The range of scores, times the largest weight of a sample over the mean weight.
+
+        It is what the metric loses by one sample at most, times the number of samples;
+        infinite where the range of scores is not known.
+        """
+        found = [one.scores() for one in self._exact.values()]
+        return max(
+            (
+                math.inf
+                if one is None
+                else (one.range[1] - one.range[0])
+                * float(one.weights.max() / (one.weights.mean() or math.nan))
+                for one in found
+            ),
+        )
 
     @property
     def _words(self) -> str:
@@ -185,14 +262,10 @@ class Certifier:
 
     @cached_property
     def _halves(self) -> tuple[Indices, Indices]:
-        """The samples that choose, and those that certify: drawn, as data are often sorted."""
+        """What chooses, and what certifies: drawn, as data are often sorted."""
         mixed = np.random.default_rng(0).permutation(self._count)
         halves = mixed[: self._count // 2], mixed[self._count // 2 :]
-        first, second = map(np.sort, halves)
-        if self.groups is None:
-            return first, second
-        chooses = np.isin(self.groups, first)
-        return np.flatnonzero(chooses), np.flatnonzero(~chooses)
+        return np.sort(halves[0]), np.sort(halves[1])
 
 
 def certifier_of(

@@ -80,7 +80,7 @@ class Conclusion:
         measurements: Measurements,
         gains: tuple[Gain, ...] = (),
     ) -> Result:
-        """The plan found, or the fp32 model if the plan gained too little in the last race.
+        """The plan found, or the fp32 model if the last race does not show that it gains.
 
         ``gains`` are those of the plan's adjustments.
         """
@@ -90,6 +90,14 @@ class Conclusion:
             built.release()
             what = f"{found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
+        if gain.low <= 1:
+            built.release()
+            words = self.measuring.objective.words
+            return self.unchanged(
+                f"{found.name} is not known to be {words.better} here: it is {gain.low:.3g} to"
+                f" {gain.high:.3g} times {words.as_good} as {self._reference}, as times differ"
+                " much from call to call; tune again on a machine that does nothing else"
+            )
         losing = self._losing(built)
         if losing and not self._one_call_asked:
             built.release()
@@ -110,8 +118,7 @@ class Conclusion:
             built=built,
             predicted_error=math.sqrt(found.error),
         )
-        uncertain = "" if gain.low > 1 else self._uncertain(gain)
-        warnings = (*outcome.warnings, *filter(None, (losing, uncertain)))
+        warnings = (*outcome.warnings, *filter(None, (losing,)))
         built.release()
         speed = measurements.times.speed(name)
         return replace(
@@ -128,12 +135,6 @@ class Conclusion:
             gain=gain.median,
             gain_spread=gain.high - gain.low,
             findings=replace(self.findings, last_race=_last_race(measurements)),
-        )
-
-    def _uncertain(self, gain: Interval) -> str:
-        return (
-            f"the last race leaves open whether anything is gained: {gain.low:.3g} to"
-            f" {gain.high:.3g} times {self.measuring.objective.words.as_good} as fp32"
         )
 
     @property
@@ -236,7 +237,14 @@ class Conclusion:
             lambda found: self.trials.no_worse(found, metric),
             lambda other: measurements.costs.between(other, name),
             again,
+            result="the result" if result else self._reference,
+            cost=measurements.costs.latency_s(name),
         )
+
+    @property
+    def _reference(self) -> str:
+        """What the fp32 model is called; the model given may be a low one."""
+        return self.subject.model.reference_name(self.planner.graph)
 
     def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
         """Metric and time of the models that stand beside the result, on all data."""
@@ -254,7 +262,7 @@ class Conclusion:
                 Anchor(
                     name=name,
                     metric=metric,
-                    passed=self.trials.passing(metric),
+                    passed=self.trials.certifier is None and self.trials.passing(metric),
                     latency_s=measurements.times.latency_s(name),
                     cost=measurements.costs.latency_s(name),
                     how=self._how(built),
@@ -299,7 +307,7 @@ class Conclusion:
             predicted_error=predicted_error,
             target=subject.target,
             engine=subject.runs_in,
-            reference=subject.model.reference_name(self.planner.graph),
+            reference=self._reference,
             warnings=(
                 *subject.told,
                 *self.trials.lost,
@@ -329,6 +337,7 @@ class Conclusion:
         return {
             "target_metric": target if math.isfinite(target) else None,
             "higher_is_better": self.workload.higher_is_better,
+            "confidence": self.trials.budget.goal.criterion.confidence,
             "samples": self.workload.samples or None,
             "timed": [
                 {name: list(array.shape) for name, array in call.items()}

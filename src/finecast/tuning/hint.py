@@ -24,7 +24,8 @@ class Anchor:
     """What a user gets without tuning, measured like the result and beside it.
 
     ``cost`` is what the objective counts, and ``how`` says how it is run, unless it is run as
-    any model.
+    any model. ``passed`` says whether it may be used: where certificates are asked for it has
+    none, and so may not.
     """
 
     name: str
@@ -40,17 +41,23 @@ def better_alone(
     no_worse: Callable[[float], bool],
     beside: Callable[[str], Interval],
     again: Callable[[Sequence[str]], Callable[[str], Interval]],
+    *,
+    result: str,
+    cost: float,
 ) -> tuple[str, ...]:
     """A text for each anchor that is faster than the result for certain, and as accurate.
 
     Law: nothing is said that one race alone shows. Anchors that may be faster race again with
-    the result, and are named if that race shows for certain what the first one suggests.
+    the result, and are named if that race shows for certain what the first one suggests. How
+    much faster they are is said by the first race, whose times stand beside the result's.
 
     Args:
         anchors: The anchors.
         no_worse: Whether a metric is at least as good as the result's.
         beside: The cost of an anchor over the result's, by its name, in the first race.
         again: Races the anchors of these names once more; gives the same of that race.
+        result: What the result is called: the fp32 model, where no plan was taken.
+        cost: The cost of the result in the first race.
     """
     good = [one for one in anchors if one.passed and no_worse(one.metric)]
     doubtful = [one.name for one in good if beside(one.name).low < 1]
@@ -59,10 +66,10 @@ def better_alone(
     second = again(doubtful)
     how = {one.name: f": {one.how}" if one.how else "" for one in good}
     return tuple(
-        f"{name} is {1 / cost.median - 1:.1%} faster than the result and no less accurate:"
-        f" use it instead{how[name]}"
-        for name in doubtful
-        if beside(name).median < 1 and (cost := second(name)).high < 1
+        f"{one.name} is {cost / one.cost - 1:.1%} faster than {result} and no less accurate:"
+        f" use it instead{how[one.name]}"
+        for one in good
+        if one.name in doubtful and one.cost < cost and second(one.name).high < 1
     )
 
 

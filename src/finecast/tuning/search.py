@@ -242,6 +242,7 @@ def none_passes(
     reused: int = 0,
     spent: str = "",
     resumable: bool = False,
+    by_half: bool = False,
 ) -> str:
     """Text for the user where ``fastest_passing`` found nothing.
 
@@ -253,13 +254,15 @@ def none_passes(
         reused: How many of the trials an earlier run made.
         spent: The limit that ended the search; empty if none did.
         resumable: Whether a study keeps the trials, so that a later run goes on from here.
+        by_half: Whether plans are judged on the samples that choose alone.
     """
     if not tried:
         return f"no plan was tried (target {target:.6g})"
     plans = "the one plan" if tried == 1 else f"none of the {tried} plans"
     misses = "misses" if tried == 1 else "keeps"
     told = f" ({reused} remembered by the study)" if reused else ""
-    why = f"{plans} tried{told} {misses} the accuracy asked for (target {target:.6g})"
+    where = ", on the samples that choose" if by_half else ""
+    why = f"{plans} tried{told} {misses} the accuracy asked for (target {target:.6g}{where})"
     rest = proposed - tried
     if rest > 0:
         why += f"; {rest} more were not tried: "

@@ -18,7 +18,7 @@ from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import largest_shares, told_shares
 from finecast.reports.base import TextTable, output_lines
-from finecast.reports.summary import next_faster
+from finecast.reports.summary import next_faster, only_uncertified
 from finecast.terminal import Verbatim
 from finecast.tuning.explanation import groups
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
@@ -86,7 +86,9 @@ def comparison(result: Result) -> TextTable:
 
 
 def _named(anchor: Anchor, result: Result) -> str:
-    """An anchor's name, and whether it loses too much, or how it becomes a plan."""
+    """An anchor's name, and why it is not taken, or how it becomes a plan."""
+    if not anchor.passed and only_uncertified(anchor.metric, result.conditions):
+        return f"{anchor.name} (not certified)"
     if not anchor.passed:
         return f"{anchor.name} (loses too much)"
     as_plan = _as_plan(anchor, result)

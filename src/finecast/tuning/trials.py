@@ -124,7 +124,11 @@ class Trials:
         """The one of the tried ``candidates`` whose metric comes nearest to the target."""
         tried = [c for c in candidates if c.plan.digest in self.tried]
         better = self._criterion.higher_is_better
-        return max(tried, key=lambda c: _ascending(self.metric(c.plan), better), default=None)
+        return max(
+            tried,
+            key=lambda c: _ascending(self._guiding(self.metric(c.plan)), better),
+            default=None,
+        )
 
     def missed(
         self, candidates: Sequence[Candidate], found: Candidate | None
@@ -168,16 +172,17 @@ class Trials:
         }
         missed = min((e for e, t in tried.items() if not t.passed), default=None)
         linear = _relative if self.baseline == math.inf else float
-        best = linear(self.baseline)
+        baseline = self._guiding(self.baseline)
+        best = linear(baseline)
         if missed is None or not math.isfinite(best):
             return None
         kept = max((e for e, t in tried.items() if t.passed and e < missed), default=0.0)
         if kept:
-            best = linear(tried[kept].metric)
-        lost = best - linear(tried[missed].metric)
+            best = linear(self._guiding(tried[kept].metric))
+        lost = best - linear(self._guiding(tried[missed].metric))
         if not lost or not math.isfinite(lost):
             return None
-        share = (best - linear(self.target)) / lost
+        share = (best - linear(self._criterion.target(baseline))) / lost
         return (kept + min(max(share, 0.0), 1.0) * (missed - kept)) ** 2
 
     def share_lost(self, plan: Plan, measure: Measure) -> float:
@@ -185,8 +190,10 @@ class Trials:
 
         A metric that is better than fp32's is off, too: it shows what chance may do.
         """
-        metric = self._measured(plan, measure)
-        lost, allowed = abs(metric - self.baseline), abs(self.target - self.baseline)
+        metric = self._guiding(self._measured(plan, measure))
+        baseline = self._guiding(self.baseline)
+        target = self._criterion.target(baseline)
+        lost, allowed = abs(metric - baseline), abs(target - baseline)
         return lost / allowed if math.isfinite(lost) and allowed > 0 else math.inf
 
     def _aim(self, chained: Sequence[Candidate]) -> int | None:
@@ -229,8 +236,20 @@ class Trials:
         )
         held = {d for d, one in self.certificates.items() if certifier.holds(one)}
         self.tried = {d: replace(t, passed=d in held) for d, t in self.tried.items()}
-        *_, last = self.certificates.values()
-        return "" if certifier.holds(last) else certifier.why_not(last)
+        *_, last = self.certificates
+        found, score = self.certificates[last], scores[last]
+        if certifier.holds(found) or not isinstance(score, Score):
+            return ""
+        return certifier.why_not(found, score)
+
+    def _guiding(self, metric: float) -> float:
+        """The metric that leads the search: with a certifier, of the samples that choose.
+
+        The samples that certify would else have a part in which plans are tried.
+        """
+        if self.certifier is not None and isinstance(metric, Score):
+            return self.certifier.chosen(metric)
+        return metric
 
     def no_worse(self, metric: float, other: float) -> bool:
         """Whether ``metric`` is at least as good as ``other``."""
@@ -273,11 +292,11 @@ class Trials:
 
     def none_passes(self, proposed: int) -> str:
         """Text: why none of ``proposed`` plans was found to pass."""
-        target = self.target
         return none_passes(
             len(self.tried),
             proposed,
-            target,
+            self._criterion.target(self._guiding(self.baseline)),
+            by_half=self.certifier is not None,
             reused=len(self.reused),
             spent=self._spent,
             resumable=self.study is not None,

@@ -27,22 +27,22 @@ function plansOf() {
   const tried = new Map(found.trials.map((t) => [t.plan, t]));
   return found.candidates.map((plan) => {
     const trial = tried.get(plan.plan) || {};
-    const passed = plan.passed ?? trial.passed ?? null;
+    const passed = plan.passed ?? trial.passed ?? null, metric = plan.metric ?? trial.metric ?? null;
     return {
       name: plan.name, id: plan.plan, passed,
-      metric: plan.metric ?? trial.metric ?? null,
+      metric,
       error: (plan.measured || {}).relative_error ?? plan.predicted.relative_error,
       measured: isNumber((plan.measured || {}).relative_error), // absent where it was not run
       last: Boolean(plan.last_race),
       gain: plan.last_race ? plan.last_race.gain : scaled(plan, "gain"),
       ms: plan.last_race ? plan.last_race.latency_ms : scaled(plan, "latency_ms"), casts: plan.casts, changes: plan.changes,
-      kind: passed === null ? "timed" : passed ? "passed" : "failed",
+      kind: passed === null ? "timed" : passed ? "passed" : uncertified(metric) ? "uncertified" : "failed",
       chosen: found.verdict === "improved" && plan.plan === data.plan.digest,
     };
   });
 }
 
-const WORDS = { timed: "not tried on all data", passed: "keeps the accuracy", failed: "misses the accuracy" };
+const WORDS = { timed: "not tried on all data", passed: "keeps the accuracy", failed: "misses the accuracy", uncertified: "is not certified" };
 
 function frontierChart(plans) {
   const W = WIDTH, H = NARROW ? 320 : 400, L = 56, R = 16, T = 40, B = 48;

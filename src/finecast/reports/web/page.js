@@ -64,13 +64,13 @@ function plansSection() {
   const kinds = Object.entries(WORDS).filter(([kind]) => plans.some((p) => p.kind === kind));
   const rows = [...plans].sort((a, b) => (b.gain || 0) - (a.gain || 0)).map((p) => [
     p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, [times(p.gain), races && !p.last ? el("small", {}, " first race") : ""], ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
-    el("span", { class: p.kind === "passed" ? "good" : p.kind === "failed" ? "bad" : "soft" }, WORDS[p.kind]), p.changes ? count(p.changes, "op") : "–"]);
-  const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), WORDS[a.passed ? "passed" : "failed"], "–"]);
+    el("span", { class: p.kind === "passed" ? "good" : ["failed", "uncertified"].includes(p.kind) ? "bad" : "soft" }, WORDS[p.kind]), p.changes ? count(p.changes, "op") : "–"]);
+  const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), WORDS[a.passed ? "passed" : uncertified(a.metric) ? "uncertified" : "failed"], "–"]);
   const fp32 = [[FP32, times(1), ms(found.baseline.latency_ms), percent(0), digits(found.baseline.metric, 6), "the model as given", "–"]];
   return [
     el("p", {}, `A plan has to keep ${accuracy} on all data.`), el("p", {}, data.summary.next_faster),
     el("figure", {}, frontierChart(plans), el("figcaption", {}, "Each dot is a plan: the further up, the faster; the further left, the more exact. ",
-      kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red" }[kind]; return `${colour}: ${words}. `; }),
+      kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red", uncertified: "Red" }[kind]; return `${colour}: ${words}. `; }),
       "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, a setting by which it lowers ops as it sees fit, without a plan.",
       races ? " In a race models run in turns, call by call. Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
       plans.some((p) => /^(plan|step) \d/.test(p.name)) ? " Plans are numbered by predictions, from the most exact plan to the fastest: measured errors and times may have another order." : "")),
