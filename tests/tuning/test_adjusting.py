@@ -36,6 +36,9 @@ class Adjusted(Examined):
     def analysis(self, *, of_time: bool = True, lost: Any = None) -> Any:
         raise NotImplementedError
 
+    def without(self, unfit: Any) -> Any:
+        raise NotImplementedError
+
     def __init__(self, *lacking: Adjust) -> None:
         self.lacking = lacking
 
