@@ -245,8 +245,8 @@ class Agreement(_Share):
 
     Of a decoder it is the share of tokens that both would choose, where both read the same
     text. Decisions whose label is -100 do not count, where there are labels for decisions.
-    Where the output has another shape than fp32's, as boxes that are selected may have, none
-    of its decisions is that of fp32.
+    Of an output whose length depends on numbers it is the share of rows that have a partner.
+    Where another output has another shape than fp32's, none of its decisions is that of fp32.
     """
 
     def terms(

@@ -7,10 +7,11 @@ inputs come in the calls in which they were evaluated, as kernels depend on a ca
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -21,7 +22,10 @@ from finecast.engines.base import Array, Feeds, Session, Steps, calls_of, feeds_
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError, malformed
 from finecast.numbers.formats import Format
+from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.sensitivity import is_float
+
+T = TypeVar("T")
 
 WANTED: Final = 20
 """Samples that are kept, in whole calls."""
@@ -47,11 +51,13 @@ class GoldenSamples:
         outputs: The outputs of each call, by name.
         tolerances: By output: the relative deviation that floats may have, or of other types
             the share of elements that may differ.
+        free: The outputs of free length, whose rows are matched.
     """
 
     calls: Sequence[Feeds]
     outputs: Sequence[Mapping[str, Array]]
     tolerances: Mapping[str, float]
+    free: Sequence[FreeOutput] = ()
 
     @classmethod
     def of(cls, session: Session, reference: Session, calls: Sequence[Feeds]) -> GoldenSamples:
@@ -60,11 +66,18 @@ class GoldenSamples:
         Raises:
             EngineError: If one of them cannot be run.
         """
-        outputs = _run(session, calls)
-        exact = zip(_run(reference, calls), outputs, strict=True)
-        errors = _deviations(outputs, [_named_as(one, low) for one, low in exact])
+        outputs, exact = _run(session, calls), _run(reference, calls)
+        names = _named_as({n: n for n in exact[0]}, outputs[0]) if calls else {}
+        free = [
+            replace(one, name=low)
+            for one in reference.free
+            for low, name in names.items()
+            if name == one.name
+        ]
+        both = zip(exact, outputs, strict=True)
+        errors = _deviations(outputs, [_named_as(one, low) for one, low in both], free)
         tolerances = {n: max(SHARE * error, _LEAST) for n, error in errors.items()}
-        return cls(calls=calls, outputs=outputs, tolerances=tolerances)
+        return cls(calls=calls, outputs=outputs, tolerances=tolerances, free=free)
 
     @property
     def count(self) -> int:
@@ -80,7 +93,7 @@ class GoldenSamples:
             UsageError: If the inputs do not fit the model.
             EngineError: If it cannot be run.
         """
-        return worst_first(_deviations(_run(session, self.calls), self.outputs))
+        return worst_first(_deviations(_run(session, self.calls), self.outputs, self.free))
 
     def to_npz(self) -> tuple[bytes, dict[str, Any]]:
         """The arrays as the content of an npz file, and the names and numbers beside it."""
@@ -96,7 +109,18 @@ class GoldenSamples:
             )
         file = io.BytesIO()
         np.savez(file, **{n: _plain(a) for n, a in arrays.items()})  # pyright: ignore[reportArgumentType]
-        return file.getvalue(), {"calls": calls, "tolerances": dict(self.tolerances)}
+        stated: dict[str, Any] = {"calls": calls, "tolerances": dict(self.tolerances)}
+        if self.free:
+            stated["free"] = [
+                {
+                    "name": one.name,
+                    "axes": [*one.axes],
+                    "group": one.group,
+                    "rank": one.rank,
+                }
+                for one in self.free
+            ]
+        return file.getvalue(), stated
 
     @classmethod
     def from_npz(cls, path: Path, stated: Mapping[str, Any]) -> GoldenSamples:
@@ -118,14 +142,21 @@ class GoldenSamples:
                 outputs.append(
                     {n: arrays[f"{number}.out{i}"] for i, n in enumerate(one["outputs"])}
                 )
-            tolerances = stated["tolerances"]
+            tolerances = {
+                name: math.inf if share is None else share  # JSON has no infinity
+                for name, share in stated["tolerances"].items()
+            }
+            free = [
+                replace(FreeOutput(**one), axes=tuple(one["axes"]))
+                for one in stated.get("free", ())
+            ]
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise UsageError(
                 f"the golden samples lack an array, or are others: {malformed(error)}",
                 where=str(path),
                 fix="give the file that was written with the lock",
             ) from error
-        return cls(calls=calls, outputs=outputs, tolerances=tolerances)
+        return cls(calls=calls, outputs=outputs, tolerances=tolerances, free=free)
 
 
 def chosen(timing: Sequence[Feeds], others: Iterable[Feeds]) -> list[Feeds]:
@@ -164,9 +195,13 @@ def _run(session: Session, calls: Sequence[Feeds]) -> list[dict[str, Array]]:
 
 
 def _deviations(
-    got: Sequence[Mapping[str, Array]], wanted: Sequence[Mapping[str, Array]]
+    got: Sequence[Mapping[str, Array]],
+    wanted: Sequence[Mapping[str, Array]],
+    free: Sequence[FreeOutput],
 ) -> dict[str, float]:
     """By output the deviation over all calls: relative, or the share of elements."""
+    pairs = [matched(free, *both) for both in zip(got, wanted, strict=True)]
+    got, wanted = [pair.got for pair in pairs], [pair.wanted for pair in pairs]
     names = dict.fromkeys(name for one in wanted for name in one)
     return {
         name: _deviation(
@@ -186,7 +221,7 @@ def _deviation(got: Sequence[Array | None], wanted: Sequence[Array]) -> float:
     return (differing(first, second) or 0) / max(second.size, 1)
 
 
-def _named_as(exact: Mapping[str, Array], low: Mapping[str, Array]) -> Mapping[str, Array]:
+def _named_as(exact: Mapping[str, T], low: Mapping[str, Array]) -> Mapping[str, T]:
     """Outputs of fp32 by the names of the low model's, which PyTorch gives after its ops."""
     if exact.keys() == low.keys() or len(exact) != len(low):
         return exact

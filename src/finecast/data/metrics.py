@@ -27,6 +27,7 @@ from finecast.data.distances import (
 from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.naming import look_up
+from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.sensitivity import counted_outputs, is_float
 
 
@@ -68,7 +69,8 @@ class Metric:
     user names no output, every one is judged by itself; else the first is. ``ideal`` is the
     score of the fp32 model against itself, if the metric compares with that model; None if the
     baseline has to be measured. ``worst`` is the worst possible score; None if there is no
-    bound.
+    bound. ``of_rows`` says that of an output of free length it is which rows are there, and
+    not their numbers.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Metric:
     higher_is_better: bool = True
     ideal: float | None = None
     worst: float | None = None
+    of_rows: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its name."""
@@ -110,6 +113,7 @@ METRICS: dict[str, Metric] = {
             name="agreement",
             start=Agreement,
             needs_reference=True,
+            of_rows=True,
             ideal=1.0,
             worst=0.0,
         ),
@@ -223,10 +227,17 @@ def by_output(value: float) -> dict[str, float]:
 
 
 class Scoring:
-    """Takes batches for ``metric`` of the outputs in ``names``."""
+    """Takes batches for ``metric`` of the outputs in ``names``.
 
-    def __init__(self, metric: Metric, names: Sequence[str]) -> None:
+    Rows of outputs of free length, ``free``, are compared with their partners in fp32's, and
+    each batch of them is one sample: rows are not drawn by themselves.
+    """
+
+    def __init__(
+        self, metric: Metric, names: Sequence[str], free: Sequence[FreeOutput] = ()
+    ) -> None:
         self.metric = metric
+        self._free = free
         self.totals: dict[str, Accumulator] = {name: metric.start() for name in names}
         self._filled: set[str] = set()  # outputs that were not empty in every batch
 
@@ -238,10 +249,21 @@ class Scoring:
         Raises:
             UsageError: If the metric is not one of such outputs or labels.
         """
+        numbers: Mapping[str, tuple[Array, Array]] = {}
+        if reference is not None and self._free:
+            pairs = matched(self._free, outputs, reference)
+            outputs, reference, numbers = pairs.got, pairs.wanted, pairs.numbers
         for name, total in self.totals.items():
-            total.update({name: outputs[name]}, labels, reference)
             if outputs[name].size:
                 self._filled.add(name)
+            if name in numbers and reference is not None:
+                rows = outputs[name], reference[name]
+                got, wanted = (
+                    a[None] for a in (numbers[name] if self.metric.of_rows else rows)
+                )
+                total.update({name: got}, None, {name: wanted})
+            else:
+                total.update({name: outputs[name]}, labels, reference)
 
     def absorb(self, later: Scoring) -> None:
         """Take the batches that another one took, which come after these."""

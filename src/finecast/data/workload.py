@@ -345,6 +345,7 @@ class DataWorkload(Workload):
     ) -> Scoring:
         """The metric of the batches of a part, to be joined with those of the others."""
         exact, scoring, samples = None, None, 0
+        free = (session if reference is None else reference).free
         if self.metric.needs_reference:
             exact = self._cached(session if reference is None else reference)
         session = exact if exact and reference is None else self.decoded(session)
@@ -354,7 +355,7 @@ class DataWorkload(Workload):
             if scoring is None:
                 if (reference is None and not part.index) or not self.scored:
                     self.scored = scored_outputs(self.metric, self.of, batch.feeds, found)
-                scoring = Scoring(self.metric, self.scored)
+                scoring = Scoring(self.metric, self.scored, free)
             outputs, beside = batch.trim(found), None
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
@@ -589,7 +590,7 @@ def probed(calls: Iterable[Feeds], session: Session, rows: int = PROBED_ROWS) ->
     for feeds in calls:
         whole.append(feeds)
         have += min(samples(feeds), rows)
-        if have >= rows:
+        if have >= rows or session.free:  # rows have their partners within a call
             break
     found = [thinned(feeds, session.inputs, rows) for feeds in whole]
     cut = next((c for c, w in zip(found, whole, strict=True) if samples(c) < samples(w)), None)

@@ -15,6 +15,7 @@ from finecast.devices.emulation import Emulation, Setting
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
 from finecast.numbers.formats import FLOATS, Format
+from finecast.planning.free_rows import FreeOutput
 from finecast.usercode import guarded
 
 if TYPE_CHECKING:
@@ -152,10 +153,12 @@ class Session(ABC):
     Attributes:
         inputs: The model's inputs, in order.
         outputs: The model's outputs, in order.
+        free: Outputs whose length depends on numbers, where what loaded the model knows them.
     """
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
+    free: Sequence[FreeOutput] = ()
 
     @abstractmethod
     def run(self, feeds: Feeds) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from finecast.engines.base import (
     joined_outputs,
     outputs_on,
 )
-from finecast.planning.sensitivity import counted_outputs, is_float, squared_errors
+from finecast.planning.sensitivity import Counted, counted_outputs, is_float, squared_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,29 +29,36 @@ class Exact:
         names: The names of the outputs, in order.
         outputs: The outputs over all calls, as ``outputs_on`` gives them.
         counted: Numbers of the outputs that errors are told of.
+        each: The outputs of each call, where rows of a call are matched; else empty.
     """
 
     calls: Sequence[Feeds]
     names: tuple[str, ...]
     outputs: Sequence[Array]
-    counted: frozenset[int]
+    counted: Counted
+    each: Sequence[Sequence[Array]] = ()
 
     @classmethod
     def of(cls, session: Session, calls: Sequence[Feeds], of: Collection[str] = ()) -> Exact:
         """Run ``session``; ``of`` are the outputs that the user names, empty for none.
 
-        Without names errors are told of the outputs that copy no input.
+        Without names errors are told of the outputs that copy no input. They are of floats, or
+        of free length.
         """
         found = [session.run(feeds) for feeds in calls]
         names = tuple(found[0]) if found else ()
-        chosen = {n for n, name in enumerate(names) if name in of and is_float(found[0][name])}
+        free = {names.index(one.name): one for one in session.free if one.name in names}
+        chosen = {n for n, name in enumerate(names) if name in of}
+        chosen = {n for n in chosen if n in free or is_float(found[0][names[n]])}
         if found and not chosen:
-            chosen = counted_outputs(calls[0].values(), [*found[0].values()])
+            chosen = counted_outputs(calls[0].values(), [*found[0].values()]) | free.keys()
+        each = [[*one.values()] for one in found]
         return cls(
             calls=calls,
             names=names,
-            outputs=joined_outputs([[*one.values()] for one in found]),
-            counted=frozenset(chosen),
+            outputs=joined_outputs(each),
+            counted=Counted.of(chosen, free),
+            each=each if free else (),
         )
 
     @property
@@ -70,8 +77,16 @@ class Exact:
 
     def errors(self, session: Session) -> dict[str, float]:
         """Relative errors of another model's outputs by name, the worst first."""
-        outputs = outputs_on(session, self.calls)
-        found = squared_errors(outputs, self.outputs, self.counted)
+        if self.each:
+            runs = zip(
+                (outputs_on(session, [one]) for one in self.calls), self.each, strict=True
+            )
+            pairs = [self.counted.matched(got, wanted) for got, wanted in runs]
+            outputs, wanted = map(joined_outputs, zip(*pairs, strict=True))
+            found = squared_errors(outputs, wanted, frozenset(self.counted))
+        else:
+            outputs = outputs_on(session, self.calls)
+            found = squared_errors(outputs, self.outputs, self.counted)
         return worst_first({self.names[n]: math.sqrt(error) for n, error in found.items()})
 
     def error(self, session: Session) -> float:
@@ -96,7 +111,7 @@ class CachedSession(Session):
 
     def __init__(self, session: Session, *, limit: int = _KEPT_BYTES) -> None:
         self.session = session
-        self.inputs, self.outputs = session.inputs, session.outputs
+        self.inputs, self.outputs, self.free = session.inputs, session.outputs, session.free
         self._left = limit
         self._known: dict[bytes, dict[str, Array]] = {}
 

@@ -36,7 +36,7 @@ from finecast.engines.base import (
 )
 from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.probe_models import Probe, build
-from finecast.engines.source import ModelSource, ModelStep, read_source
+from finecast.engines.source import ModelSource, ModelStep, read_source, to_run
 from finecast.errors import EngineError, UsageError
 from finecast.files.staging import staging
 from finecast.frontends.dry_run import DryRun, warm_up
@@ -286,7 +286,7 @@ class OnnxRuntimeEngine(Engine):
             EngineError: If it is not an ONNX model, or has an op without kernel.
         """
         where = str(model) if isinstance(model, Path) else ""
-        source = read_source(model)
+        model, source = to_run(model)
         opener = _SessionOpener(model, self._provider, self._options)
         dry_run = DryRun(
             library=self.name,

@@ -49,13 +49,14 @@ from finecast.engines.openvino_names import (
     specs_of,
     stored_in,
 )
-from finecast.engines.source import ModelSource, read_source
+from finecast.engines.source import ModelSource, to_run
 from finecast.errors import EngineError, FinecastError, UsageError
 from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
 from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.changes import hint_of
+from finecast.frontends.openvino.draws import with_fixed_draws
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
 from finecast.frontends.openvino.types import LABELS
@@ -553,7 +554,7 @@ class OpenVinoEngine(Engine):
         And what ``attempt`` made of a dry run of it, which compiles if there are ``settings``.
         """
         if _is_onnx(model):
-            source = read_source(model)
+            model, source = to_run(model)
             _check_depth(source, where)
             if source.miscomputed:
                 raise EngineError(
@@ -571,7 +572,7 @@ class OpenVinoEngine(Engine):
 
                 yield read, source, names, tried
             return
-        own = load(model).model if isinstance(model, Path) else model
+        own = with_fixed_draws(load(model).model if isinstance(model, Path) else model)
         source = model_source(own)
         _check_depth(source, where)
         settings = self._made_for(own, source, settings)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from finecast.engines.base import ONNX_LABELS, TensorSpec
 from finecast.errors import EngineError, UsageError
+from finecast.frontends.onnx.draws import may_draw, with_fixed_draws
 from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
@@ -42,7 +43,8 @@ class ModelSource:
     ONNX's own operation set; ``miscomputed`` says what OpenVINO computes wrongly in the model;
     ``rounded`` are labels of the formats that finecast noted at nodes which round;
     ``kv_cache`` is the format that it noted for the keys and values of earlier calls.
-    ``data`` are the names of files in the model's folder that hold weights of it.
+    ``data`` are the names of files in the model's folder that hold weights of it. ``draws``
+    says that it may have random ops.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -54,6 +56,7 @@ class ModelSource:
     rounded: frozenset[str] = frozenset()
     kv_cache: Format | None = None
     data: frozenset[str] = frozenset()
+    draws: bool = False
 
     @property
     def producers(self) -> dict[str, str]:
@@ -104,7 +107,21 @@ def read_source(model: Path | bytes) -> ModelSource:
         miscomputed=miscomputed(proto.graph),
         rounded=frozenset(_rounded(proto.graph)),
         data=data,
+        draws=may_draw(proto),
     )
+
+
+def to_run(model: Path | bytes) -> tuple[Path | bytes, ModelSource]:
+    """The model as engines run it, with fixed draws in place of random ops, and its source.
+
+    Raises:
+        UsageError, EngineError: As ``read_source``.
+    """
+    source = read_source(model)
+    if not source.draws:
+        return model, source
+    model = with_fixed_draws(model)
+    return model, read_source(model)
 
 
 def _depth(graph: onnx.GraphProto) -> int:

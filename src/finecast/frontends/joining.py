@@ -25,7 +25,8 @@ from finecast.numbers.roundmodes import Rounder
 class SwitchedValue:
     """A value of the fp32 model, its partner in the low one, and the element that chooses.
 
-    ``element`` is None for inputs, of which there is nothing to choose.
+    ``element`` is None where there is nothing to choose: of inputs, and of what is drawn at
+    random, which both models read as the fp32 model draws it.
     """
 
     value: int
@@ -116,7 +117,7 @@ class _Joiner:
                 self.outputs |= {names.exact: tensor, names.low: other}
             tensor = exact.switched(choice.element, tensor, other)
             exact.give(choice.value, uses_of(graph, choice.value), tensor)
-        elif stored is Format.FP32:
+        elif stored is Format.FP32 and graph.values[choice.value].is_input:
             return  # both read the same input
         self._give(choice.partner, self._as_stored(tensor, stored))
 

@@ -42,6 +42,7 @@ from finecast.graph import Graph, Node
 from finecast.native.source import EngineBuilt, Source
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
+from finecast.planning.free_rows import free_outputs, matched
 from finecast.planning.plan import Plan
 
 _FIX: Final = (
@@ -254,8 +255,9 @@ def _fault(
     """The first output that the formats do not explain, and warnings of explained ones."""
     ids = {v.name: v.id for v in case.applied.graph.outputs}
     suspects: dict[str, Deviation] = {}
-    for name, reference in wanted.items():
-        found, index = deviation(got[name], reference), ids.get(name)
+    pairs = matched(free_outputs(case.applied.graph), got, wanted)
+    for name, reference in pairs.wanted.items():
+        found, index = deviation(pairs.got[name], reference), ids.get(name)
         if found.nonfinite:
             text = f"output {name!r} has NaN or Inf where fp32 has none"
             return _Fault(output=name, text=text, bad=lambda d: d.nonfinite), ()

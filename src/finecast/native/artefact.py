@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +12,17 @@ from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
 from finecast.files import DATA_SUFFIX, check_writable
-from finecast.naming import Option, convert_options, left_out, path_of, percent
+from finecast.naming import (
+    Option,
+    convert_options,
+    left_out,
+    listed,
+    number_of,
+    path_of,
+    percent,
+)
 from finecast.native.gains import Gain
+from finecast.planning.free_rows import FreeOutput, Matched, matched
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import is_float
 
@@ -198,12 +207,24 @@ class Converted:
     gains: tuple[Gain, ...] = ()
 
 
-def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) -> Verified:
-    """Largest absolute and relative error over float outputs, and what else differs."""
+def compare(
+    engine: str,
+    got: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+    free: Sequence[FreeOutput] = (),
+) -> Verified:
+    """Largest absolute and relative error over float outputs, and what else differs.
+
+    Outputs of ``free`` length are compared row by row; of those that are no floats the error
+    is that of having a row or not.
+    """
+    pairs = matched(free, got, wanted)
+    got, wanted = pairs.got, pairs.wanted
     found = {n: deviation(got[n], array) for n, array in wanted.items() if is_float(array)}
+    largest = {n: d.largest for n, d in found.items()} | _between_partners(pairs)
     outputs = worst_first({n: d.relative for n, d in found.items() if d.comparable})
     relative = max(outputs.values(), default=0.0)
-    notes = _apart(got, wanted, every=not found)
+    notes = [*_lone_rows(pairs), *_apart(got, wanted, every=not found)]
     if all(not one.size for one in wanted.values()):
         notes = ["every output is empty: nothing was compared"]
     if relative >= LIMIT:
@@ -212,11 +233,36 @@ def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) 
         )
     return Verified(
         engine=engine,
-        max_abs_error=max(d.largest for d in found.values()) if found else None,
+        max_abs_error=max(largest.values()) if found else None,
         relative_error=relative if found else None,
         outputs=outputs,
         note="; ".join(notes),
     )
+
+
+def _between_partners(pairs: Matched) -> dict[str, float]:
+    """The largest difference by output of free length, of rows that both models have."""
+    return {
+        name: deviation(
+            pairs.got[name][first == second], pairs.wanted[name][first == second]
+        ).largest
+        for name, (first, second) in pairs.numbers.items()
+    }
+
+
+def _lone_rows(pairs: Matched) -> list[str]:
+    """How many rows of outputs of free length have no partner, where some have none."""
+    found: dict[tuple[int, int, int], list[str]] = {}
+    for name, (_, wanted) in pairs.numbers.items():
+        counts = *pairs.unmatched(name), int((wanted >= 0).sum())
+        if any(counts[:2]):
+            found.setdefault(counts, []).append(name)
+    told = [
+        f"of {listed(names, _MOST_TOLD)} {lost} of fp32's {number_of(count, 'row')} are not"
+        f" there, and {new} are new"
+        for (lost, new, count), names in found.items()
+    ]
+    return told[:_MOST_TOLD] + left_out(len(told), _MOST_TOLD, " outputs differ")
 
 
 def _apart(got: Mapping[str, Array], wanted: Mapping[str, Array], *, every: bool) -> list[str]:

@@ -22,6 +22,7 @@ from finecast.graph import Graph
 from finecast.native.acceptance import FirstWrong, Outputs, nudge
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
+from finecast.planning.free_rows import free_outputs, matched
 from finecast.rules.quantized import quantized_notes
 
 _LIMIT: Final = Format.BF16.unit_roundoff
@@ -88,8 +89,9 @@ def _apart(graph: Graph, outputs: Outputs, wanted: Outputs) -> dict[str, Deviati
     decided = expected(graph, every).decided
     hinge = {v.name for v in graph.outputs if v.id in decided}
     found: dict[str, Deviation] = {}
-    for name, array in wanted.items():
-        one = _of(outputs[name], array)
+    pairs = matched(free_outputs(graph), outputs, wanted)
+    for name, array in pairs.wanted.items():
+        one = _of(pairs.got[name], array)
         certain = not one.comparable or one.nonfinite
         if certain or (name not in hinge and one.relative > _LIMIT):
             found[name] = one

@@ -59,6 +59,7 @@ from finecast.planning.units import pattern_kernels
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
+from finecast.rules.draws import random_notes
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
@@ -426,6 +427,7 @@ def _warnings(
     if policy.scope is not Scope.NONE:
         found += source.kept_notes(applied.graph, policy)
     found += quantized_notes(applied.graph)
+    found += random_notes(applied.graph)
     found += source.told
     earlier = source.earlier_notes(policy)
     if earlier:

@@ -110,6 +110,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
             check=lambda: self.prepare(AS_IT_IS).states,
         )
         told = (*notes, *crashes)
+        session = self.knowing_free(session)
         return self.measured(engine=chosen, reference=session, truth=truth, told=told)
 
     def measured(self, **parts: Any) -> EngineSubject:

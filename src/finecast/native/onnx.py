@@ -130,7 +130,7 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
 
     def reference(self) -> Session:
         """The model by the definitions of its ops, in an engine used for numbers alone."""
-        return exact_session(self.file.path)
+        return self.knowing_free(exact_session(self.file.path))
 
     def second_engine(self, engine: Engine) -> Engine | None:
         """ONNX Runtime beside other engines of this machine; none for large models."""

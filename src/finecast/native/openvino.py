@@ -65,7 +65,7 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
 
     def reference(self) -> Session:
         """The model in OpenVINO, in the types that it states, and under no hint."""
-        return exact_session(frontend.stated_in_types(self.file))
+        return self.knowing_free(exact_session(frontend.stated_in_types(self.file)))
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy that rounds by arithmetic; conversions by another policy are undone."""

@@ -35,9 +35,11 @@ from finecast.native.observing import SHOWN_BYTES, observe
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
+from finecast.planning.free_rows import free_values
 from finecast.planning.points import SWITCH, moves
 from finecast.planning.sensitivity import squared_error
 from finecast.processes.memory import packed
+from finecast.rules.draws import draws, random_notes
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.scaled_operands import origin
 
@@ -90,10 +92,13 @@ class BesideLow(LowModel):
     def _low_formats(self, pair: ModelPair) -> dict[int, Format]:
         """The low formats of the fp32 model's nodes that have partners, by id."""
         found: dict[int, Format] = {}
+        free = free_values(self.graph)
         for value, partner in self._matched.items():
             node, other = self.graph.maker(value), pair.low.graph.maker(partner)
             if node is None or other is None or not is_choice(self.graph.values[value]):
                 continue
+            if draws(self.graph, node) or value in free:
+                continue  # both read what fp32 draws; of other lengths none can be chosen
             low = pair.low.graph
             read = (origin(low, low.values[i]) for i in other.inputs if i is not None)
             makers = map(low.maker, read)
@@ -110,12 +115,13 @@ class BesideLow(LowModel):
                 where=self.name,
                 fix="give the model that it was made from",
             )
+        notes = random_notes(self.graph)
         left = self._without_partner()
-        if not left:
-            return []
-        names = listed([v.name for v in left], _LISTED)
-        count = f"{number_of(len(left), 'value')} of {len(made)} without a partner"
-        return [f"{count} in the low model, computed in fp32: {names}"]
+        if left:
+            names = listed([v.name for v in left], _LISTED)
+            count = f"{number_of(len(left), 'value')} of {len(made)} without a partner"
+            notes.append(f"{count} in the low model, computed in fp32: {names}")
+        return notes
 
     def _without_partner(self) -> list[Value]:
         """The values that fp32 ops compute whatever is returned, and may differ by that."""
@@ -210,8 +216,8 @@ class BesideLow(LowModel):
         folded an op into the one before. They are left out from then on.
         """
         found: dict[int, Seen] = {}
-        names = {self.graph.values[c.value].name: c.value for c in self._choices()}
-        names = {n: i for n, i in names.items() if is_choice(self.graph.values[i])}
+        chosen = (c.value for c in self._choices() if c.element is not None)
+        names = {self.graph.values[i].name: i for i in chosen}
         sizes = {n: 2 * self._size(i) for n, i in names.items()}
         for group in packed(sizes, SHOWN_BYTES):
             shown = [

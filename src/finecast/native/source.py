@@ -32,8 +32,10 @@ from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import RoundTrip, cast_count
+from finecast.planning.free_rows import FreeOutput, free_outputs
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.rules.draws import random_notes
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.terminal import one_line
@@ -146,6 +148,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
     file: FileT
     told: Sequence[str] = field(default=(), init=False)
     _prepared: tuple[Policy, PreparedT] | None = field(default=None, init=False)
+    _free: tuple[FreeOutput, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """The facts of the model are those of its file."""
@@ -204,7 +207,16 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     def reference(self) -> Session:
         """The model in the types that it states, used for its numbers and never timed."""
-        return exact_session(self.loadable)
+        return self.knowing_free(exact_session(self.loadable))
+
+    def knowing_free(self, session: Session) -> Session:
+        """``session`` of the fp32 model, which then knows its outputs of free length."""
+        if self._free is None:
+            before = self._prepared
+            self._free = free_outputs(self.read_graph())
+            self._prepared = before or self._prepared
+        session.free = self._free
+        return session
 
     def second_engine(self, engine: Engine) -> Engine | None:
         """Another engine that computes the fp32 model, to compare ``engine`` with, if any."""
@@ -279,6 +291,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             *self.earlier_notes(policy),
             *self.kept_notes(graph, policy),
             *quantized_notes(graph),
+            *random_notes(graph),
         ]
 
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:

@@ -43,6 +43,7 @@ from finecast.native.hint import check_marks
 from finecast.native.inner_decisions import changed_decisions
 from finecast.native.integers import check_on_integers
 from finecast.native.source import EngineBuilt, Source, VerifyOn
+from finecast.planning.free_rows import free_outputs, matched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     alone = engine.on_one_thread()
     if alone is not None:
         _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
-    found = compare(name, got, wanted)
+    found = compare(name, got, wanted, free_outputs(applied.graph))
     found = replace(
         found,
         sizes=seen.sizes,
@@ -146,7 +147,8 @@ def _accept_on_one_thread(case: Case, got: Outputs) -> None:
     session, _ = case.pair.converted()
     alone = session.run(feeds_for(session, case.feeds))
     del session
-    if all(deviation(alone[name], array).relative < NOTICED for name, array in got.items()):
+    same = matched(free_outputs(case.applied.graph), alone, got)
+    if all(deviation(same.got[n], a).relative < NOTICED for n, a in same.wanted.items()):
         return
     reference, _ = case.pair.reference()
     wanted = reference.run(feeds_for(reference, case.feeds))

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
+from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.points import RoundingPoints
 
 # The errors of a model's outputs, each by itself, and the outputs that they are told of.
@@ -39,6 +40,33 @@ _Array = NDArray[np.generic]
 _MOSTLY: Final = 0.5
 
 
+class Counted(frozenset[int]):
+    """Numbers of the outputs that errors are told of.
+
+    ``free`` are outputs of free length, whose names are their numbers.
+    """
+
+    free: Sequence[FreeOutput] = ()
+
+    @classmethod
+    def of(cls, numbers: Iterable[int], free: Mapping[int, FreeOutput]) -> Counted:
+        """Those numbers, and the outputs of free length among all."""
+        found = cls(numbers)
+        found.free = [replace(one, name=str(number)) for number, one in free.items()]
+        return found
+
+    def matched(
+        self, outputs: Sequence[_Array], reference: Sequence[_Array]
+    ) -> tuple[Sequence[_Array], Sequence[_Array]]:
+        """Both with the rows of outputs of free length beside their partners."""
+        got, wanted = (
+            {str(number): array for number, array in enumerate(arrays)}
+            for arrays in (outputs, reference)
+        )
+        found = matched(self.free, got, wanted)
+        return [*found.got.values()], [*found.wanted.values()]
+
+
 def squared_errors(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
@@ -52,6 +80,8 @@ def squared_errors(
     """
     errors: dict[int, float] = {}
     lost: list[int] = []
+    if isinstance(counted, Counted):
+        outputs, reference = counted.matched(outputs, reference)
     for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
         ignored = counted is not None and number not in counted
         if ignored or wanted.dtype.kind != "f" or not wanted.size:

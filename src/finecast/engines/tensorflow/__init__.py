@@ -30,6 +30,7 @@ from finecast.engines.source import ModelStep
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import DryRun
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
+from finecast.frontends.tensorflow.draws import with_fixed_draws
 from finecast.frontends.tensorflow.functions import bodies, opened, plain_name, tensor_of
 from finecast.frontends.tensorflow.library import (
     DTYPES,
@@ -148,6 +149,7 @@ class TensorFlowSession(Session):
     def __init__(
         self, model: FrozenModel, *, profiling: bool = False, rewrite: str = ""
     ) -> None:
+        model = with_fixed_draws(model)
         self.inputs = tuple(map(_spec, model.inputs))
         self.outputs = tuple(map(_spec, model.outputs))
         self._model = model

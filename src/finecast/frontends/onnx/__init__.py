@@ -48,6 +48,7 @@ from finecast.frontends.onnx.stream import size_bytes, to_proto
 from finecast.frontends.onnx.types import (
     check_inferable,
     correct_outputs,
+    forget_free_sizes,
     infer,
     static_shapes,
     types_computed_in,
@@ -172,6 +173,8 @@ class Prepared(PreparedModel):
             write_out_codes(model)
             name_nodes(model)
             infer(model, shapes=True)
+            if one is low:
+                forget_free_sizes(model)
             return model
 
         exact = EditedModel(*read(copied(self)), emulates=by_types)

@@ -80,6 +80,19 @@ def infer(
     return () if unknown else tuple(v for v in given if v not in outputs)
 
 
+def forget_free_sizes(model: ir.Model) -> None:
+    """Take away the names of sizes that no input has: another model's may have other values.
+
+    ONNX Runtime gives values whose sizes have the same names the same memory.
+    """
+    known = {str(dim) for v in model.graph.inputs for dim in v.shape or ()}
+    for value in (value for node in model.graph.all_nodes() for value in node.outputs):
+        dims = value.shape or ()
+        if any(not isinstance(dim, int) and str(dim) not in known for dim in dims):
+            kept = (d if isinstance(d, int) or str(d) in known else None for d in dims)
+            value.shape = ir.Shape(kept)
+
+
 def _by_definitions(model: ir.Model) -> int:
     """Set types where definitions tell them; returns how many results are left without.
 

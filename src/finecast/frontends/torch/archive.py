@@ -57,6 +57,7 @@ _SIZE_FUNCTIONS: Final = re.compile(
     r"|FloorToInt|CeilDiv|LShift|RShift|PowByNatural|FloatPow|FloatTrueDiv|IntTrueDiv"
     r"|TruncToFloat|TruncToInt|RoundToInt|RoundDecimal|ToFloat|Identity|Equality|Unequality"
     r"|IsNonOverlappingAndDenseIndicator"
+    r"|(Strict)?(Less|Greater)Than"  # bounds of sizes that depend on numbers
 )
 _SIZE_NODES: Final = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.Name,

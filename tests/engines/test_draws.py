@@ -1,0 +1,142 @@
+"""Random ops draw the same numbers in every model that an engine loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino
+import pytest
+
+import finecast
+from finecast.engines import get_engine
+from finecast.engines.base import Array
+from finecast.frontends.onnx.draws import with_fixed_draws
+from tests.frontends.tools import parse
+
+X = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
+EVERY = """
+net (float[n,8] x) => (float[n,8] normal, float[n,8] uniform, float[3,5] spread,
+ float[n,8] drop, bool[n,8] kept, int32[n,6] classes)
+<float ratio = {0.25}, bool training = {1}> {
+  normal = RandomNormalLike <mean = 2.0, scale = 0.5> (x)
+  uniform = RandomUniformLike <low = -1.0, high = 3.0> (x)
+  spread = RandomUniform <shape = [3, 5], seed = 4.0> ()
+  drop, kept = Dropout(x, ratio, training)
+  classes = Multinomial <sample_size = 6> (x)
+}
+"""
+NOISE = """
+net (float[n,64] x) => (float[n,64] y) <float small = {0.5}> {
+  a = MatMul(x, w)
+  noise = RandomNormalLike(a)
+  scaled = Mul(noise, small)
+  y = Add(a, scaled)
+}
+"""
+
+
+def every(opset: int, nodes: str = EVERY) -> bytes:
+    return parse(nodes, opset=opset, ir_version=9).SerializeToString()
+
+
+def outputs(engine: str, model: bytes) -> dict[str, Array]:
+    session = get_engine(engine).load(model)
+    first, second = session.run({"x": X}), session.run({"x": X})
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+    return first
+
+
+@pytest.mark.parametrize("opset", [13, 15, 18])
+def test_engines_draw_the_same_and_as_the_ops_say(opset: int) -> None:
+    found: dict[str, Any] = outputs("onnxruntime", every(opset))
+    for name, array in outputs("openvino", every(opset)).items():
+        np.testing.assert_array_equal(array, found[name])
+    assert found["normal"].mean() == pytest.approx(2, abs=0.03)
+    assert found["normal"].std() == pytest.approx(0.5, abs=0.02)
+    assert found["uniform"].mean() == pytest.approx(1, abs=0.07)
+    assert (found["uniform"].min(), found["uniform"].max()) == pytest.approx((-1, 3), abs=0.01)
+    assert found["kept"].mean() == pytest.approx(0.75, abs=0.03)
+    np.testing.assert_allclose(found["drop"], np.where(found["kept"], X / 0.75, 0), rtol=1e-6)
+    chances = np.exp(X) / np.exp(X).sum(axis=1, keepdims=True)
+    shares = np.bincount(found["classes"].reshape(-1), minlength=8) / found["classes"].size
+    np.testing.assert_allclose(shares, chances.mean(axis=0), atol=0.04)
+
+
+def test_bernoulli_follows_its_chances() -> None:
+    model = every(
+        15, "net (float[n,8] x) => (float[n,8] y) { p = Sigmoid(x) y = Bernoulli(p) }"
+    )
+    found = outputs("onnxruntime", model)["y"]
+    assert set(np.unique(found)) == {0.0, 1.0}
+    assert found.mean() == pytest.approx((1 / (1 + np.exp(-X))).mean(), abs=0.03)
+
+
+def test_random_ops_in_bodies_and_functions() -> None:
+    body = """
+    net (float[n,8] x, bool flag) => (float[n,8] y) {
+      y = If (flag) <
+        then_branch = t () => (float[n,8] a) { a = RandomNormalLike(x) },
+        else_branch = e () => (float[n,8] b) { b = Identity(x) }>
+    }
+    """
+    session = get_engine("onnxruntime").load(every(17, body))
+    feeds = {"x": X, "flag": np.array(True)}
+    np.testing.assert_array_equal(session.run(feeds)["y"], session.run(feeds)["y"])
+
+
+def test_a_model_that_draws_nothing_is_loaded_as_it_is() -> None:
+    quiet = EVERY.replace("training = {1}", "training = {0}").partition("  normal =")[0]
+    quiet += "drop, kept = Dropout(x, ratio, training) }"
+    ports = quiet.index("float[n,8] normal"), quiet.index("float[n,8] drop")
+    quiet = quiet[: ports[0]] + quiet[ports[1] :]
+    model = every(17, quiet.replace(", bool[n,8] kept, int32[n,6] classes", ""))
+    assert with_fixed_draws(model) is model
+
+
+def noisy(folder: Path, suffix: str) -> Path:
+    proto = parse(NOISE, ir_version=8)
+    w = np.random.default_rng(1).standard_normal((64, 64)) / 8
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w.astype(np.float32), "w"))
+    path = folder / "noisy.onnx"
+    onnx.save(proto, path)
+    if suffix == ".onnx":
+        return path
+    read = openvino.Core().read_model(path)
+    openvino.save_model(read, path.with_suffix(suffix), compress_to_fp16=False)
+    return path.with_suffix(suffix)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_noise_is_no_error_in_any_verb(suffix: str, tmp_path: Path) -> None:
+    """OpenVINO was said to compute the model wrongly, verify drifted, and blame was spread."""
+    model, low = noisy(tmp_path, suffix), tmp_path / f"low{suffix}"
+    x = np.random.default_rng(2).standard_normal((48, 64)).astype(np.float32)
+    done = finecast.convert(model, low, "all:bf16", data={"x": x}, lock=True, progress=False)
+    assert 0 < done.to_dict()["verified"]["relative_error"] < 0.01
+    assert any("draws of" in text for text in done.warnings)
+    verified = finecast.verify(low)
+    assert verified.deviations == {next(iter(verified.deviations)): 0.0}
+    assert {"kernels", "numbers"}.isdisjoint(verified.drifted)
+    blamed = finecast.blame(model, low, data={"x": x}, max_error=0.003, progress=False)
+    assert blamed.value < 0.01
+    assert blamed.restored < 0.003
+
+
+def test_the_written_model_draws(tmp_path: Path) -> None:
+    model, low = noisy(tmp_path, ".onnx"), tmp_path / "low.onnx"
+    finecast.convert(model, low, "all:bf16", progress=False)
+    assert "RandomNormalLike" in {node.op_type for node in onnx.load(low).graph.node}
+
+
+def test_what_is_deployed_draws_anew_and_is_not_compared(tmp_path: Path) -> None:
+    model, low = noisy(tmp_path, ".onnx"), tmp_path / "low.onnx"
+    x = np.ones((24, 64), np.float32)
+    finecast.convert(model, low, "all:bf16", data={"x": x}, lock=True, progress=False)
+    deployed = openvino.Core().compile_model(low, "CPU")
+    found = finecast.verify(low, deployed=deployed)
+    (numbers,) = (one for one in found.checks if one.name == "numbers")
+    assert "draws at random" in numbers.texts[0]
