@@ -55,7 +55,7 @@ from finecast.reports.frontier import write_frontier
 from finecast.reports.plan_report import PlanReport, read_part, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
-from finecast.tuning import fleet_tuning, workers
+from finecast.tuning import workers
 from finecast.tuning.blaming import Blame, samples_of
 from finecast.tuning.blaming import blame as blamed
 from finecast.tuning.difference import Difference, Side, difference
@@ -376,21 +376,12 @@ def tuned(
     given, files = _declared(
         model, how, output, request.data, plan=request.start, study=request.study
     )
-    fleet_tuning.check_prices(request)
-    for path in request.fleet:
-        files.read("the prices", path)
     for role, path in _beside(request, output):
         files.write(role, path)
     files.write("the frontier", request.frontier)
     files.write("the report", request.report)
-    files.write("the prices", request.prices)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         removed += [*misplaced(), *remove_damaged()] if request.price_book else []
-        if request.fleet:
-            outcome = fleet_tuning.plans_for(given(), how, output, request, study)
-            warnings = (*removed, *_told(request, outcome))
-            outcome = replace(outcome, stale=files.stale(), warnings=warnings)
-            return _savable(replace(outcome, source=given().source), given)
         outcome = _searched(given(), how, output, request, study)
         found = filter(None, (request.study, request.frontier, request.report))
         outcome = replace(outcome, source=given().source, files=(*found, *outcome.files))
@@ -430,9 +421,6 @@ def _judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:
 
 def _beside(request: TuneRequest, output: Destination) -> Iterator[tuple[str, Path]]:
     """The files beside the output: their roles and their paths."""
-    if request.fleet:
-        yield from fleet_tuning.files_of(request, output.path)
-        return
     if request.plan_out is not None:
         yield "the plan", request.plan_out
     for path in lock_files(output.path) if output.path is not None and request.lock else ():
@@ -459,7 +447,6 @@ def _searched(
     with workers.evaluating(model, how, output.path, options) as worker:
         subject = model.subject(options.engine, options.device)
         subject.keeps_prices, subject.study = options.price_book, study
-        subject.prices_all = options.prices is not None
         executor = worker(subject)
         data = options.data.loaded() if executor is None else executor.data()
         workload = model.workload(data, subject.reference)
@@ -493,10 +480,6 @@ def _searched(
     if study is not None or options.report is not None:
         phases("kernels", 0, 1)
         outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
-    if options.prices is not None:
-        missing = fleet_tuning.prices_of(outcome, subject, workload, options.prices)
-        told = {"warnings": (*outcome.warnings, missing)} if missing else {}
-        outcome = replace(outcome, files=() if missing else (options.prices,), **told)
     outcome = replace(outcome, model=model.given_back(outcome.built))
     outcome = outcome.and_then(phases.seconds())
     said = without_opinion(options.user_rules, outcome.plan.reasons)

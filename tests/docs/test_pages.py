@@ -21,7 +21,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,6 @@ import pytest
 from finecast import cli
 from finecast.engines import installed
 from finecast.native import subject
-from finecast.native.lock import Machine
-from finecast.native.machine_kind import MachineKind
 from tests import decoder as decoders
 
 ROOT = Path(__file__).parent.parent.parent
@@ -106,14 +104,6 @@ def all_digits(folder: Path) -> None:
     digits(folder, samples=600)
 
 
-def fleet(folder: Path) -> None:
-    """The same net, and its prices on a machine with VNNI, and on this one as if by it."""
-    digits(folder)
-    vnni = MachineKind.load(ROOT / "tests" / "samples" / "fleet" / "vnni.prices.json")
-    vnni.write(folder / "vnni.prices.json")
-    replace(vnni, machine=Machine.here()).write(folder / "server.prices.json")
-
-
 def versions(folder: Path) -> None:
     """The same net, and ``new.onnx``: trained further and exported with other names."""
     import onnx
@@ -167,8 +157,7 @@ def decoder(folder: Path) -> None:
 
 
 SETUPS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f
-    for f in (digits, all_digits, fleet, versions, ir, module, keras, decoder, nothing)
+    f.__name__: f for f in (digits, all_digits, versions, ir, module, keras, decoder, nothing)
 }
 PAGES = [
     page

@@ -18,8 +18,10 @@ from finecast.data.workload import Workload
 from finecast.engines import probe
 from finecast.engines.base import Capability
 from finecast.engines.openvino import OpenVinoEngine
+from finecast.engines.probe import Speed
 from finecast.measure.racing import Effort, Race
 from finecast.native.engine_subject import EngineSubject
+from finecast.native.profiles import Profiles
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -165,6 +167,10 @@ def test_tune_takes_what_is_fastest(
         seconds = {n: 1.0 - 0.1 * found.count(INT8) for n, found in formats.items()}
         return Race.stated(1.0, seconds)
 
+    # Every format is timed, however busy the machine is.
+    faster = Speed(gains=True, text="")
+    monkeypatch.setattr(EngineSubject, "speed", lambda subject, fmt: faster)
+    monkeypatch.setattr(Profiles, "without_slow_formats", lambda profiles: (profiles, ()))
     monkeypatch.setattr(EngineSubject, "times", times)
     found = finecast.tune(
         saved(NET, weights(), tmp_path, "xml"),
@@ -175,6 +181,5 @@ def test_tune_takes_what_is_fastest(
         engine="openvino",
         progress=False,
         lock=False,
-        prices=tmp_path / "prices.json",  # all formats race, however busy the machine is
     )
     assert coded(found.plan, INT8) == ["first", "last", "second"]

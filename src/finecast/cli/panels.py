@@ -28,7 +28,6 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Search": (
         *("objective", "min_speedup", "max_trials", "timeout_s", "start"),
-        *("fleet", "within"),
         *("jobs", "executor", "trial_timeout_s", "trial_memory_gib", "check", "max_error"),
     ),
     "Timing": ("runs", "seconds", "memory"),
@@ -39,7 +38,6 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
             "study",
             "lock",
             "price_book",
-            "prices",
             "report",
             "diff",
             "blame",

@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 Records = Annotated[
     TuneRequest,
     Only(
-        *("plan_out", "study", "resume", "start", "frontier", "report", "lock"),
-        *("price_book", "prices", "fleet", "within"),
+        *("plan_out", "study", "resume", "start", "frontier", "report", "lock", "price_book"),
     ),
 ]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
@@ -99,8 +98,6 @@ def run(
 
       finecast tune m.pt2 -o low.pt2 --data val.npz --metric top1
     """
-    from finecast.tuning.fleet_tuning import check_prices
-
     choice = narrowed(device.choice(casting, target), narrowing, ranges)
     output = written.path
     assert output is not None
@@ -112,7 +109,7 @@ def run(
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.read("--start", request.start if isinstance(request.start, Path) else None)
     files.write("--plan-out", plan)
-    for path in lock_files(output) if request.lock and not request.fleet else ():
+    for path in lock_files(output) if request.lock else ():
         files.write("the lock", path)
     files.write("--frontier", request.frontier)
     files.write("--report", request.report)
@@ -130,7 +127,6 @@ def run(
         plan_out=plan,
         execution=execution,
     )
-    check_prices(request)
     request = replace(request, resume=request.resume and _has_trials(study))
     outcome = _searched(files, model, written, how, request)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)

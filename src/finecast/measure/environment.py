@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -167,22 +166,6 @@ def local_target(machine: Environment | None = None) -> str:
 def instruction_sets(machine: Environment) -> tuple[str, ...]:
     """Those flags of the CPU whose instructions engines may use."""
     return tuple(flag for flag in machine.flags if _allowed(flag, machine.isa_limit))
-
-
-def limit_to(sets: Sequence[str]) -> dict[str, str] | None:
-    """Variables under which oneDNN uses these instruction sets on this CPU.
-
-    Returns:
-        None if no limit leaves exactly these; nothing if this process has them as it is.
-    """
-    here = environment()
-    if instruction_sets(here) == tuple(sets):
-        return {}
-    for value in ("ALL", *_ISA_BITS):
-        limited = replace(here, isa_limit=f"{_ISA_LIMITS[0]}={value}")
-        if instruction_sets(limited) == tuple(sets):
-            return {_ISA_LIMITS[0]: value}
-    return None
 
 
 def _allowed(flag: str, isa_limit: str | None) -> bool:

@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
 from finecast.engines.base import feeds_for
 from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
-from finecast.errors import UsageError
 from finecast.naming import (
     Option,
     assignments,
@@ -31,7 +29,6 @@ from finecast.naming import (
 from finecast.native.lock import (
     Lock,
     LockedKernel,
-    Machine,
     Observed,
     Runner,
     load_to_verify,
@@ -169,8 +166,7 @@ class VerifyOptions:
     """
 
     lock: Path | None = Option(
-        help="The lock; default MODEL with .lock.json: m.lock.json for m.onnx, or of several"
-        " kinds of machines the m.KIND.lock.json of this one.",
+        help="The lock; default MODEL with .lock.json: m.lock.json for m.onnx.",
         metavar="FILE.json",
         kind=Path,
         convert=path_of,
@@ -194,30 +190,6 @@ class VerifyOptions:
         convert_options(self)
 
 
-def lock_here(model: Path, digest: str) -> Path:
-    """The lock beside a model; of those for several kinds of machines the one of this kind.
-
-    Raises:
-        UsageError: If it has some, and none is of a machine with these instruction sets.
-    """
-    path, here = lock_beside(model), Machine.here().instruction_sets
-    if path.is_file():
-        return path
-    stem = escape(path.name.removesuffix(".lock.json"))
-    beside = sorted(path.parent.glob(f"{stem}.*.lock.json"))
-    own = {one: seen for one in beside if (seen := Lock.load(one).observed).model == digest}
-    for one, seen in own.items():
-        if seen.machine.instruction_sets == here:
-            return one
-    if not own:
-        return path
-    raise UsageError(
-        f"the model has locks of other kinds of machines: this one has {', '.join(here)}",
-        where=", ".join(one.name for one in own),
-        fix="run tune for it here, or name the lock to compare with by --lock",
-    )
-
-
 def verify(
     model: Path, options: VerifyOptions, deployed: object | None = None
 ) -> Verification:
@@ -235,7 +207,7 @@ def verify(
         EngineError: If the engine is not installed, or cannot run the model.
     """
     given = opened(model)
-    path = options.lock or lock_here(model, given.digest)
+    path = options.lock or lock_beside(model)
     lock = Lock.load(path)
     locked = lock.observed.runner
     session = load_to_verify(locked.engine().configured(options.settings), model)

@@ -541,7 +541,7 @@ class EngineExamined(Examined):
             book=subject.book,
         )
         subject.profiled = sorted(profiles.high, key=lambda kernel: -kernel.time_s)
-        if of_time and not subject.prices_all:
+        if of_time:
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
                 subject.tell(f"{fmt.label} gains nothing on this workload: left out")

@@ -178,7 +178,6 @@ class Subject(ABC):
         reused: Labels of the formats whose sensitivities were found there.
         keeps_prices: Whether measured times of kernels are taken from the user's price book
             and kept there, where kernels are timed at all.
-        prices_all: Whether formats that gain nothing here are priced, too: others may gain.
     """
 
     model: OpenedModel
@@ -188,7 +187,6 @@ class Subject(ABC):
     study: Study | None = None
     reused: tuple[str, ...] = ()
     keeps_prices: bool = False
-    prices_all: bool = False
 
     @property
     @abstractmethod

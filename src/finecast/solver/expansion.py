@@ -9,8 +9,7 @@ small problem is improved to the best of all by an integer program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from scipy.sparse import csr_array
 from finecast.solver.assignment import (
     PINNED_HIGH,
     PINNED_LOW,
+    Bools,
     Floats,
     Ints,
     Problem,
@@ -59,9 +59,6 @@ from finecast.solver.mincut import solve
 _LARGEST: Final = 300
 # Branches after which the best labelling so far is taken.
 _MOST_NODES: Final = 50
-# The same for one choice at several prices, which is solved a few times in a whole run.
-_LARGEST_SHARED: Final = 4000
-_MOST_NODES_SHARED: Final = 500
 # How many times as large as the error that is allowed a single one may be: HiGHS computes with
 # some 16 digits, and takes a violation of 1e-7 for none.
 _ERRORS: Final = 1e9
@@ -78,7 +75,7 @@ def improved(problem: LabelProblem, lam: float, known: Labelling) -> Labelling:
     scale = known.cost(lam)
     if not 0 < scale < np.inf or _size(problem) > _LARGEST:
         return known
-    label = _Program([problem], lam).solved(_SCALE / scale)
+    label = _Program(problem, lam).solved(_SCALE / scale)
     if label is None:
         return known
     found = evaluate(problem, label)
@@ -94,7 +91,7 @@ def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Lab
     """
     if not 0 < known.time_s < np.inf or not 0 < error < np.inf or _size(problem) > _LARGEST:
         return known
-    program = _Program([problem], 0.0)
+    program = _Program(problem, 0.0)
     if max(np.abs(part).max(initial=0.0) for part in program.error) > _ERRORS * error:
         return known
     label = program.solved(_SCALE / known.time_s, error)
@@ -104,79 +101,23 @@ def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Lab
     return found if found.time_s < known.time_s and found.error <= error else known
 
 
-def _size(*problems: LabelProblem) -> int:
+def _size(problem: LabelProblem) -> int:
     """How many variables the program has."""
-    problem = problems[0]
-    casts = np.stack([(one.cast > 0).any(axis=0) for one in problems]).any(axis=0)
+    casts = int(np.count_nonzero((problem.cast > 0).any(axis=0)))
     rounded = sum(len(r.error) for r in problem.roundings)
-    return problem.time.size + int(np.count_nonzero(casts)) * problem.labels + rounded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeastWorst:
-    """Labels that serve several problems, and the time of the one that they serve worst.
-
-    Attributes:
-        label: The labels.
-        worst: The largest of the problems' times.
-        bound: What no labels go below, as far as is proven.
-    """
-
-    label: Ints
-    worst: float
-    bound: float = 0.0
-
-
-def least_worst(
-    problems: Sequence[LabelProblem], more: Floats, error: float, known: Ints
-) -> LeastWorst:
-    """The labels of at most this error whose largest time among ``problems`` is least.
-
-    Laws: the largest time is at most that of ``known``, and the error at most ``error`` if
-    that of ``known`` is. ``bound`` is proven by the dual of the integer program, whatever the
-    number of branches was; where the program is too large to be solved it is 0. Deterministic.
-
-    Args:
-        problems: One choice at several prices: they differ in times and in costs of casts.
-        more: What each of them takes besides, whatever is chosen.
-        error: The largest error.
-        known: Labels that are permitted in all problems.
-    """
-
-    def worst(label: Ints) -> float:
-        return max(
-            evaluate(one, label).time_s + float(also)
-            for one, also in zip(problems, more, strict=True)
-        )
-
-    best = LeastWorst(label=known, worst=worst(known))
-    if _size(*problems) > _LARGEST_SHARED or not 0 < best.worst < np.inf or error < 0:
-        return best
-    program = _Program(problems, 0.0)
-    label, bound = program.least_worst(more / best.worst, 1 / best.worst, error)
-    best = replace(best, bound=bound * best.worst)
-    if label is None or evaluate(problems[0], label).error > error:
-        return best
-    found = worst(label)
-    return replace(best, label=label, worst=found) if found < best.worst else best
+    return problem.time.size + casts * problem.labels + rounded
 
 
 class _Program:
-    """Variables: each unit (then each pin) by label, casts, roundings; all from 0 to 1.
+    """Variables: each unit (then each pin) by label, casts, roundings; all from 0 to 1."""
 
-    Costs are those of each of ``problems``, which differ in times and in costs of casts alone.
-    """
-
-    def __init__(self, problems: Sequence[LabelProblem], lam: float) -> None:
-        self.problems, problem = problems, problems[0]
+    def __init__(self, problem: LabelProblem, lam: float) -> None:
         self.of = problem
         n, k = problem.time.shape
         pins = np.eye(k)
-        times = np.stack([one.time for one in problems])
-        allowed = np.isfinite(times).all(axis=0)
-        cost = np.where(allowed, times + lam * problem.error, 0.0)
-        several = len(problems)
-        self.cost: list[Floats] = [cost.reshape(several, -1), np.zeros((several, k * k))]
+        allowed = np.isfinite(problem.time)
+        cost = np.where(allowed, problem.time + lam * problem.error, 0.0)
+        self.cost: list[Floats] = [cost.ravel(), np.zeros(k * k)]
         self.error: list[Floats] = [problem.error.ravel(), np.zeros(k * k)]
         self.lower: list[Floats] = [np.zeros(n * k), pins.ravel()]
         self.upper: list[Floats] = [allowed.astype(np.float64).ravel(), pins.ravel()]
@@ -186,43 +127,12 @@ class _Program:
         self.rows = 0
         self._casts()
         for number, rounded in enumerate(problem.roundings, start=1):
-            priced = np.tile(lam * rounded.error, (several, 1))
-            paid = self._added(priced, error=rounded.error)
+            paid = self._added(lam * rounded.error, error=rounded.error)
             units = self._column(rounded.rows.unit, number)
             self._at_least(paid[rounded.rows.row][:, None], units)
 
     def solved(self, scale: float, within: float = np.inf) -> Ints | None:
         """The best labels that were found, of at most an error; None if there are none."""
-        cost = scale * np.concatenate(self.cost, axis=1)[0]
-        return self._labels(self._milp(cost, within, [], _MOST_NODES))
-
-    def least_worst(
-        self, more: Floats, scale: float, within: float
-    ) -> tuple[Ints | None, float]:
-        """The labels of the least largest cost that were found, and the bound of that cost.
-
-        None if there are none of at most this error. Costs are multiplied by ``scale``, and
-        ``more`` is added to each.
-        """
-        import scipy.optimize
-
-        optimize: Any = scipy.optimize
-        largest = self._added(np.zeros((len(self.problems), 1)), np.full(1, np.inf))[0]
-        costs = scale * np.concatenate(self.cost, axis=1)
-        costs[:, largest] = -1.0
-        limit = optimize.LinearConstraint(csr_array(costs), -np.inf, -more)
-        objective = np.zeros(self.size)
-        objective[largest] = 1.0
-        found = self._milp(objective, within, [limit], _MOST_NODES_SHARED)
-        bound = found.mip_dual_bound
-        return self._labels(found), 0.0 if bound is None else float(bound)
-
-    def _labels(self, found: Any) -> Ints | None:
-        n, k = self.of.time.shape
-        return None if found.x is None else found.x[: n * k].reshape(n, k).argmax(axis=1)
-
-    def _milp(self, cost: Floats, within: float, limits: list[Any], most_nodes: int) -> Any:
-        """What HiGHS finds: the least ``cost`` of labels of at most an error."""
         import scipy.optimize
 
         optimize: Any = scipy.optimize  # its stubs take bounds for single numbers
@@ -230,24 +140,24 @@ class _Program:
         unit = np.arange(n).repeat(k)
         label = np.arange(n * k)
         ones = csr_array((np.ones(n * k), (unit, label)), shape=(n, self.size))
-        limits = [optimize.LinearConstraint(ones, 1, 1), *limits]
+        limits: list[Any] = [optimize.LinearConstraint(ones, 1, 1)]
         if self.rows:
             row, column, factor = (np.concatenate(x) for x in zip(*self.entries, strict=True))
             matrix = csr_array((factor, (row, column)), shape=(self.rows, self.size))
             limits.append(optimize.LinearConstraint(matrix, 0, np.inf))
         if within < np.inf:
-            error = csr_array(np.concatenate(self.error)[None] / (within or 1.0))
-            most = 1.0 if within else 0.0
-            limits.append(optimize.LinearConstraint(error, -np.inf, most))
+            error = csr_array(np.concatenate(self.error)[None] / within)
+            limits.append(optimize.LinearConstraint(error, -np.inf, 1.0))
         whole = np.zeros(self.size)
         whole[: n * k] = 1
-        return optimize.milp(
-            cost,
+        found: Any = optimize.milp(
+            scale * np.concatenate(self.cost),
             integrality=whole,
             bounds=optimize.Bounds(np.concatenate(self.lower), np.concatenate(self.upper)),
             constraints=limits,
-            options={"node_limit": most_nodes, "mip_rel_gap": 0.0},
+            options={"node_limit": _MOST_NODES, "mip_rel_gap": 0.0},
         )
+        return None if found.x is None else found.x[: n * k].reshape(n, k).argmax(axis=1)
 
     def _casts(self) -> None:
         """A cast is paid if the producer has the one label and any consumer the other.
@@ -258,13 +168,12 @@ class _Program:
         of, k = self.of, self.of.labels
         row, unit = of.consumers.row, of.consumers.unit
         for to in range(k):
-            costs = np.stack([one.cast[:, to] for one in self.problems])
-            values = np.flatnonzero((costs > 0).any(axis=(0, 1)))
+            costs = of.cast[:, to]
+            values = np.flatnonzero((costs > 0).any(axis=0))
             if not len(values):
                 continue
-            usable = np.isfinite(costs[:, :, values]).all(axis=0)
-            priced = np.where(usable, costs[:, :, values], 0.0)
-            paid = self._added(priced.reshape(len(costs), -1), usable.ravel().astype(float))
+            usable = np.isfinite(costs[:, values])
+            paid = self._added(np.where(usable, costs[:, values], 0.0).ravel(), usable.ravel())
             paid = paid.reshape(k, len(values))
             for source in range(k):
                 made = self._column(of.producer[values], source)
@@ -281,14 +190,14 @@ class _Program:
         return place * k + label
 
     def _added(
-        self, cost: Floats, most: Floats | None = None, *, error: Floats | None = None
+        self, cost: Floats, usable: Bools | None = None, *, error: Floats | None = None
     ) -> Ints:
-        """New variables with these costs by problem, up to ``most``, else 1, and errors."""
-        count = cost.shape[1]
+        """New variables with these costs, and with these errors if they have any."""
+        count = len(cost)
         self.cost.append(cost)
         self.error.append(np.zeros(count) if error is None else error)
         self.lower.append(np.zeros(count))
-        self.upper.append(np.ones(count) if most is None else most)
+        self.upper.append(np.ones(count) if usable is None else usable.astype(np.float64))
         self.size += count
         return np.arange(self.size - count, self.size)
 

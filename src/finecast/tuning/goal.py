@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
-from finecast.naming import Option, convert_options, member_of, path_of, share_of
+from finecast.naming import Option, convert_options, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, silent
@@ -307,11 +306,6 @@ class TuneRequest:
             whether the model does the same.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
         execution: Where plans are evaluated, and what an evaluation may take.
-        prices: Where it is written what ops take on this machine in each format.
-        fleet: What machines of other kinds wrote as their ``prices``: then one plan is made
-            for all of them.
-        within: What a machine of the fleet may lose, as a share of the time of its own best
-            plan: then as few plans are made as keep it. None for one plan.
         progress: Told of each step.
     """
 
@@ -371,28 +365,6 @@ class TuneRequest:
         kind=bool,
     ).field(True)
     execution: Execution = field(default_factory=Execution)
-    prices: Path | None = Option(
-        help="Write what ops take on this machine in each format, for --fleet elsewhere:"
-        " KIND.prices.json.",
-        metavar="FILE.json",
-        kind=Path,
-        convert=path_of,
-    ).field(None)
-    fleet: tuple[Path, ...] = Option(
-        help="Make one plan for several kinds of machines: give the --prices file of each.",
-        metavar="KIND.prices.json",
-        kind=Path,
-        many=True,
-        python=((Sequence, type(None)), "paths of files of prices"),
-        convert=lambda given: tuple(map(Path, given or ())),
-    ).field(())
-    within: float | None = Option(
-        help="Make as few plans for the fleet as let no machine lose more than this, 5% or"
-        " 0.05, beside its own best plan.",
-        metavar="SHARE",
-        python=((Real, str), "a share, as 0.05"),
-        convert=partial(share_of, where="--within", example=0.05),
-    ).field(None)
     progress: Progress = silent
 
     def __post_init__(self) -> None:

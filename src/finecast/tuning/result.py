@@ -28,7 +28,6 @@ from finecast.reports.content import Sources, content_of
 from finecast.reports.frontier import picture
 from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
-from finecast.tuning.fleet_plans import FleetPlans
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
 from finecast.tuning.summary import TF32_TIMES, comparison, notes
@@ -152,8 +151,6 @@ class Result(Report):
         conditions: What the metric and the times are of: the metric to keep, the number of
             samples, the shapes of the feeds that are timed, the date; empty if not tuned.
         writer: Writes the model of the plan to a destination.
-        fleet: The plans for several kinds of machines, the first of which is ``plan``; None
-            where it was tuned for this one.
     """
 
     verdict: Verdict
@@ -205,7 +202,6 @@ class Result(Report):
     fp32_kernels: tuple[KernelTime, ...] = ()
     conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
     writer: Callable[[Destination], object] | None = None
-    fleet: FleetPlans | None = None
 
     @classmethod
     def of(cls, converted: Converted) -> Result:
@@ -231,8 +227,6 @@ class Result(Report):
     def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
         warnings = [f"warning: {text}" for text in self.warnings]
-        if self.fleet is not None:
-            return [*self.fleet.lines, *warnings]
         if self.verdict is not Verdict.CONVERTED:
             lines = [f"{self.verdict.value}: {self.why}"]
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}")
@@ -252,7 +246,7 @@ class Result(Report):
     @property
     def comparison(self) -> TextTable:
         """The models side by side, as a terminal has them in place of the first lines."""
-        return comparison(self) if self.fleet is None else self.fleet.tables[0]
+        return comparison(self)
 
     @property
     def tables(self) -> Sequence[TextTable]:
@@ -266,8 +260,7 @@ class Result(Report):
 
     def _repr_html_(self) -> str:
         """The same in a notebook, with the picture of a search."""
-        searched = self.verdict is not Verdict.CONVERTED and self.fleet is None
-        drawn = picture(self.to_dict(), "plans") if searched else ""
+        drawn = "" if self.verdict is Verdict.CONVERTED else picture(self.to_dict(), "plans")
         return drawn + Report._repr_html_(self)
 
     @property
@@ -431,9 +424,6 @@ class Result(Report):
         }
         if self.verdict is not Verdict.CONVERTED:
             found |= {"why": self.why, "stale": [str(path) for path in self.stale]}
-        if self.fleet is not None:
-            return found | {"fleet": self.fleet.to_dict()}
-        if self.verdict is not Verdict.CONVERTED:
             return found | self._search()
         before, after = self.size_bytes
         found |= {"nodes": self.nodes, "size_bytes": {"before": before, "after": after}}

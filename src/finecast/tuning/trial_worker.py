@@ -17,18 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import TextIOBase
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if __name__ == "finecast_served" and sys.argv[1] not in sys.path:
     sys.path.insert(0, sys.argv[1])
 
 from finecast.data.functions import load_function, source_digest
-from finecast.data.golden import chosen
 from finecast.data.sources import user_feeds
 from finecast.engines.base import Feeds
 from finecast.errors import FinecastError
-from finecast.native.lock import Deployed, Runner
 from finecast.native.opening import opened
 from finecast.tuning.executor import Evaluated, LocalExecutor
 from finecast.tuning.measuring import Measuring
@@ -145,18 +142,6 @@ class Served:
     def evaluate_part(self, part: Part, origin: Origin) -> tuple[Scoring, float]:
         """Evaluate the model of an origin on a part of the data."""
         return self._executor.evaluate_part(self._made(origin), part)
-
-    def lock(self, model: Path, lock: Path, plan: str, accuracy: Mapping[str, Any]) -> None:
-        """Write the lock of a model of a plan, whose digest is ``plan``, as it runs here."""
-        measuring = self._executor.measuring
-        subject, workload = measuring.subject, measuring.workload
-        deployed = Deployed(
-            path=model,
-            runner=Runner.of(subject.verifiers[0].judges),
-            reference=subject.reference,
-            calls=chosen(workload.compared(), workload.evaluated()),
-        )
-        deployed.lock(plan, accuracy, None).write(lock)
 
     def race(self, racing: Racing) -> tuple[Race, Sequence[str]]:
         """Models of origins timed here; and what the subject has to tell."""

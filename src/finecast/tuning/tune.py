@@ -170,7 +170,7 @@ def tune(
         progress(Notice(certifier.expectation), 1, 1)
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
-    if goal.objective.of_time and not subject.prices_all:
+    if goal.objective.of_time:
         progress("format speeds", 0, 1)
         narrowed, left_out = drop_slow_formats(policy, subject.speed, user_rules)
     progress("rules", 0, 1)

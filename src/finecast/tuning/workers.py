@@ -130,9 +130,6 @@ class WorkerProcess(ABC):
     def end(self) -> None:
         """End the process; the next request starts another one."""
 
-    def leave(self) -> None:
-        """End the process if no other search can use it."""
-
     def opening(self, opening: Opening) -> Opening:
         """``opening`` with paths as the process knows them."""
         return opening
@@ -166,18 +163,14 @@ class LocalWorker(WorkerProcess):
     """A worker process of this machine.
 
     It is started anew where the environment of this process has changed since.
-
-    Args:
-        environment: Variables that differ from those of this process.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._differs = environment or {}
+    def __init__(self) -> None:
         self._worker = Worker(
             trial_worker.__file__,
             str(Path(trial_worker.__file__).parents[2]),
             instead=trial_worker.Served().answer,
-            environment={**IN_WORKER, **self._differs},
+            environment=IN_WORKER,
         )
         self._environment: dict[str, str] = {}
 
@@ -196,15 +189,6 @@ class LocalWorker(WorkerProcess):
     def end(self) -> None:
         """End it."""
         self._worker.end()
-
-    def leave(self) -> None:
-        """End one with variables of its own, which no other search needs."""
-        if self._differs:
-            self.end()
-
-    def opening(self, opening: Opening) -> Opening:
-        """``opening`` with the variables of the process."""
-        return replace(opening, environment={**opening.environment, **self._differs})
 
 
 def _print(status: str, text: str) -> None:
@@ -457,18 +441,6 @@ class WorkerExecutor(Executor):
             raise NodeLostError("was on nodes that are gone")
         return [found[index] for index in sorted(found)]
 
-    def lock(self, model: Path, lock: Path, plan: str, accuracy: Mapping[str, Any]) -> None:
-        """Have the first worker write the lock of a model as it runs there.
-
-        Raises:
-            EngineError: If the engine cannot load the model there, or that ends the worker.
-        """
-        how = self._limits(math.inf)
-        try:
-            self._first.on(self._learned, "lock", model, lock, plan, accuracy, how=how)
-        except WorkerDiedError as error:
-            raise EngineError(f"locking the model {error}", where=str(model)) from error
-
     @property
     def racer(self) -> Racer | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Times models where that is possible without disturbance; None if nowhere is."""
@@ -550,11 +522,8 @@ def evaluating(
     how: ReadOptions,
     output: Path | None,
     request: TuneRequest,
-    environment: Mapping[str, str] | None = None,
 ) -> Generator[Callable[[Subject], WorkerExecutor | None]]:
     """Gives the executor of a subject of ``model`` in a worker, which starts at once.
-
-    Variables in ``environment`` are those of a worker of its own, which ends with the search.
 
     None where the worker could not open the same by path: Python objects, an emulated device,
     or a model so large that it may not fit into memory twice.
@@ -581,7 +550,6 @@ def evaluating(
         processes = ray_workers(execution.executor, request.progress)
     elif by_path and small:
         processes = [kept_worker(number) for number in range(execution.jobs)]
-        processes = [LocalWorker(environment)] if environment and processes else processes
     if not processes:
         yield lambda subject: None
         return
@@ -613,5 +581,3 @@ def evaluating(
     finally:
         for one in made:
             one.close()
-        for process in processes:
-            process.leave()
