@@ -165,7 +165,7 @@ class FinecastError(Exception):
         self, what: str, *, where: str = "", fix: str = "", unfit: Unfit = MappingProxyType({})
     ) -> None:
         self.what, self.where, self.fix = map(shortened, (what, where, fix))
-        self.unfit = unfit
+        self.unfit = dict(unfit)  # errors of workers are pickled
         super().__init__(in_python(self.line))
 
     @property
