@@ -84,7 +84,7 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 _OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "baseline")
-_OF_JUDGING: Final = (*_OF_METRICS, "verify", "lock", "partial")
+_OF_JUDGING: Final = (*_OF_METRICS, "verify", "lock")
 _OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 _OF_TUNING: Final = (
     Destination,
@@ -122,7 +122,7 @@ def _opened(model: Model, how: ReadOptions, output: str | Path | None = None) ->
     return found if how.from_type is None else found.to_fp32(how.from_type)
 
 
-@checked(Destination, RunOptions, DataOptions, ReadOptions, without=(*_OF_METRICS, "partial"))
+@checked(Destination, RunOptions, DataOptions, ReadOptions, without=_OF_METRICS)
 def convert(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -222,8 +222,7 @@ def apply(
     The model may be another version of the one that the plan was made for: retrained, changed
     or exported anew. Ops that the plan does not know stay fp32, which a warning says.
 
-    ``options`` are as for ``convert``, and ``partial``: apply the plan to a model that has
-    few of its ops.
+    ``options`` are as for ``convert``.
 
     Raises:
         FinecastError: If the plan was made for another model, or as for ``convert``.
@@ -276,9 +275,8 @@ def tune(
             ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,
             ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
             (a page of what was found and why), ``price_book``. Of where plans are evaluated
-            (``Execution``): ``jobs``, ``executor``, ``trial_timeout_s``,
-            ``trial_memory_gib``. And ``user_rules``,
-            ``from_type``, ``example_inputs``, ``trust``; ``help`` lists all.
+            (``Execution``): ``jobs``, ``executor``. And ``user_rules``, ``from_type``,
+            ``example_inputs``, ``trust``; ``help`` lists all.
 
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
@@ -617,7 +615,7 @@ def explain(
     how, stated = group_of(ReadOptions, options), _plan(plan)
     if stated is not None:
         read = opened(model, how, plan=stated)
-        found, told = read.placed(stated, partial=False)
+        found, told = read.placed(stated)
         graph = read.graph_for(found)
     else:
         asked = Policy.of(policy)
@@ -986,7 +984,7 @@ def report(
     given = None if model is None else opened(model, plan=plan)
     if isinstance(found, Plan):
         if given is not None:
-            found, _ = given.placed(found, partial=False)
+            found, _ = given.placed(found)
         graph = None if given is None else given.graph_for(found)
         name = "model" if given is None else given.source.name
         found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))

@@ -36,7 +36,6 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--calib": "calib",
     "--calibration": "Policy.calibration",
     "--check": "check",
-    "--clean": "clean=True",
     "--confidence": "confidence",
     "--criterion": "criterion",
     "--data": "data",
@@ -64,7 +63,6 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--objective": "objective",
     "--of": "of",
     "--op": "Policy.op_formats",
-    "--partial": "partial=True",
     "--resume": "resume=True",
     "--sample-axis": "DataOptions.sample_axes",
     "--score-range": "score_range",
@@ -74,8 +72,6 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--target": "target",
     "--timeout": "timeout_s",
     "--tolerance": "tolerance",
-    "--trial-memory": "trial_memory_gib",
-    "--trial-timeout": "trial_timeout_s",
     "--trust": "trust=True",
 }
 """The Python API's names for the command line's options in messages. Options that say what is

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
-
-from finecast.frontends.onnx import drop_dead
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 
 def with_stated_types(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -18,7 +17,8 @@ def with_stated_types(model: onnx.ModelProto) -> onnx.ModelProto:
 def without_dead(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without what no output needs."""
     found = ir.from_proto(model)
-    drop_dead(found)
+    RemoveUnusedNodesPass()(found)
+    RemoveUnusedFunctionsPass()(found)
     return ir.to_proto(found)
 
 

@@ -1,8 +1,6 @@
-"""Conversions leave no stale type and nothing dead; ``clean`` removes what came dead."""
+"""Conversions leave no stale type and nothing dead."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,7 +9,7 @@ from onnx import numpy_helper
 
 import finecast
 from finecast.engines import installed
-from finecast.errors import FinecastError, UsageError
+from finecast.errors import FinecastError
 from tests.conformance.cases import node_cases
 from tests.frontends.leftovers import stale_types, unread, with_stated_types
 from tests.frontends.tools import parse
@@ -55,37 +53,6 @@ def test_onnx_own_cases(policy: str) -> None:
         check(model, policy)
         tried += 1
     assert tried > len(node_cases()) // EVERY // 2
-
-
-def dead() -> onnx.ModelProto:
-    """A model with a chain of nodes and an initializer that no output needs."""
-    model = parse(
-        "net (float[n,4] x) => (float[n,4] y)"
-        " { y = MatMul(x, w)\n a = Relu(y)\n b = Mul(a, v) }"
-    )
-    for name in ("w", "v", "unused"):
-        array = np.eye(4, dtype=np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
-
-
-@pytest.mark.parametrize("policy", ["none", "all:fp16"])
-def test_clean_leaves_out_what_came_dead(policy: str, tmp_path: Path) -> None:
-    onnx.save(dead(), tmp_path / "net.onnx")
-    kept, clean = tmp_path / "kept.onnx", tmp_path / "clean.onnx"
-    finecast.convert(tmp_path / "net.onnx", kept, policy, engine="onnxruntime")
-    finecast.convert(tmp_path / "net.onnx", clean, policy, engine="onnxruntime", clean=True)
-    assert len(unread(onnx.load(kept))) >= 3
-    assert not unread(onnx.load(clean))
-    assert [n.op_type for n in onnx.load(clean).graph.node if n.op_type != "Cast"] == [
-        "MatMul"
-    ]
-
-
-def test_only_onnx_files_are_cleaned(tmp_path: Path) -> None:
-    onnx.save(dead(), tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match="does not apply to OpenVINO models"):
-        finecast.convert(tmp_path / "net.onnx", tmp_path / "net.xml", "none", clean=True)
 
 
 @pytest.mark.parametrize("label", ["fp16", "fp64", "int8"])

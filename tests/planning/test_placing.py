@@ -104,7 +104,7 @@ def test_a_model_exported_anew_or_trained_further(seed: int) -> None:
     assert found.plan.opset == 17
     found.plan.check(graph, where="again")
     found.plan.check_complete(graph, where="again")
-    found.check(where="again", partial=False)
+    found.check(where="again")
 
 
 def test_an_older_plan_finds_its_ops_by_name() -> None:
@@ -117,8 +117,7 @@ def test_the_plan_of_another_model_is_refused_unless_forced() -> None:
     found = placed(LOW, graph_of(OTHER))
     assert found.gone == ("first", "between", "last", "end")
     with pytest.raises(ModelError, match="made for another model: 0 of its 4 ops are here"):
-        found.check(where="other", partial=False)
-    found.check(where="other", partial=True)
+        found.check(where="other")
     assert set(found.plan.formats.values()) == {Format.FP32}
 
 

@@ -54,7 +54,6 @@ def run(
             data=data,
             engine=running.engine,
             verify=running.verify,
-            partial=running.partial,
         )
     if "tf32" in result.plan.counts:
         warn(TF32_NOTE)

@@ -31,12 +31,11 @@ Model = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Written = Annotated[Destination, Only("path", "force", "external_data", required=("path",))]
-Cleaned = Annotated[Destination, Only(required=("path",))]
+Written = Annotated[Destination, Only(required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify", "lock")]
-Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
+Placing = Annotated[RunOptions, Only("engine", "verify")]
 Engine = Annotated[RunOptions, Only("engine")]
 _SAMPLES: Final = ("data", "labels", "calib", "sample_axes", "batch", "decode_steps", "state")
 Samples = Annotated[DataOptions, Only(*_SAMPLES)]

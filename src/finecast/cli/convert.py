@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from finecast.cli.common import (
-    Cleaned,
     Json,
     Model,
     PlanOut,
     Read,
     Run,
     SizedSamples,
+    Written,
     files_of,
     open_model,
     telling_stale,
@@ -43,7 +43,7 @@ _MOST_LINES: Final = 8
 def run(
     model: Model,
     how: Read,
-    written: Cleaned,
+    written: Written,
     casting: Casting,
     narrowing: Narrowing,
     ranges: Ranges,

@@ -28,11 +28,11 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Search": (
         *("objective", "min_speedup", "max_trials", "timeout_s", "start"),
-        *("jobs", "executor", "trial_timeout_s", "trial_memory_gib", "check", "max_error"),
+        *("jobs", "executor", "check", "max_error"),
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
-        *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
+        *("from_type", "trust", "external_data", "verify", "clear"),
         *(
             "plan_out",
             "study",

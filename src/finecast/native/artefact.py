@@ -36,7 +36,6 @@ class Destination:
         force: Whether existing files may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside the model; None for where
             the source had them, or where they do not fit one file.
-        clean: Whether what nothing needs is left out, though it came with the model.
     """
 
     path: Path | None = Option(
@@ -54,24 +53,18 @@ class Destination:
         flags=("--external-data/--one-file",),
         kind=bool,
     ).field(None)
-    clean: bool = Option(
-        help="Leave out what no output needs and came so: nodes, initializers, functions.",
-        kind=bool,
-    ).field(False)
 
     def __post_init__(self) -> None:
         """Read a path that was given as text."""
         convert_options(self)
 
     def check_plain(self, kind: str) -> None:
-        """Raise UsageError for an option that is for ONNX files alone, not for ``kind``."""
-        given = {
-            "--external-data/--one-file": self.external_data is not None,
-            "--clean": self.clean,
-        }
-        for option in (o for o, is_given in given.items() if is_given):
+        """Raise UsageError for the option that is for ONNX files alone, not for ``kind``."""
+        if self.external_data is not None:
             raise UsageError(
-                f"{option} does not apply to {kind}", where=str(self.path), fix="leave it out"
+                f"--external-data/--one-file does not apply to {kind}",
+                where=str(self.path),
+                fix="leave it out",
             )
 
     def check(self, *, apart: bool = False) -> None:

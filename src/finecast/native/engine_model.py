@@ -146,7 +146,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
 
         A plan of another version of the model is placed on this one.
         """
-        plan, told = self.placed(plan, partial=options.partial)
+        plan, told = self.placed(plan)
         source = self.source_for(plan)
         assert isinstance(source, EngineModel)
         crashes: list[str] = []

@@ -95,7 +95,6 @@ class RunOptions:
         user_rules: Rule functions by name.
         verify: Whether the model has to load and run before it is written.
         lock: Whether a lock is written beside the model, with samples of ``data``.
-        partial: Whether a plan is applied although the model has few of its ops.
         own: Whether the model may be changed in place, as nobody else holds it.
         progress: Told of each step that takes long.
     """
@@ -113,9 +112,6 @@ class RunOptions:
     ).field(True)
     lock: bool = Option(
         help="Write OUTPUT.lock.json for finecast verify, with samples of --data.", kind=bool
-    ).field(False)
-    partial: bool = Option(
-        help="Apply the plan even if the model has less than half of its ops.", kind=bool
     ).field(False)
     own: bool = False
     progress: Progress = silent
@@ -266,18 +262,18 @@ class OpenedModel(ABC):
             UsageError: If models of this kind cannot be prepared for the plan's policy.
         """
 
-    def placed(self, plan: Plan, *, partial: bool) -> tuple[Plan, tuple[str, ...]]:
+    def placed(self, plan: Plan) -> tuple[Plan, tuple[str, ...]]:
         """``plan``, placed on this model if it was made for another version; and notes.
 
         Raises:
-            ModelError: If few of its ops are here, unless ``partial``.
+            ModelError: If few of its ops are here.
         """
         if plan.model == self.digest:
             return plan, ()
         found = self.placement(plan)
         if found.plan.model == plan.model:  # of PyTorch files plans have the graph's digest
             return plan, ()
-        found.check(where=self.name, partial=partial)
+        found.check(where=self.name)
         note = f"the plan is {found.note}"
         return found.plan, (note if found.same else f"{note}; {_NOT_EVALUATED}",)
 

@@ -218,8 +218,6 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         With no engines it is only checked.
         """
         self.check(output)
-        if output.clean:
-            frontend.drop_dead(built.model)
         place = output.path.parent if output.path is not None else None
         with staging(place) as folder:
             staged = folder / (output.path.name if output.path is not None else "model.onnx")

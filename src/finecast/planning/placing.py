@@ -105,19 +105,18 @@ class Placement:
             by_why.setdefault(why, []).append(name)
         return by_why
 
-    def check(self, *, where: str, partial: bool) -> None:
-        """Check that the plan is for a version of the model, unless ``partial`` is allowed.
+    def check(self, *, where: str) -> None:
+        """Check that the plan is for a version of the model.
 
         Raises:
             ModelError: If the share is less than ``_LEAST_PLACED``.
         """
-        if partial or self.share >= _LEAST_PLACED:
+        if self.share >= _LEAST_PLACED:
             return
         raise ModelError(
             f"the plan was made for another model: {self.text}",
             where=where,
-            fix="make a plan for this model; with --partial, apply places it as far as ops are"
-            " found",
+            fix="make a plan for this model",
         )
 
 

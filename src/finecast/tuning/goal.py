@@ -229,16 +229,13 @@ def _executor(given: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Where plans are evaluated, and what one evaluation may take.
+    """Where plans are evaluated.
 
     Attributes:
         jobs: Worker processes that evaluate plans on all data; 0 for none: they are evaluated
             in this process, as are all models, data and functions that are Python objects.
         executor: ``local`` for worker processes of this machine, or ``ray`` or
             ``ray://HOST:PORT`` for the nodes of a cluster.
-        trial_timeout_s: Seconds after which an evaluation is ended; None for ten minutes, or
-            twenty times as long as fp32 takes.
-        trial_memory_gib: Memory that an evaluation may take, in GiB; None for no limit.
     """
 
     jobs: int = Option(
@@ -252,37 +249,14 @@ class Execution:
         metavar="local|ray[://ADDRESS]",
         convert=_executor,
     ).field(LOCAL)
-    trial_timeout_s: float | None = Option(
-        help="End an evaluation after this time; default 10 min, or 20 times that of fp32.",
-        flags=("--trial-timeout",),
-        metavar="SECONDS",
-        kind=float,
-    ).field(None)
-    trial_memory_gib: float | None = Option(
-        help="End an evaluation that takes more memory.",
-        flags=("--trial-memory",),
-        metavar="GIB",
-        kind=float,
-    ).field(None)
 
     def __post_init__(self) -> None:
-        """Refuse limits that no evaluation keeps.
+        """Read the executor's name.
 
         Raises:
-            UsageError: If one is not positive.
+            UsageError: If nothing of that name evaluates.
         """
         convert_options(self)
-        limits = {
-            "--trial-timeout": self.trial_timeout_s,
-            "--trial-memory": self.trial_memory_gib,
-        }
-        for option, limit in limits.items():
-            if limit is not None and not 0 < limit < math.inf:
-                raise UsageError(
-                    f"no evaluation keeps a limit of {limit:g}",
-                    where=option,
-                    fix="give a finite number above 0",
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +279,7 @@ class TuneRequest:
         lock: Whether a lock is written beside the model, by which ``verify`` tells elsewhere
             whether the model does the same.
         price_book: Whether times of kernels are kept for later runs, and taken from earlier.
-        execution: Where plans are evaluated, and what an evaluation may take.
+        execution: Where plans are evaluated.
         progress: Told of each step.
     """
 

@@ -240,7 +240,7 @@ def _placed(start: Plan, subject: Subject, planner: Planner) -> Mapping[str, For
         ModelError: If it is the plan of another model.
     """
     found = place(start, planner.graph, planner.opset)
-    found.check(where=f"--start, {subject.model.name}", partial=False)
+    found.check(where=f"--start, {subject.model.name}")
     if start.model != planner.graph.digest:
         subject.tell(f"the plan to start from is {found.note}")
     return found.plan.formats

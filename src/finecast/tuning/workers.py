@@ -6,7 +6,6 @@ with this process, whatever ends that.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import sys
@@ -48,13 +47,12 @@ from finecast.tuning.executor import Evaluated, Executor, LostTrialError
 from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest
 from finecast.tuning.measuring import Racer, Racing
 
-# Without a limit of its own a trial may take this long, and so many times as long as fp32. An
-# emulated format may be many times as slow as fp32; what hangs takes forever.
+# A trial may take this long, and so many times as long as fp32. An emulated format may be many
+# times as slow as fp32; what hangs takes forever.
 _LEAST_TRIAL_S: Final = 600.0
 _TIMES_FP32: Final = 20.0
 # So many parts of the data for each of several workers: none waits long for the slowest.
 _PARTS_A_WORKER: Final = 4
-_NO_LIMIT: Final = 1 << 60
 # A model that takes more than this part of the memory is evaluated in one process alone: a
 # second one has the fp32 model and the plan's once more.
 _LARGE: Final = 16
@@ -221,9 +219,7 @@ class _Opened:
         """
         if not self._is_open:
             self._there = self._there or self.process.opening(self._opening)
-            # A limit of the search before this one holds no longer.
-            how = {"memory": _NO_LIMIT}
-            self._is_open = self.process.ask("open", self._there, how=how)
+            self._is_open = self.process.ask("open", self._there)
         return self._is_open
 
     def on(
@@ -231,7 +227,7 @@ class _Opened:
         learned: Mapping[str, Any] | None,
         call: str,
         *arguments: Any,
-        how: Mapping[str, float],
+        how: Mapping[str, float] | None = None,
     ) -> Any:
         """What a call gives for model and data, as ``WorkerProcess.ask``.
 
@@ -264,7 +260,7 @@ class WorkerExecutor(Executor):
 
     Args:
         opening: What they open.
-        execution: What a trial may take.
+        execution: Where they run.
         processes: The workers.
 
     Attributes:
@@ -334,8 +330,7 @@ class WorkerExecutor(Executor):
             if self.parts > 1 and not self._opening.has_truth:
                 baseline, learned = self._joined_baseline()
             else:
-                how = self._limits(math.inf)
-                baseline, learned = self._anywhere(lambda w: w.on(None, "baseline", how=how))
+                baseline, learned = self._anywhere(lambda w: w.on(None, "baseline"))
         except WorkerDiedError as error:
             raise self._died(f"the evaluation of the fp32 model {error}") from error
         self._fp32_s = time.perf_counter() - start
@@ -345,13 +340,12 @@ class WorkerExecutor(Executor):
 
     def _joined_baseline(self) -> tuple[float, Mapping[str, Any]]:
         """The metric to keep, of parts, and what was learned of them."""
-        how = self._limits(math.inf)
         first = Part(index=0, count=self.parts)
         scoring, learned = self._anywhere(
-            lambda worker: worker.on(None, "baseline_part", first, how=how)
+            lambda worker: worker.on(None, "baseline_part", first)
         )
         self._learned = learned
-        others = self._in_parts(1, ("baseline_part",), how)
+        others = self._in_parts(1, ("baseline_part",))
         for other, _ in others:
             scoring.absorb(other)
         samples = learned["samples"] + sum(one["samples"] for _, one in others)
@@ -360,7 +354,7 @@ class WorkerExecutor(Executor):
 
     def evaluate(self, built: Built) -> Evaluated:
         """Evaluate a model that the workers make anew from its origin."""
-        how = self._limits(max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s))
+        how = {"seconds": max(_LEAST_TRIAL_S, _TIMES_FP32 * self._fp32_s)}
         try:
             if self.parts == 1:
                 return self._anywhere(
@@ -399,7 +393,10 @@ class WorkerExecutor(Executor):
         return Evaluated(metric=scoring.result(), error=error)
 
     def _in_parts(
-        self, first: int, call: tuple[str, *tuple[Any, ...]], how: Mapping[str, float]
+        self,
+        first: int,
+        call: tuple[str, *tuple[Any, ...]],
+        how: Mapping[str, float] | None = None,
     ) -> list[tuple[Scoring, Any]]:
         """What calls give, each of a part, from part ``first`` on, in their order.
 
@@ -452,7 +449,7 @@ class WorkerExecutor(Executor):
         No race if none is left, or if a model ends the process. This machine, which computes
         as those do, then times them: it loads each in a process of its own first.
         """
-        how = {"memory": _NO_LIMIT, "alone": 1.0}
+        how = {"alone": 1.0}
         for worker in [one for one in self._workers if one.process.times]:
             try:
                 return worker.on(self._learned, "race", racing, how=how)
@@ -468,14 +465,6 @@ class WorkerExecutor(Executor):
         """Have the workers forget model and data; they stay for the next search."""
         for one in self._workers:
             one.close()
-
-    def _limits(self, default_s: float) -> dict[str, float]:
-        """The limits of an evaluation; without one of the user's own ``default_s`` holds."""
-        execution = self._execution
-        seconds, gib = execution.trial_timeout_s or default_s, execution.trial_memory_gib
-        memory = _NO_LIMIT if gib is None else int(gib * (1 << 30))
-        limits: dict[str, float] = {"memory": memory}
-        return limits if math.isinf(seconds) else {**limits, "seconds": seconds}
 
     def _elsewhere(
         self, spec: str, feeds: Callable[[], Iterator[Feeds]] | None = None
@@ -502,8 +491,8 @@ class WorkerExecutor(Executor):
             UserCodeError: If the function ends the worker.
         """
         try:
-            process, how = self._first.process, self._limits(math.inf)
-            return process.ask(call, process.function(spec), *arguments, how=how)
+            process = self._first.process
+            return process.ask(call, process.function(spec), *arguments)
         except WorkerDiedError as error:
             raise UserCodeError(f"it {error}", where=spec, fix=_ALONE) from error
 

@@ -19,7 +19,7 @@ from finecast.frontends.native_model import adjust
 from finecast.frontends.onnx.coded_products import is_coded
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
-from finecast.frontends.onnx.editor import drop_dead, name_nodes
+from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import (
     POLICY_KEY,
@@ -77,7 +77,6 @@ __all__ = [
     "came_external",
     "check",
     "correct_outputs",
-    "drop_dead",
     "fits_one_message",
     "from_model",
     "load",

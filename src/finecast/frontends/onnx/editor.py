@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 FREE_INITIALIZERS: Final = 4
 """The first IR version in which an initializer need not be an input."""
@@ -229,9 +228,3 @@ def drop_unread(values: Iterable[ir.Value]) -> None:
             home.initializers.pop(value.name or "")
             if value in home.inputs:
                 home.inputs.remove(value)
-
-
-def drop_dead(model: ir.Model) -> None:
-    """Remove nodes that no output needs, and initializers and functions that nothing uses."""
-    RemoveUnusedNodesPass()(model)
-    RemoveUnusedFunctionsPass()(model)
