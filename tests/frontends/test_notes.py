@@ -1,4 +1,4 @@
-"""What nodes note: the lines of PyTorch's program that are read, and a search's decisions."""
+"""What nodes note: lines of the program that are read, and types that a search chose."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 import finecast
 from finecast import api
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx.undo import NOTES
+from finecast.frontends.onnx.undo import TYPE_KEY
 from finecast.graph.builder import scope_of, source_line
+from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.base import DECISION, Reason
 
+OF_RELEASES = (TYPE_KEY, "finecast.kernel_ms", "finecast.reason")
 TRACE = """  File "/app/main.py", line 3, in <module>
     net(x)
   File "/app/net.py", line 12, in forward
@@ -42,21 +44,32 @@ def model() -> onnx.ModelProto:
 
 
 def noted(proto: onnx.ModelProto) -> dict[str, dict[str, str]]:
+    """The notes on its format of each node that has any."""
     found = {n.name: {p.key: p.value for p in n.metadata_props} for n in proto.graph.node}
-    return {name: {k: v for k, v in of.items() if k in NOTES} for name, of in found.items()}
+    told = {n: {k: v for k, v in of.items() if k in OF_RELEASES} for n, of in found.items()}
+    return {name: of for name, of in told.items() if of}
 
 
-def decided() -> Plan:
-    """All ops in bf16; that costs decided it is said of the first one alone."""
+def decided(time_us: float = 12.5) -> Plan:
+    """The first op in bf16, the second in fp32, both by costs."""
     _, plan = api.judge(model(), "all:bf16")
-    first, *others = plan.decisions
-    why = Reason(
-        rule=DECISION,
-        text="bf16 saves 20 us" * 30,
-        permits=("bf16",),
-        evidence={"decided by": "time", "bf16 us": 12.5, "fp32 us": 32.5},
-    )
-    return replace(plan, decisions=(replace(first, reasons=(why,)), *others))
+    by = {"decided by": "time", "bf16 us": time_us, "fp32 us": 32.5}
+    decisions = [
+        replace(
+            decision,
+            format=fmt,
+            reasons=(
+                Reason(
+                    rule=DECISION,
+                    text=f"bf16 saves {32.5 - time_us} us",
+                    permits=(fmt.label,),
+                    evidence=by,
+                ),
+            ),
+        )
+        for decision, fmt in zip(plan.decisions, (Format.BF16, Format.FP32), strict=True)
+    ]
+    return replace(plan, decisions=tuple(decisions))
 
 
 def test_scopes_and_lines_of_the_program_are_read() -> None:
@@ -89,23 +102,29 @@ def test_a_name_tells_its_scope(name: str, scope: str) -> None:
     assert scope_of(name) == scope
 
 
-def test_nodes_note_what_a_search_decided() -> None:
-    plan, given = decided(), frontend.from_model(model())
-    made = frontend.to_proto(frontend.apply(given, plan).model)
+def test_nodes_note_what_a_search_lowered() -> None:
+    made = frontend.to_proto(frontend.apply(frontend.from_model(model()), decided()).model)
     onnx.checker.check_model(made)
-    notes = noted(made)
-    kind, time_ms, reason = NOTES
-    assert notes["node_linear"].pop(reason) == ("bf16 saves 20 us" * 30)[:200]
-    assert notes["node_linear"] == {kind: "bf16", time_ms: "0.0125"}
-    assert not any(of for name, of in notes.items() if name != "node_linear")
+    assert noted(made) == {"node_linear": {TYPE_KEY: "bf16"}}
+
+
+def test_plans_of_other_figures_give_the_same_bytes() -> None:
+    plans = [decided(time_us) for time_us in (12.5, 13.0)]
+    assert plans[0].digest == plans[1].digest
+    made = [frontend.apply(frontend.from_model(model()), plan).model for plan in plans]
+    first, second = (frontend.to_proto(one).SerializeToString() for one in made)
+    assert first == second
 
 
 def test_another_conversion_takes_the_notes_out() -> None:
+    """Those that earlier releases wrote, too."""
     made = frontend.to_proto(frontend.apply(frontend.from_model(model()), decided()).model)
+    for key in OF_RELEASES[1:]:
+        made.graph.node[0].metadata_props.add(key=key, value="0.0125")
     again = finecast.convert(made, policy="all:fp16", verify=False).model
-    assert not any(noted(again).values())
+    assert not noted(again)
 
 
 def test_a_conversion_by_a_policy_notes_nothing() -> None:
     made = finecast.convert(model(), policy="all:bf16", verify=False).model
-    assert not any(noted(made).values())
+    assert not noted(made)

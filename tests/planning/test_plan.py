@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
 from finecast.planning.plan import PLAN_VERSION, Decision, Plan
-from finecast.rules.base import Reason
+from finecast.rules.base import DECIDED_BY, DECISION, Reason
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "plans"
 WORDS = st.text(max_size=12)
@@ -157,3 +157,26 @@ def test_a_binary_file_is_no_plan(tmp_path: Path) -> None:
 def test_a_folder_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the plan: Is a directory \("):
         Plan.load(tmp_path)
+
+
+def test_a_plan_without_figures_is_the_same_whatever_was_measured() -> None:
+    kept = Reason(rule="precision", text="it overflows", permits=("fp32", "bf16"))
+
+    def searched(time_us: float) -> Plan:
+        why = Reason(
+            rule=DECISION,
+            text=f"bf16 saves {time_us} us",
+            permits=("bf16",),
+            evidence={DECIDED_BY: "time", "bf16 us": time_us},
+        )
+        decision = Decision(node="a", op="MatMul", format=Format.BF16, reasons=(kept, why))
+        return Plan(model="0", policy="auto:bf16", opset=17, decisions=(decision,))
+
+    first, second = searched(12.5), searched(13.0)
+    assert first.digest == second.digest
+    assert first.to_json() != second.to_json()
+    stripped = first.without_figures()
+    assert stripped.to_json() == second.without_figures().to_json()
+    assert stripped.digest == first.digest
+    (decision,) = Plan.from_json(stripped.to_json()).decisions
+    assert decision.reasons == (kept, Reason(rule=DECISION, text="", permits=("bf16",)))

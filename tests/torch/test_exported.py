@@ -7,6 +7,7 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from finecast.engines.usage import how_to_run
 from finecast.errors import ModelError, UsageError
 from finecast.native.torch import planning, subject
 from finecast.numbers.formats import Format
+from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.tuning.result import Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -154,12 +156,24 @@ def test_convert_file_keeps_shapes_free_and_halves_the_weights(saved: Path) -> N
         finecast.convert(saved, low)
 
 
-def test_the_plan_travels_with_the_program(saved: Path) -> None:
+def test_the_plan_travels_with_the_program_without_figures(saved: Path) -> None:
     low = saved.with_name("low.pt2")
-    result = finecast.convert(saved, low, "matmult:bf16")
+    _, plan = api.judge(saved, "matmult:bf16")
+    measured = Reason(
+        rule=DECISION, text="saves 12.5 us", permits=("bf16",), evidence={DECIDED_BY: "time"}
+    )
+    plan = replace(
+        plan,
+        decisions=tuple(
+            replace(d, reasons=(measured,)) if d.format is Format.BF16 else d
+            for d in plan.decisions
+        ),
+    )
+    result = api.apply(plan, saved, low)
     extra = {"finecast.plan.json": ""}
     torch.export.load(low, extra_files=extra)
-    assert json.loads(extra["finecast.plan.json"])["digest"] == result.plan.digest
+    assert "12.5 us" in result.plan.to_json()
+    assert extra["finecast.plan.json"] == plan.without_figures().to_json()
 
 
 def test_convert_takes_a_program_s_own_inputs(saved: Path) -> None:

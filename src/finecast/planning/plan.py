@@ -20,7 +20,7 @@ from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.adjustments import Adjustment, AdjustOperand, together
-from finecast.rules.base import DECISION, Reason
+from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.rules.quantized import computed_in
 from finecast.rules.scaled_operands import coded_result
 
@@ -316,6 +316,19 @@ class Plan:
             return replace(decision, reasons=own)
 
         return replace(self, decisions=tuple(told(d) for d in self.decisions))
+
+    def without_figures(self) -> Plan:
+        """This plan as model files have it: reasons that compare measured figures are empty.
+
+        Two searches that find the same plan measure other figures.
+        """
+        measured = {
+            d.node: Reason(rule=DECISION, text="", permits=r.permits)
+            for d in self.decisions
+            for r in d.reasons
+            if r.rule == DECISION and DECIDED_BY in r.evidence
+        }
+        return self.explained(measured)
 
     def adjusting(self, graph: Graph, *, where: str) -> tuple[AdjustOperand, ...]:
         """The edits that make the adjustments.

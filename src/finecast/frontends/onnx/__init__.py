@@ -53,7 +53,7 @@ from finecast.frontends.onnx.types import (
     static_shapes,
     types_computed_in,
 )
-from finecast.frontends.onnx.undo import PLAN_KEY, note_decisions, undo
+from finecast.frontends.onnx.undo import PLAN_KEY, note_types, undo
 from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
 from finecast.frontends.onnx.writer import EditedModel, apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
@@ -318,7 +318,7 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         for value in prepared.shaped:
             value.shape = None
         prepared, done, rounded = _replay(prepared, plan)
-        note_decisions(prepared.graph, prepared.binding, plan)
+        note_types(prepared.graph, prepared.binding, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
         if not plan.keep_ops and (done or any(map(is_coded, model.graph.all_nodes()))):
             model, stated = restate(model, plan.engine)

@@ -301,40 +301,35 @@ def _restore_constant(node: ir.Node, key: str, text: str) -> None:
 
 # ------------------------------------------------------------ notes on nodes that viewers show
 #
-# Netron and others list a node's ``metadata_props``. Only ops whose format costs decided have
-# such notes: of others a policy or a rule says all there is to say. Undoing a conversion takes
-# the notes out.
+# Netron and others list a node's ``metadata_props``. Only ops that a search lowered have such
+# a note: of others a policy or a rule says all there is to say. It has no measured figure, and
+# no reason that compares such figures: one plan gives the same file on any day. Undoing a
+# conversion takes the notes out.
 
-NOTES: Final = ("finecast.type", "finecast.kernel_ms", "finecast.reason")
-# A model has thousands of ops: what is noted of all should stay small beside its weights.
-_LONGEST: Final = 200
+TYPE_KEY: Final = "finecast.type"
+_NOTES: Final = (TYPE_KEY, "finecast.kernel_ms", "finecast.reason")
+"""Notes that are taken out. The last two are those of files that earlier releases wrote."""
 
 
-def note_decisions(graph: Graph, binding: OnnxBinding, plan: Plan) -> None:
-    """Note on each node what a search decided and why; notes of before are taken out."""
+def note_types(graph: Graph, binding: OnnxBinding, plan: Plan) -> None:
+    """Note on each node the low type that a search chose; notes of before are taken out."""
     drop_notes(binding.model)
-    decided = {d.node: d for d in plan.decisions}
+    chosen = {d.node: d.format for d in plan.decisions if _is_chosen_low(d)}
     for node in graph.float_nodes:
-        native, decision = binding.nodes[node.id], decided.get(node.name)
-        if native is not None and decision is not None:
-            native.metadata_props.update(_notes(decision))
+        native = binding.nodes[node.id]
+        if native is not None and node.name in chosen:
+            native.metadata_props[TYPE_KEY] = chosen[node.name].label
 
 
 def drop_notes(model: ir.Model) -> None:
     """Take the notes out of a model."""
     for node in model.graph.all_nodes():
-        for key in NOTES:
+        for key in _NOTES:
             node.metadata_props.pop(key, None)
 
 
-def _notes(decision: Decision) -> dict[str, str]:
-    """The notes of an op; none if costs did not decide its format."""
-    label = decision.format.label
-    for reason in decision.reasons:
-        if reason.rule == DECISION and DECIDED_BY in reason.evidence:
-            time_us = reason.evidence.get(f"{label} us")
-            text = reason.text[:_LONGEST]
-            timed = f"{time_us / 1e3:.4g}" if isinstance(time_us, float) else ""
-            found = zip(NOTES, (label, timed, text), strict=True)
-            return {key: value for key, value in found if value}
-    return {}
+def _is_chosen_low(decision: Decision) -> bool:
+    """Whether costs, not a policy or a rule, chose a format other than fp32."""
+    return decision.format is not Format.FP32 and any(
+        r.rule == DECISION and DECIDED_BY in r.evidence for r in decision.reasons
+    )

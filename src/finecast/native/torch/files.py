@@ -133,7 +133,9 @@ def _write(program: ExportedProgram, path: Path, extra: dict[str, Any]) -> None:
 
 
 def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None) -> int:
-    """Write a program in one step, with its plan as an extra file; returns its bytes.
+    """Write a program in one step; returns its bytes.
+
+    The plan is added as an extra file, without measured figures.
 
     Raises:
         UsageError: If it is no exported program, or cannot be written there.
@@ -144,7 +146,7 @@ def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None
     _check_dense(program)
     if not path.parent.is_dir():
         raise UsageError("no such folder", where=str(path.parent), fix="create it first")
-    extra = {PLAN_FILE: plan.to_json()} if plan is not None else {}
+    extra = {} if plan is None else {PLAN_FILE: plan.without_figures().to_json()}
     with (
         writing(path),
         staging(path.parent) as folder,
