@@ -7,7 +7,8 @@ inputs come in the calls in which they were evaluated, as kernels depend on a ca
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,13 +16,21 @@ from typing import Any, Final, cast
 import numpy as np
 
 from finecast.data.datasets import open_npz
-from finecast.data.deviation import deviation, differing
+from finecast.data.deviation import deviation
 from finecast.data.workload import feed_bytes, samples
-from finecast.engines.base import Array, Feeds, Session, Steps, calls_of, feeds_for
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    Steps,
+    calls_of,
+    feeds_for,
+    joined_arrays,
+)
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
-from finecast.planning.sensitivity import is_float
+from finecast.planning.slices import WHOLE, slices_of
 
 WANTED: Final = 20
 """Samples that are kept, in whole calls."""
@@ -46,7 +55,8 @@ class GoldenSamples:
         calls: The inputs of each call, or of each step of a sequence.
         outputs: The outputs of each call, by name.
         tolerances: By output: the relative deviation that floats may have, or of other types
-            the share of elements that may differ.
+            the share of elements that may differ. Slices of an output with units of their own
+            are apart, named as ``y[:, 4:24]``.
     """
 
     calls: Sequence[Feeds]
@@ -62,7 +72,7 @@ class GoldenSamples:
         """
         outputs = _run(session, calls)
         exact = zip(_run(reference, calls), outputs, strict=True)
-        errors = _deviations(outputs, [_named_as(one, low) for one, low in exact])
+        errors = _deviations([_named_as(one, low) for one, low in exact], outputs)
         tolerances = {n: max(SHARE * error, _LEAST) for n, error in errors.items()}
         return cls(calls=calls, outputs=outputs, tolerances=tolerances)
 
@@ -80,7 +90,8 @@ class GoldenSamples:
             UsageError: If the inputs do not fit the model.
             EngineError: If it cannot be run.
         """
-        return worst_first(_deviations(_run(session, self.calls), self.outputs))
+        found = _deviations(_run(session, self.calls), self.outputs, self.tolerances)
+        return worst_first(found)
 
     def to_npz(self) -> tuple[bytes, dict[str, Any]]:
         """The arrays as the content of an npz file, and the names and numbers beside it."""
@@ -163,26 +174,26 @@ def _run(session: Session, calls: Sequence[Feeds]) -> list[dict[str, Array]]:
 
 
 def _deviations(
-    got: Sequence[Mapping[str, Array]], wanted: Sequence[Mapping[str, Array]]
+    got: Sequence[Mapping[str, Array]],
+    wanted: Sequence[Mapping[str, Array]],
+    whole: Collection[str] = (),
 ) -> dict[str, float]:
-    """By output the deviation over all calls: relative, or the share of elements."""
-    names = dict.fromkeys(name for one in wanted for name in one)
-    return {
-        name: _deviation(
-            [one.get(name) for one in got], [one[name] for one in wanted if name in one]
+    """By output or slice the deviation over all calls: relative, or the share of elements.
+
+    The outputs in ``whole`` are not sliced, as those of locks that know no slices.
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for one in wanted for name in one):
+        here = [one[name] for one in got if name in one]
+        there = [one[name] for one in wanted if name in one]
+        alike = [a.shape for a in here] == [a.shape for a in there]
+        first, second = (
+            joined_arrays([*map(_plain, arrays)]) for arrays in (here or there, there)
         )
-        for name in names
-    }
-
-
-def _deviation(got: Sequence[Array | None], wanted: Sequence[Array]) -> float:
-    here = [array for array in got if array is not None]
-    if [a.shape for a in here] != [a.shape for a in wanted]:
-        return float("inf")
-    first, second = (_flat(arrays) for arrays in (here, wanted))
-    if is_float(second):
-        return deviation(first, second).relative
-    return (differing(first, second) or 0) / max(second.size, 1)
+        for part in (WHOLE,) if name in whole else slices_of(second):
+            pair = (part.of(array).reshape(-1) for array in (first, second))
+            found[f"{name}{part}"] = deviation(*pair).relative if alike else math.inf
+    return found
 
 
 def _named_as(exact: Mapping[str, Array], low: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -190,10 +201,6 @@ def _named_as(exact: Mapping[str, Array], low: Mapping[str, Array]) -> Mapping[s
     if exact.keys() == low.keys() or len(exact) != len(low):
         return exact
     return dict(zip(low, exact.values(), strict=True))
-
-
-def _flat(arrays: Sequence[Array]) -> Array:
-    return np.concatenate([_plain(array).reshape(-1) for array in arrays])
 
 
 def _plain(array: Array) -> Array:

@@ -23,11 +23,13 @@ from finecast.data.distances import (
     MeanError,
     Perplexity,
     SignalToNoise,
+    counterpart,
 )
 from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.naming import look_up
 from finecast.planning.sensitivity import counted_outputs, is_float
+from finecast.planning.slices import WHOLE, Slice, slices_of
 
 
 class Accumulator(Protocol):
@@ -190,9 +192,9 @@ def get_metric(name: str) -> Metric:
 
 
 class Score(float):
-    """The value of a metric; ``outputs`` has it by output, the worst first.
+    """The value of a metric; ``outputs`` has it by output or slice of one, the worst first.
 
-    The value is that of the worst output. A user's own metric is of no output: ``outputs`` is
+    The value is that of the worst. A user's own metric is of no output: ``outputs`` is
     empty then. ``samples`` has what it was computed from, by output, as far as that is known;
     of a user's own metric under an empty name.
     """
@@ -222,12 +224,29 @@ def by_output(value: float) -> dict[str, float]:
     return dict(value.outputs) if isinstance(value, Score) else {}
 
 
-class Scoring:
-    """Takes batches for ``metric`` of the outputs in ``names``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """An output that a metric is of, or a slice of it."""
 
-    def __init__(self, metric: Metric, names: Sequence[str]) -> None:
+    output: str
+    part: Slice = WHOLE
+
+    def __str__(self) -> str:
+        """As it is reported: ``y`` or ``y[:, 4:24]``."""
+        return f"{self.output}{self.part}"
+
+    def of(self, outputs: Outputs) -> Outputs:
+        """That output alone, by the name that is reported."""
+        return {str(self): self.part.of(outputs[self.output])}
+
+
+class Scoring:
+    """Takes batches for ``metric`` of the outputs and slices in ``scored``."""
+
+    def __init__(self, metric: Metric, scored: Sequence[Scored]) -> None:
         self.metric = metric
-        self.totals: dict[str, Accumulator] = {name: metric.start() for name in names}
+        self.scored = {str(one): one for one in scored}
+        self.totals: dict[str, Accumulator] = {name: metric.start() for name in self.scored}
         self._filled: set[str] = set()  # outputs that were not empty in every batch
 
     def update(
@@ -238,9 +257,13 @@ class Scoring:
         Raises:
             UsageError: If the metric is not one of such outputs or labels.
         """
-        for name, total in self.totals.items():
-            total.update({name: outputs[name]}, labels, reference)
-            if outputs[name].size:
+        for name, one in self.scored.items():
+            got = one.of(outputs)
+            wanted = reference
+            if reference is not None and one.part is not WHOLE:
+                wanted = one.of({one.output: counterpart(reference, one.output)})
+            self.totals[name].update(got, labels, wanted)
+            if got[name].size:
                 self._filled.add(name)
 
     def absorb(self, later: Scoring) -> None:
@@ -284,8 +307,8 @@ class Scoring:
 
 def scored_outputs(
     metric: Metric, of: Sequence[str], feeds: Feeds, outputs: Outputs
-) -> tuple[str, ...]:
-    """Names of the outputs that ``metric`` is of.
+) -> tuple[Scored, ...]:
+    """The outputs that ``metric`` is of; slices of them where it is of each by itself.
 
     Args:
         metric: The metric.
@@ -293,8 +316,16 @@ def scored_outputs(
         feeds: What the fp32 model was given.
         outputs: What it gave.
     """
-    if of:
-        return tuple(of)
+    names = of or _scored_names(metric, feeds, outputs)
+    return tuple(
+        Scored(output=name, part=part)
+        for name in names
+        for part in (slices_of(outputs[name]) if metric.each_output else (WHOLE,))
+    )
+
+
+def _scored_names(metric: Metric, feeds: Feeds, outputs: Outputs) -> tuple[str, ...]:
+    """Names of the outputs that ``metric`` is of where the user names none."""
     names, arrays = [*outputs], [*outputs.values()]
     counted = counted_outputs(feeds.values(), arrays)
     own = [n for n, a in zip(names, arrays, strict=True) if not is_float(a)]

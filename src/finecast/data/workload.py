@@ -23,7 +23,7 @@ from finecast.data.functions import (
     metric_value,
     source_digest,
 )
-from finecast.data.metrics import Metric, Score, Scoring, scored_outputs
+from finecast.data.metrics import Metric, Score, Scored, Scoring, scored_outputs
 from finecast.data.samples import Indices
 from finecast.data.streams import Stream
 from finecast.engines.base import (
@@ -300,7 +300,7 @@ class DataWorkload(Workload):
     warnings: Sequence[str] = ()
     samples: int = 0
     groups: Indices | None = field(default=None, compare=False)
-    scored: Sequence[str] = field(default=(), compare=False)
+    scored: Sequence[Scored] = field(default=(), compare=False)
     exact: CachedSession | None = field(default=None, compare=False)
     _of: Session | None = field(default=None, compare=False, repr=False)
 

@@ -69,10 +69,15 @@ class Exact:
         )
 
     def errors(self, session: Session) -> dict[str, float]:
-        """Relative errors of another model's outputs by name, the worst first."""
+        """Relative errors of another model's outputs by name, the worst first.
+
+        Slices of an output are named as ``y[:, 4:24]``.
+        """
         outputs = outputs_on(session, self.calls)
         found = squared_errors(outputs, self.outputs, self.counted)
-        return worst_first({self.names[n]: math.sqrt(error) for n, error in found.items()})
+        return worst_first(
+            {f"{self.names[n]}{part}": math.sqrt(error) for (n, part), error in found.items()}
+        )
 
     def error(self, session: Session) -> float:
         """The largest relative error of another model's outputs; 0 if nothing is compared."""
@@ -80,7 +85,7 @@ class Exact:
 
 
 def worst_first(errors: Mapping[str, float]) -> dict[str, float]:
-    """Errors by output, the largest first."""
+    """Errors by output or slice, the largest first."""
     return dict(sorted(errors.items(), key=lambda item: -item[1]))
 
 

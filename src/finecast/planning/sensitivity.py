@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from finecast.numbers.formats import Format
 from finecast.planning.points import RoundingPoints
+from finecast.planning.slices import WHOLE, Slice, slices_of
 
 # The errors of a model's outputs, each by itself, and the outputs that they are told of.
 #
 # Laws: the error of several outputs is that of the worst, as a mean over many would hide
-# one. An output that mostly copies an input, as a decoder gives back the keys and values
-# that came in, is small in error whatever the model computes: it is left out where others
-# are left.
+# one; so is that of the slices of an output that have different units. An output that mostly
+# copies an input, as a decoder gives back the keys and values that came in, is small in error
+# whatever the model computes: it is left out where others are left.
 
 
 _Array = NDArray[np.generic]
@@ -43,28 +44,29 @@ def squared_errors(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
     counted: Collection[int] | None = None,
-) -> dict[int, float]:
-    """||y - r||^2 / ||r||^2 of each float output, by its number; inf where y is NaN or Inf.
+) -> dict[tuple[int, Slice], float]:
+    """||y - r||^2 / ||r||^2 of each slice of each float output; inf where y is NaN or Inf.
 
-    An output whose shape depends on computed numbers and differs from the reference's is left
-    out; if all differ they have 1, all lost. ``counted`` are the outputs to look at; None for
-    all.
+    Keys are the output's number and the slice. An output whose shape depends on computed
+    numbers and differs from the reference's is left out; if all differ they have 1, all lost.
+    ``counted`` are the outputs to look at; None for all.
     """
-    errors: dict[int, float] = {}
-    lost: list[int] = []
+    errors: dict[tuple[int, Slice], float] = {}
+    lost: list[tuple[int, Slice]] = []
     for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
         ignored = counted is not None and number not in counted
         if ignored or wanted.dtype.kind != "f" or not wanted.size:
             continue
         if got.shape != wanted.shape:
-            lost.append(number)
+            lost.append((number, WHOLE))
             continue
-        y, r = got.astype(np.float64), wanted.astype(np.float64)
-        ok = np.isfinite(r)
-        norm = float(np.sum(r[ok] ** 2))
-        finite = np.isfinite(y[ok]).all()
-        difference = float(np.sum((y[ok] - r[ok]) ** 2)) if finite else np.inf
-        errors[number] = difference / norm if norm else difference
+        for part in slices_of(wanted):
+            y, r = (part.of(array).astype(np.float64) for array in (got, wanted))
+            ok = np.isfinite(r)
+            norm = float(np.sum(r[ok] ** 2))
+            finite = np.isfinite(y[ok]).all()
+            difference = float(np.sum((y[ok] - r[ok]) ** 2)) if finite else np.inf
+            errors[number, part] = difference / norm if norm else difference
     return errors or dict.fromkeys(lost, 1.0)
 
 
