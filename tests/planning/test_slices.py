@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from finecast.errors import UsageError
 from finecast.planning.sensitivity import squared_error
-from finecast.planning.slices import WHOLE, Slice, slices_of
+from finecast.planning.slices import WHOLE, Slice, check_axis, slices_of
 
 Array = NDArray[np.generic]
 RNG = np.random.default_rng(0)
@@ -62,7 +63,7 @@ PLAIN: dict[str, Array] = {
     "an outlier of ten": scaled(*[1.0] * 31, 10),
     "a dead channel": scaled(*[30.0] * 31, 0),
     "nearly dead channels": scaled(*[30.0] * 28, 1e-4, 1e-5, 1e-6, 1e-9),
-    "after a Relu": np.maximum(scaled(*np.geomspace(0.01, 100, 32)) - 1, 0),
+    "after a Relu": np.maximum(NORMAL * np.geomspace(0.01, 100, 32)[:, None] - 1, 0),
     "one class that always wins": softmax(
         np.concatenate([NORMAL[:, :9], 12 + NORMAL[:, 9:10]], axis=1)
     ),
@@ -97,3 +98,13 @@ def test_the_error_of_an_output_is_that_of_its_worst_slice() -> None:
     whole = np.linalg.norm(wrong - DETECTIONS) / np.linalg.norm(DETECTIONS)
     assert whole < 1e-3
     assert math.sqrt(squared_error([wrong], [DETECTIONS])) == pytest.approx(0.5)
+
+
+def test_each_index_of_an_axis_that_is_named_is_a_slice() -> None:
+    dead = np.append(DETECTIONS, 0 * DETECTIONS[:, :1], axis=1)
+    assert [str(one) for one in slices_of(dead, 1)] == [f"[:, {i}]" for i in range(24)]
+    assert slices_of(dead, -2) == slices_of(dead, 1)
+    assert slices_of(0 * dead, 1) == (WHOLE,)
+    check_axis(2, [ROWS, dead])
+    with pytest.raises(UsageError, match=r"no output has an axis 3.*have 2 or 3 axes"):
+        check_axis(3, [ROWS, dead])

@@ -111,13 +111,18 @@ def deviation(got: Array, wanted: Array) -> Deviation:
     return max(deviations(got, wanted).values(), key=lambda one: one.relative)
 
 
-def deviations(got: Array, wanted: Array) -> dict[Slice, Deviation]:
-    """The deviation of each slice of ``got`` whose numbers have a unit of their own."""
+def deviations(got: Array, wanted: Array, axis: int | None = None) -> dict[Slice, Deviation]:
+    """The deviation of each slice of ``got`` whose numbers have a unit of their own.
+
+    ``axis`` is that of the slices; None to find them.
+    """
     if got.shape != wanted.shape:
         return {WHOLE: Deviation(comparable=False)}
     if wanted.dtype.kind in "biuOSU":
         return {WHOLE: _counted(got, wanted)}
-    return {part: _deviation(part.of(got), part.of(wanted)) for part in slices_of(wanted)}
+    return {
+        part: _deviation(part.of(got), part.of(wanted)) for part in slices_of(wanted, axis)
+    }
 
 
 def _counted(got: Array, wanted: Array) -> Deviation:

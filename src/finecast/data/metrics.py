@@ -306,7 +306,11 @@ class Scoring:
 
 
 def scored_outputs(
-    metric: Metric, of: Sequence[str], feeds: Feeds, outputs: Outputs
+    metric: Metric,
+    of: Sequence[str],
+    feeds: Feeds,
+    outputs: Outputs,
+    axis: int | None = None,
 ) -> tuple[Scored, ...]:
     """The outputs that ``metric`` is of; slices of them where it is of each by itself.
 
@@ -315,12 +319,13 @@ def scored_outputs(
         of: The outputs that the user names; empty for none.
         feeds: What the fp32 model was given.
         outputs: What it gave.
+        axis: The axis of their slices; None to find them.
     """
     names = of or _scored_names(metric, feeds, outputs)
     return tuple(
         Scored(output=name, part=part)
         for name in names
-        for part in (slices_of(outputs[name]) if metric.each_output else (WHOLE,))
+        for part in (slices_of(outputs[name], axis) if metric.each_output else (WHOLE,))
     )
 
 

@@ -17,7 +17,13 @@ from finecast.engines.base import (
     joined_outputs,
     outputs_on,
 )
-from finecast.planning.sensitivity import counted_outputs, is_float, squared_errors
+from finecast.planning.sensitivity import (
+    counted_outputs,
+    is_float,
+    squared_error,
+    squared_errors,
+)
+from finecast.planning.slices import check_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +35,23 @@ class Exact:
         names: The names of the outputs, in order.
         outputs: The outputs over all calls, as ``outputs_on`` gives them.
         counted: Numbers of the outputs that errors are told of.
+        axis: The axis of the outputs' slices that the user names; None to find them.
     """
 
     calls: Sequence[Feeds]
     names: tuple[str, ...]
     outputs: Sequence[Array]
     counted: frozenset[int]
+    axis: int | None = None
 
     @classmethod
-    def of(cls, session: Session, calls: Sequence[Feeds], of: Collection[str] = ()) -> Exact:
+    def of(
+        cls,
+        session: Session,
+        calls: Sequence[Feeds],
+        of: Collection[str] = (),
+        axis: int | None = None,
+    ) -> Exact:
         """Run ``session``; ``of`` are the outputs that the user names, empty for none.
 
         Without names errors are told of the outputs that copy no input.
@@ -47,11 +61,13 @@ class Exact:
         chosen = {n for n, name in enumerate(names) if name in of and is_float(found[0][name])}
         if found and not chosen:
             chosen = counted_outputs(calls[0].values(), [*found[0].values()])
+        check_axis(axis, found[0].values() if found else ())
         return cls(
             calls=calls,
             names=names,
             outputs=joined_outputs([[*one.values()] for one in found]),
             counted=frozenset(chosen),
+            axis=axis,
         )
 
     @property
@@ -74,10 +90,14 @@ class Exact:
         Slices of an output are named as ``y[:, 4:24]``.
         """
         outputs = outputs_on(session, self.calls)
-        found = squared_errors(outputs, self.outputs, self.counted)
+        found = squared_errors(outputs, self.outputs, self.counted, self.axis)
         return worst_first(
             {f"{self.names[n]}{part}": math.sqrt(error) for (n, part), error in found.items()}
         )
+
+    def squared_error(self, outputs: Sequence[Array]) -> float:
+        """The largest squared relative error of another model's ``outputs``."""
+        return squared_error(outputs, self.outputs, self.counted, self.axis)
 
     def error(self, session: Session) -> float:
         """The largest relative error of another model's outputs; 0 if nothing is compared."""

@@ -16,6 +16,7 @@ from finecast.naming import Option, convert_options, left_out, path_of
 from finecast.native.gains import Gain
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import is_float
+from finecast.planning.slices import check_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +146,22 @@ class Converted:
     gains: tuple[Gain, ...] = ()
 
 
-def compare(engine: str, got: Mapping[str, Array], wanted: Mapping[str, Array]) -> Verified:
-    """Largest absolute and relative error over float outputs, and what else differs."""
+def compare(
+    engine: str,
+    got: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+    axis: int | None = None,
+) -> Verified:
+    """Largest absolute and relative error over float outputs, and what else differs.
+
+    ``axis`` is that of the outputs' slices; None to find them.
+    """
+    check_axis(axis, wanted.values())
     found = {
         f"{name}{part}": one
         for name, array in wanted.items()
         if is_float(array)
-        for part, one in deviations(got[name], array).items()
+        for part, one in deviations(got[name], array, axis).items()
     }
     outputs = worst_first({n: d.relative for n, d in found.items() if d.comparable})
     relative = max(outputs.values(), default=0.0)

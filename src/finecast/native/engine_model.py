@@ -180,7 +180,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     ) -> tuple[int, Verified]:
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(built, EngineBuilt)
-        feeds = FeedMaker(batches=workload.compared())
+        feeds = FeedMaker(batches=workload.compared(), slices=workload.slices)
         return self.store(built, output, VerifyOn(engines=subject.verifiers, feeds=feeds))
 
     def census(self, options: RunOptions, low: Format) -> Census:
@@ -254,7 +254,11 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     ) -> Converter:
         """The converter to ``output``, which verifies on ``batches`` if there are any."""
         feeds = FeedMaker(
-            batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
+            batches=batches,
+            dims=options.dims,
+            batch=options.batch,
+            examples=self.examples,
+            slices=None if options.data is None else options.data.slices,
         )
         feeds.check_dims(self.input_shapes)
         return self.converts(

@@ -35,7 +35,6 @@ from finecast.native.observing import SHOWN_BYTES, observe
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
-from finecast.planning.sensitivity import squared_error
 from finecast.processes.memory import packed
 from finecast.rules.facts import ValueFacts, facts_in
 from finecast.rules.scaled_operands import origin
@@ -156,7 +155,7 @@ class BesideLow(LowModel):
         ]
         found = joined_outputs([[one[name] for name in exact.names] for one in calls])
         error, joined = (
-            math.sqrt(squared_error(outputs, exact.outputs, exact.counted))
+            math.sqrt(exact.squared_error(outputs))
             for outputs in (found, outputs_on(self.session(frozenset()), exact.calls))
         )
         if error <= _UNEXPLAINED * joined or error < LIMIT * _RIGHT:

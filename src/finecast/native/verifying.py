@@ -98,7 +98,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     alone = engine.on_one_thread()
     if alone is not None:
         _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
-    found = compare(name, got, wanted)
+    found = compare(name, got, wanted, feeds.slices)
     found = replace(
         found,
         sizes=seen.sizes,

@@ -44,12 +44,14 @@ def squared_errors(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
     counted: Collection[int] | None = None,
+    axis: int | None = None,
 ) -> dict[tuple[int, Slice], float]:
     """||y - r||^2 / ||r||^2 of each slice of each float output; inf where y is NaN or Inf.
 
     Keys are the output's number and the slice. An output whose shape depends on computed
     numbers and differs from the reference's is left out; if all differ they have 1, all lost.
-    ``counted`` are the outputs to look at; None for all.
+    ``counted`` are the outputs to look at; None for all. ``axis`` is that of the slices; None
+    to find them.
     """
     errors: dict[tuple[int, Slice], float] = {}
     lost: list[tuple[int, Slice]] = []
@@ -60,7 +62,7 @@ def squared_errors(
         if got.shape != wanted.shape:
             lost.append((number, WHOLE))
             continue
-        for part in slices_of(wanted):
+        for part in slices_of(wanted, axis):
             y, r = (part.of(array).astype(np.float64) for array in (got, wanted))
             ok = np.isfinite(r)
             norm = float(np.sum(r[ok] ** 2))
@@ -74,9 +76,10 @@ def squared_error(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
     counted: Collection[int] | None = None,
+    axis: int | None = None,
 ) -> float:
     """The largest of ``squared_errors``; 0 if there are none."""
-    return max(squared_errors(outputs, reference, counted).values(), default=0.0)
+    return max(squared_errors(outputs, reference, counted, axis).values(), default=0.0)
 
 
 def counted_outputs(inputs: Iterable[_Array], outputs: Sequence[_Array]) -> frozenset[int]:
@@ -309,6 +312,7 @@ def measure(
     weights: int = 0,
     shared: Sequence[Sequence[int]] = (),
     counted: Collection[int] | None = None,
+    axis: int | None = None,
     on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
@@ -320,9 +324,10 @@ def measure(
         weights: Number of units whose weights are rounded.
         shared: Points that one op may round together, by their numbers.
         counted: Numbers of the outputs that the error is of; None for all.
+        axis: The axis of their slices; None to find them.
         on_probe: Called with the numbers of runs done and expected.
     """
-    prober = _Prober(probe, values + weights, counted, on_probe)
+    prober = _Prober(probe, values + weights, counted, axis, on_probe)
     errors = prober.errors(values)
     return Sensitivity(
         values=errors[:values],
@@ -345,10 +350,12 @@ class _Prober:
         probe: Probe,
         count: int,
         counted: Collection[int] | None,
+        axis: int | None,
         on_probe: Callable[[int, int], None] | None,
     ) -> None:
         self.count = count
         self.counted = counted
+        self.axis = axis
         self.on_probe = on_probe
         self.done = 0
         self.probe = probe
@@ -358,7 +365,7 @@ class _Prober:
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)
         switch[members] = True
-        found = squared_error(self.probe(switch), self.reference, self.counted)
+        found = squared_error(self.probe(switch), self.reference, self.counted, self.axis)
         self.done += 1
         if self.on_probe is not None:
             self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))

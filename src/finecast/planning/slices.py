@@ -7,12 +7,15 @@ output is compared by slices along an axis, and the worst slice counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from finecast.errors import UsageError
 
 _Array = NDArray[np.generic]
 
@@ -59,14 +62,20 @@ WHOLE: Final = Slice()
 """All of an output."""
 
 
-def slices_of(wanted: _Array) -> tuple[Slice, ...]:
+def slices_of(wanted: _Array, named: int | None = None) -> tuple[Slice, ...]:
     """The slices by which outputs are compared with fp32's; mostly one, which is all of it.
 
     Indices of an axis are apart if the numbers of some are always far larger than those of the
-    others. The first axis is that of samples, which have one unit.
+    others. The first axis is that of samples, which have one unit. Of an axis that the user
+    named each index is a slice, unless its numbers are all 0.
     """
     if wanted.dtype.kind in "biucOSUmM" or wanted.ndim < 2:
         return (WHOLE,)
+    if named is not None and -wanted.ndim <= named < wanted.ndim:
+        axis = named % wanted.ndim
+        alive = (np.moveaxis(wanted, axis, 0) != 0).any(axis=tuple(range(1, wanted.ndim)))
+        found = tuple(Slice(axis=axis, indices=(int(i),)) for i in np.flatnonzero(alive))
+        return found or (WHOLE,)
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = np.abs(wanted.astype(np.float32))
     sizes[~np.isfinite(sizes)] = 0
@@ -75,6 +84,18 @@ def slices_of(wanted: _Array) -> tuple[Slice, ...]:
         if len(groups) > 1:
             return tuple(Slice(axis=axis, indices=group) for group in groups)
     return (WHOLE,)
+
+
+def check_axis(named: int | None, outputs: Iterable[_Array]) -> None:
+    """Raise UsageError if the user named an axis that no output has."""
+    ranks = {array.ndim for array in outputs}
+    if named is None or any(-rank <= named < rank for rank in ranks):
+        return
+    raise UsageError(
+        f"no output has an axis {named}",
+        where="--slices",
+        fix=f"the outputs have {' or '.join(map(str, sorted(ranks)))} axes, the first is 0",
+    )
 
 
 def _groups(sizes: NDArray[np.float32], axis: int) -> list[tuple[int, ...]]:
