@@ -41,7 +41,8 @@ Engine = Annotated[RunOptions, Only("engine")]
 _SAMPLES: Final = ("data", "labels", "calib", "sample_axes", "batch", "decode_steps", "state")
 Samples = Annotated[DataOptions, Only(*_SAMPLES)]
 SizedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims")]
-EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of")
+ComparedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims", "slices")]
+EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of", "slices")
 """Options of data on which a model is evaluated."""
 Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
 Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]

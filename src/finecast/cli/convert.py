@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.cli.common import (
     Cleaned,
+    ComparedSamples,
     Json,
     Model,
     PlanOut,
     Read,
     Run,
-    SizedSamples,
     files_of,
     open_model,
     telling_stale,
@@ -48,7 +48,7 @@ def run(
     narrowing: Narrowing,
     ranges: Ranges,
     rules: Rules,
-    data: SizedSamples,
+    data: ComparedSamples,
     device: Device,
     running: Run,
     target: Target = None,

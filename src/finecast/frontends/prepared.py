@@ -101,6 +101,10 @@ class PreparedModel(ABC):
     def observable(self) -> Mapping[str, int]:
         """Ids of the float values that a copy can output, by name for ``with_outputs``."""
 
+    def countable(self) -> Mapping[str, int]:
+        """As ``observable``, with integers and bools where the library shows them."""
+        return self.observable()
+
     @abstractmethod
     def with_outputs(self, names: Sequence[str]) -> Any:
         """A native copy whose outputs are just the values called ``names``."""

@@ -100,7 +100,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     alone = engine.on_one_thread()
     if alone is not None:
         _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
-    found = compare(name, got, wanted, free_outputs(applied.graph))
+    found = compare(name, got, wanted, free_outputs(applied.graph), feeds.slices)
     found = replace(
         found,
         sizes=seen.sizes,

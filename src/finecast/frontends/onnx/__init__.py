@@ -159,6 +159,10 @@ class Prepared(PreparedModel):
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""
         return observable(self.graph, self.binding)
 
+    def countable(self) -> dict[str, int]:
+        """As ``observable``, with values of integers and bools."""
+        return observable(self.graph, self.binding, integers=True)
+
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""
         return with_outputs(self.model, names)
@@ -378,13 +382,21 @@ def _replay(
 # ---------------------------------------------------- copies of a model that output its values
 
 
-def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:
-    """Ids, by name, of the float values that can be outputs: those outside of bodies."""
+def observable(
+    graph: Graph, binding: OnnxBinding, *, integers: bool = False
+) -> dict[str, int]:
+    """Ids, by name, of the float values that can be outputs: those outside of bodies.
+
+    With ``integers`` those of integers and bools, too.
+    """
     names: dict[str, int] = {}
     for value in graph.values:
         native = binding.values[value.id]
         producer = native.producer()
-        if value.format is None or value.constant is not None or producer is None:
+        if value.constant is not None or producer is None:
+            continue
+        counted = integers and value.dtype.startswith(("int", "uint", "bool"))
+        if value.format is None and not counted:
             continue
         if producer.graph is binding.model.graph and native.name:
             names[native.name] = value.id
