@@ -33,7 +33,7 @@ Model = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Written = Annotated[Destination, Only("path", "force", "external_data", required=("path",))]
 Cleaned = Annotated[Destination, Only(required=("path",))]
-Read = Annotated[ReadOptions, Only("from_type", "trust")]
+Read = Annotated[ReadOptions, Only("from_type", "freeze_inputs", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify", "lock")]
 Placing = Annotated[RunOptions, Only("engine", "verify", "partial")]
@@ -78,7 +78,7 @@ def open_model(
     from finecast.native.opening import check_options, check_output_name, written_with
 
     if written.path is None:
-        return api.load(model, trust=how.trust)
+        return api.load(model, trust=how.trust, freeze_inputs=how.freeze_inputs)
     result = written_with(model, written)
     files.write("--output", written.path, beside=result.beside, folder=result.folder)
     try:
@@ -96,7 +96,9 @@ def open_model(
     }
     files.check_replaced()
     check_options(model, options, output=written.path)
-    file = api.load(model, trust=how.trust, output=written.path)
+    file = api.load(
+        model, trust=how.trust, freeze_inputs=how.freeze_inputs, output=written.path
+    )
     files.read("MODEL's external data", *file.external)
     return file
 

@@ -33,7 +33,16 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
-        *("from_type", "trust", "external_data", "clean", "verify", "partial", "clear"),
+        *(
+            "from_type",
+            "freeze_inputs",
+            "trust",
+            "external_data",
+            "clean",
+            "verify",
+            "partial",
+            "clear",
+        ),
         *(
             "plan_out",
             "study",

@@ -79,6 +79,11 @@ class PreparedModel(ABC):
         """The type whose ops were converted to fp32 beforehand; empty if none."""
         return ""
 
+    @property
+    def frozen(self) -> bool | None:
+        """Whether the user had weights that are inputs, too, made constants, or kept."""
+        return None
+
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
         """The operation set that these formats, by node id, need; 0 if there are no sets."""
         del formats

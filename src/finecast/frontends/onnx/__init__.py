@@ -30,6 +30,7 @@ from finecast.frontends.onnx.model import (
     load,
     save,
     to_bytes,
+    with_inputs,
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
@@ -91,6 +92,7 @@ __all__ = [
     "to_bytes",
     "to_proto",
     "types_computed_in",
+    "with_inputs",
 ]
 
 
@@ -121,6 +123,11 @@ class Prepared(PreparedModel):
     def from_type(self) -> str:
         """The type whose ops were converted to fp32 before; empty if none."""
         return self.file.from_type
+
+    @property
+    def frozen(self) -> bool | None:
+        """Whether the user had weights that are inputs, too, made constants, or kept."""
+        return self.file.frozen
 
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
         """The file's own opset where it admits the chosen formats, else that of ``model``.
@@ -341,6 +348,8 @@ def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
         ModelError: If the plan was made for another model.
     """
     check_made_for(plan, file.digest, file.name, opsets=True)
+    if plan.frozen is not None:
+        file = with_inputs(file, frozen=plan.frozen)
     if plan.from_type and not file.from_type:
         return take_to_fp32(file, plan.from_type)
     if plan.from_type != file.from_type:
