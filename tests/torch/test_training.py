@@ -191,14 +191,21 @@ def test_a_large_head_takes_no_more_memory_than_under_autocast() -> None:
         "autocast": autocast,
         "auto": ft.compile,
         "least": lambda m: ft.compile(m, memory="least"),
+        "raf": lambda m: ft.compile(m, rule_set="raf"),
+        "all": lambda m: ft.compile(m, "all:bf16"),
+        "matmult": lambda m: ft.compile(m, "matmult:bf16"),
     }
     peaks: dict[str, int] = {}
     for way, prepare in ways.items():
-        call = prepare(copy.deepcopy(net))
+        own = copy.deepcopy(net)
+        call = prepare(own)
         call(ids).backward()
-        peaks[way] = ft.activation_bytes(lambda c=call: c(ids).backward())
-    assert peaks["auto"] <= peaks["autocast"]
-    assert peaks["least"] <= peaks["autocast"]
+        own.zero_grad()
+        peaks[way] = ft.peak_bytes(lambda c=call: c(ids).backward())
+    autocasts = peaks.pop("autocast")
+    # Gradients in fp32 stay; between the ways are the logits' gradient and copies of weights.
+    assert all(peak <= autocasts for peak in peaks.values()), (autocasts, peaks)
+    assert peaks["least"] < 0.95 * autocasts
 
 
 @pytest.mark.usefixtures("op_by_op")
