@@ -50,7 +50,8 @@ def _saved(kind: str, folder: Path) -> Path:
     end = opset13.relu(product, name="end")
     path = folder / f"{kind.replace(' ', '_')}.xml"
     results: Any = [opset13.result(end, name="y")]
-    save_model(Model(results, [x], kind), path, compress_to_fp16=False)
+    model: Any = Model  # its stub does not bind this constructor
+    save_model(model(results, [x], kind), path, compress_to_fp16=False)
     return path
 
 

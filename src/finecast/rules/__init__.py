@@ -12,6 +12,7 @@ from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.base import (
     ANY,
+    KEEP,
     UNFIT,
     WAIVED,
     Context,
