@@ -139,6 +139,17 @@ def _message(model: onnx.ModelProto, name: str) -> bytes:
         ) from error
 
 
+def _shape_as_stored(model: ir.Model) -> None:
+    """Give initializers the shapes of their tensors, whatever a ``value_info`` says.
+
+    Tools that cut a table leave the old shape there, and the model that is written would be
+    refused for it.
+    """
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.shape = ir.Shape(value.const_value.shape)
+
+
 def load(path: Path) -> OnnxFile:
     """Read an ONNX file; external data stays on disk until it is needed.
 
@@ -169,6 +180,7 @@ def load(path: Path) -> OnnxFile:
             name_graphs(proto)
             model = ir.from_proto(proto)
             set_base_dir(model.graph, path.parent.absolute())
+            _shape_as_stored(model)
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
             raise _unreadable(path, first_line(error)) from error
         if not model.opset_imports or not (len(model.graph) or model.graph.outputs):
