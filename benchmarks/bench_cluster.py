@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.bench_kills import AS_OTHERS, make
 from benchmarks.common import report, skip
 from finecast.data.datasets import Part
-from finecast.data.metrics import METRICS, Scoring
+from finecast.data.metrics import METRICS, Scored, Scoring
 from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.native.model import ReadOptions, RunOptions
@@ -113,7 +113,7 @@ class Sleeper:
 
 def scored(samples: int, batch: int) -> Scoring:
     """What top1 keeps of so many samples."""
-    found = Scoring(METRICS["top1"], ["y"])
+    found = Scoring(METRICS["top1"], [Scored(output="y")])
     outputs = np.zeros((batch, _CLASSES), np.float32)
     for start in range(0, samples, batch):
         rows = min(batch, samples - start)

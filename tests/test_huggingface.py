@@ -168,6 +168,18 @@ def test_a_tuned_model_generates(model: Any, tmp_path: Path) -> None:
     assert len(generated(result.model)[0]) == 13
 
 
+def test_generate_is_tried_before_the_search(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UsageError("the tuned model does not take cache")
+
+    monkeypatch.setattr(huggingface, "_forward", refuse)
+    monkeypatch.setattr(huggingface.api, "tune", None)
+    with pytest.raises(UsageError, match="does not take cache"):
+        huggingface.tune(model, data=np.ones((2, 9), int), length=4, engine="onnxruntime")
+
+
 class Letters:
     """A tokenizer of lower-case letters."""
 

@@ -612,6 +612,11 @@ def explain(
     Raises:
         FinecastError: If the model cannot be read, it has no such node, or rules conflict.
     """
+    if node is not None and not isinstance(node, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"node is a {type(node).__name__}, not the name of an op",
+            fix="give an op by its name, and a plan by plan=",
+        )
     how, stated = group_of(ReadOptions, options), _plan(plan)
     if stated is not None:
         read = opened(model, how, plan=stated)

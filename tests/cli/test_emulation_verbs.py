@@ -137,6 +137,16 @@ def test_keywords_after_fast_math(finecast: Finecast, mlp: Path, mlp_data: Path)
     assert before["output_error"] == report["output_error"]
 
 
+def test_a_misspelt_keyword_after_others_is_answered_with_the_keywords(
+    finecast: Finecast, mlp: Path, mlp_data: Path
+) -> None:
+    words = ["--fast-math", "all", "bogus", "--data", mlp_data]
+    answer = finecast("emulate", mlp, "--target", "inf1", *words)
+    assert answer.code == ExitCode.USAGE
+    assert "'bogus'" in answer.err
+    assert "fp32-cast-matmult-fp16, fast-relayout" in answer.err
+
+
 def test_conflicts_are_named(finecast: Finecast, mlp: Path, mlp_data: Path) -> None:
     words = ["--fast-math", "all", "none", "--data", mlp_data]
     answer = finecast("emulate", mlp, "--target", "inf1", *words)

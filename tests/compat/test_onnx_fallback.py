@@ -17,7 +17,7 @@ from finecast.compat.neural_compressor import (
 )
 from finecast.engines import get_engine
 from finecast.engines.probe import Speed
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError, UserCodeError
 from finecast.frontends.onnx import model as onnx_model
 from finecast.frontends.onnx import native, stream
 from finecast.numbers.formats import Format
@@ -132,6 +132,21 @@ def test_no_trial_passes_gives_none_and_the_trials_are_capped() -> None:
     with pytest.warns(UserWarning, match="fp32 has 1, and none of 3 trials kept it, .* 0;"):
         assert mix_precision.fit(model(), conf, eval_func=evaluate) is None
     assert count == 1 + 3
+
+
+def test_an_evaluation_in_an_engine_without_bf16_is_told_why_it_fails() -> None:
+    session = pytest.importorskip("onnxruntime").InferenceSession
+
+    def evaluate(candidate: onnx.ModelProto) -> float:
+        session(candidate.SerializeToString(), providers=["CPUExecutionProvider"])
+        return 1.0
+
+    with pytest.raises(UserCodeError, match="ONNX Runtime has no kernel for") as caught:
+        mix_precision.fit(model(), eval_func=evaluate)
+    assert "few kernels of bf16" in caught.value.what
+    assert "NOT_IMPLEMENTED" not in str(caught.value)
+    assert "OpenVINO" in caught.value.fix
+    assert "eval_dataloader" in caught.value.fix
 
 
 def test_a_dataloader_and_a_metric() -> None:

@@ -48,4 +48,4 @@ def test_only_what_fp32_determines_is_compared() -> None:
         assert (found.largest, found.relative) == (math.inf, math.inf)
     assert not deviation(wanted, wanted).nonfinite
     assert not deviation(np.zeros(3, np.float32), wanted).comparable
-    assert deviation(np.array([1]), np.array([7])).relative == 0  # integers are decisions
+    assert deviation(np.array([1, 2]), np.array([7, 2])).relative == 0.5  # the share

@@ -150,6 +150,14 @@ def test_a_model_that_is_wrong_on_one_thread_is_not_written(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("wrong_on_one_thread")
+def test_a_model_without_a_low_op_is_not_compiled_for_one_thread(tmp_path: Path) -> None:
+    source, out = tmp_path / "net.onnx", tmp_path / "same.onnx"
+    onnx.save(net("h = Sigmoid(a)"), source)
+    api.convert(source, out, "none:bf16", engine="openvino")
+    assert out.exists()
+
+
+@pytest.mark.usefixtures("wrong_on_one_thread")
 def test_tune_drops_plans_on_codes_that_are_wrong_on_one_thread(tmp_path: Path) -> None:
     skip_without_int8()
     source = tmp_path / "net.onnx"

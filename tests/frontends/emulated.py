@@ -62,7 +62,11 @@ class Emulator:
             return getattr(self, f"_{node.op_type.lower()}")(
                 node.name, inputs, attributes, env
             )
-        neutral = self.nodes[node.name]
+        neutral = self.nodes.get(node.name)
+        if neutral is None:  # computed from constants alone, in the model's own types
+            if node.op_type == "Cast":
+                return [self._cast(inputs[0], attributes["to"], None, None)]
+            return _OPS[node.op_type](inputs, attributes)
         fmt = self.formats.get(node.name)
         if fmt is not None:
             inputs = [
@@ -80,9 +84,9 @@ class Emulator:
         ] + list(results[len(neutral.follows_out) :])
 
     @staticmethod
-    def _cast(array: Any, to: int, neutral: Node, fmt: Format | None) -> Array:
+    def _cast(array: Any, to: int, neutral: Node | None, fmt: Format | None) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
-            if fmt is not None and fmt is not neutral.format:
+            if fmt is not None and neutral and fmt is not neutral.format:
                 return np.asarray(array).astype(fmt.dtype).astype(np.float32)
             return np.asarray(array).astype(_TYPES[to])
 

@@ -94,7 +94,7 @@ def test_what_lies_about_a_power_of_two_is_rounded_to_nearest() -> None:
 
 def test_what_is_computed_from_constants_is_rounded_to_nearest() -> None:
     """As standardized weights are, in a model of fixed shape, too."""
-    proto = model("32, 32", "s = Sin(v) y = MatMul(x, s)")
+    proto = model("32, 32", "s = Softmax(v) y = MatMul(x, s)")
     weights = RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32)
     proto.graph.initializer.append(tensor("v", weights))
     identity = np.eye(WIDTH, dtype=np.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -480,3 +482,20 @@ def test_sparse_initializers_are_refused_by_name(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"initializer 'w' is sparse.*from_array"):
         frontend.load(tmp_path / "m.onnx")
+
+
+def test_a_table_that_was_cut_after_its_shape_was_stated(tmp_path: Path) -> None:
+    """What a ``value_info`` says of a constant does not count: its tensor has a shape."""
+    before = model(
+        [node("MatMul", "x w", "e"), node("MatMul", "e v", "y")],
+        {"x": [2, 6]},
+        {"y": [2, 4]},
+        [tensor("w", seeded(6, 8)), tensor("v", seeded(8, 4))],
+    )
+    before.graph.value_info.append(
+        helper.make_tensor_value_info("w", TensorProto.FLOAT, [30522, 8])
+    )
+    onnx.save(before, tmp_path / "cut.onnx")
+    kept = replace(Policy.parse("matmult:bf16"), exclude=(re.compile("^e$"),))
+    low, _, _ = convert_file(tmp_path / "cut.onnx", tmp_path / "low.onnx", kept)
+    onnx.checker.check_model(low, full_check=True)

@@ -161,7 +161,7 @@ def test_a_slow_call_is_timed_again_and_the_fastest_counts() -> None:
 
 def test_tolerances_are_shares_of_the_models_own_error() -> None:
     samples = GoldenSamples.of(Scaled(1.01), Scaled(), calls())
-    assert samples.tolerances["y"] == pytest.approx(0.005, rel=1e-3)
+    assert samples.tolerances["y"] == pytest.approx(0.005, rel=0.02)
     exact = GoldenSamples.of(Scaled(), Scaled(), calls()).tolerances
     assert 0 < exact["y"] == exact["n"] < 1e-4
     assert samples.deviations(Scaled(1.02))["y"] > samples.tolerances["y"]

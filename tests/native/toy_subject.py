@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from finecast import rules
 from finecast.data.workload import Workload
 from finecast.engines.probe import Speed
-from finecast.errors import UsageError
+from finecast.errors import Unfit, UsageError
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.native.subject import Built, Examined, Subject, UserRules
@@ -98,6 +98,9 @@ class ToySubject(Subject):
 @dataclass(frozen=True, kw_only=True)
 class ToyExamined(Examined):
     planner: Planner
+
+    def without(self, unfit: Unfit) -> ToyExamined:
+        return replace(self, planner=self.planner.without(unfit))
 
     def analysis(
         self, *, of_time: bool = True, lost: Mapping[Format, float] = MappingProxyType({})

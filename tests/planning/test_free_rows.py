@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.planning.free_rows import FreeOutput, Matched, free_outputs, matched
-from finecast.planning.sensitivity import Counted, squared_errors
+from finecast.planning.sensitivity import Counted, squared_error
 from tests.frontends.tools import graph_of, parse
 
 BOXES = tuple(FreeOutput(name=name, axes=(0,), group=0) for name in ("box", "score", "class"))
@@ -62,12 +62,12 @@ def test_a_lost_row_counts_as_lost_and_a_new_one_as_its_size() -> None:
     r = np.array([[3.0, 0.0], [0.0, 4.0]])
     free = {0: FreeOutput(name="y", axes=(0,), group=0)}
     counted = Counted.of([0], free)
-    assert squared_errors([r[:1]], [r], counted) == {0: 16 / 25}
-    assert squared_errors([np.vstack([r, [[0.0, 400.0]]])], [r], counted) == {0: 400**2 / 25}
+    assert squared_error([r[:1]], [r], counted) == 16 / 25
+    assert squared_error([np.vstack([r, [[0.0, 400.0]]])], [r], counted) == 400**2 / 25
     indices = np.array([[0, 0, 5], [1, 7, 2]])
     free = {0: FreeOutput(name="y", axes=(1,), group=0)}
-    error = squared_errors([indices[:, 1:]], [indices], Counted.of([0], free))
-    assert error == {0: pytest.approx(1 / 3)}
+    error = squared_error([indices[:, 1:]], [indices], Counted.of([0], free))
+    assert error == pytest.approx(1 / 3)
 
 
 def test_rows_of_equal_length_are_matched_too() -> None:

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.planning.sensitivity import counted_outputs, squared_errors
+from finecast.planning.slices import WHOLE
 
 Array = NDArray[np.generic]
 RNG = np.random.default_rng(0)
@@ -61,5 +62,6 @@ def test_where_every_output_is_a_copy_all_are_counted() -> None:
 def test_errors_are_told_of_the_outputs_counted() -> None:
     exact = [PAST, LOGITS]
     off = [1.5 * PAST, 1.25 * LOGITS]
-    assert squared_errors(off, exact) == pytest.approx({0: 0.25, 1: 0.0625})
-    assert squared_errors(off, exact, {1}) == pytest.approx({1: 0.0625})
+    both = {(0, WHOLE): 0.25, (1, WHOLE): 0.0625}
+    assert squared_errors(off, exact) == pytest.approx(both)
+    assert squared_errors(off, exact, {1}) == pytest.approx({(1, WHOLE): 0.0625})

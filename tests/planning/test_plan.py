@@ -110,6 +110,7 @@ def test_plans_of_every_version_load(sample: Path) -> None:
     assert plan.formats["/attn/Softmax"] is Format.FP32
     assert plan.io == {"x": Format.BF16}
     assert plan.from_type == stated.get("from_type", "")
+    assert plan.frozen is stated.get("frozen")
     assert plan.keep_ops == stated.get("keep_ops", False)
     assert plan.by_hint == stated.get("by_hint", False)
     assert plan.kv_cache.label == stated.get("kv_cache", "fp32")
@@ -131,7 +132,7 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
         ("[]", "not a finecast plan: its content is of another form"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: it has no 'version'"),
-        ('{"version": 99}', r"version 99 is newer than 9.*upgrade finecast"),
+        ('{"version": 99}', r"version 99 is newer than 10.*upgrade finecast"),
         (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
         (PLAN.to_json()[:-20], "not a finecast plan"),
         (PLAN.to_json().replace('"opset": 22', '"opset": Infinity'), "not a finecast plan"),

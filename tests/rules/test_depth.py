@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from finecast.graph import ConstantStats
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
 from finecast.rules.facts import ValueFacts
 from finecast.rules.tier import DEPTH
+from tests.graph.text import from_text
 
 Judged = Callable[..., dict[str, Ruling | None]]
 
@@ -58,3 +61,53 @@ def test_measured_errors_know_better(judged: Judged) -> None:
     text = graph("reduce_sum", "ReduceSum", "[512]", "[1]")
     assert judged(DEPTH, text)["n"] is not None
     assert judged(DEPTH, text, measured=True)["n"] is None
+
+
+@pytest.mark.parametrize(
+    ("op", "native", "shapes", "attributes", "kept"),
+    [
+        ("lp_norm", "LpNormalization", ("[n, 4096]", "[n, 4096]"), "", True),
+        ("lp_norm", "LpNormalization", ("[2, 64]", "[2, 64]"), "", False),
+        ("lp_norm", "LpNormalization", ("[4096, 2]", "[4096, 2]"), '{"axis": 0}', True),
+        ("lp_norm", "LpNormalization", ("[4096, 2]", "[4096, 2]"), '{"axis": 1}', False),
+        ("global_lp_pool", "GlobalLpPool", ("[1, 3, 64, 64]", "[1, 3, 1, 1]"), "", True),
+        ("lp_pool", "LpPool", ("[1, 3, 64, 64]", "[1, 3, 32, 32]"), "", False),
+        (
+            "mean_variance_norm",
+            "MeanVarianceNormalization",
+            ("[1, 3, 64, 64]", "[1, 3, 64, 64]"),
+            "",
+            True,
+        ),
+        # Kernels keep its statistics in fp32.
+        ("layer_norm", "LayerNormalization", ("[2, 4096]", "[2, 4096]"), "", False),
+    ],
+)
+def test_norms_and_pools_of_powers(
+    judged: Judged,
+    op: str,
+    native: str,
+    shapes: tuple[str, str],
+    attributes: str,
+    *,
+    kept: bool,
+) -> None:
+    given, result = shapes
+    text = (
+        f"input %0 x fp32{given}\n"
+        f"node n {op} onnx::{native} fp32 (%0) -> (%1 y fp32{result}) {attributes}\n"
+    )
+    assert (judged(DEPTH, text, policy="all:fp16")["n"] is not None) == kept
+
+
+def test_the_axes_of_a_norm_may_be_a_constant(judged: Judged) -> None:
+    for axis, kept in ((0, True), (1, False)):
+        text = (
+            "input %0 x fp32[4096, 2]\nconstant %1 axes int64[1] size=1\n"
+            "node n lp_norm NormalizeL2 fp32 (%0, %1) -> (%2 y fp32[4096, 2])\n"
+        )
+        graph = from_text(text)
+        axes = ConstantStats(size=1, read=lambda axis=axis: np.array([axis]))
+        values = [replace(v, constant=axes) if v.id == 1 else v for v in graph.values]
+        found = judged(DEPTH, replace(graph, values=tuple(values)), policy="all:fp16")
+        assert (found["n"] is not None) == kept

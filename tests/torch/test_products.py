@@ -47,7 +47,7 @@ class Turned(nn.Module):
 
 
 class Others(nn.Module):
-    """Products that are none: scaled, by a matrix that is computed, of constants alone."""
+    """Products that are none: scaled, or by a matrix that is computed in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,21 @@ class Others(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scaled = torch.addmm(self.bias, x, self.weight, alpha=2)
         wide = torch.addmm(x, x, self.weight)
-        return scaled @ torch.tanh(self.weight) + self.weight @ self.weight + wide
+        return scaled @ torch.tanh(x) + wide
+
+
+class Computed(nn.Module):
+    """Weights that are computed of others: from fp16, by a weight norm, and a tied table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Parameter((torch.randn(16, 16) / 4).half())
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+        self.table = nn.Embedding(24, 16)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        x = self.normed(x @ self.low.float()) + self.table(ids)
+        return x @ self.table.weight.t()
 
 
 def memories(module: nn.Module) -> set[int]:
@@ -83,6 +97,20 @@ def test_products_by_constants_are_linear_layers(net: tuple[nn.Module, torch.Ten
     assert len(memories(made)) == len(memories(module))
     with torch.no_grad():
         assert torch.equal(made(x), module(x))
+
+
+def test_weights_that_are_computed_of_weights_are_constants() -> None:
+    torch.manual_seed(0)
+    module, args = Computed().eval(), (torch.randn(4, 16), torch.tensor([3, 0, 1, 3]))
+    graph = frontend.capture(module, args).graph
+    products = [n for n in graph.nodes if n.op == "linear"]
+    assert [n.op for n in graph.nodes if n not in products] == ["gather", "add"]
+    weights = [graph.read(n, 1) for n in products]
+    assert [v is not None and v.constant is not None for v in weights] == [True] * 3
+    with torch.no_grad():
+        made = ft.convert(module, args, "matmult:bf16")
+        exact, low = module(*args), made(*args)
+    assert 0 < (low - exact).norm() < 0.02 * exact.norm()
 
 
 def test_products_that_are_no_linear_layers_stay() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,6 +302,13 @@ def test_raf_s_own_signature_of_a_rule() -> None:
     assert formats_under({"gelu": never})["gelu"] == "fp32"
     assert lowest_under({"gelu": never})["gelu"] == "fp32"
     assert lowest_under({"gelu": follow_first})["gelu"] == "bf16"
+
+
+def test_the_page_of_raf_names_the_module_of_its_helpers() -> None:
+    page = (Path(__file__).parents[2] / "docs/migrate/raf.md").read_text()
+    (module,) = re.findall(r"`PrimType` are in `([\w.]+)`", page)
+    found = importlib.import_module(module)
+    assert all(hasattr(found, name) for name in ("check_dtype", "gen_hint_helper", "PrimType"))
 
 
 @pytest.mark.parametrize("rule_set", ["finecast", "raf"])

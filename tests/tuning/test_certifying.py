@@ -17,7 +17,7 @@ import finecast
 from finecast.compat.neuron import compilers
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import METRICS, Score, Scoring
+from finecast.data.metrics import METRICS, Score, Scored, Scoring
 from finecast.engines import get_engine
 from finecast.engines.base import Array
 from finecast.errors import UsageError
@@ -31,7 +31,7 @@ COUNT = 2000
 
 def score(right: Array) -> Score:
     """The top-1 of a model that is right on some samples."""
-    scoring = Scoring(METRICS["top1"], ["y"])
+    scoring = Scoring(METRICS["top1"], [Scored(output="y")])
     scores = np.stack([np.logical_not(right), right], axis=-1).astype(np.float32)
     scoring.update({"y": scores}, np.ones(len(right), np.int64), None)
     return scoring.result()
@@ -163,7 +163,7 @@ def test_a_metric_without_samples_cannot_be_certified() -> None:
 
 def errors(values: Array) -> Score:
     """The mean squared error, whose range is not known."""
-    scoring = Scoring(METRICS["mse"], ["y"])
+    scoring = Scoring(METRICS["mse"], [Scored(output="y")])
     scoring.update({"y": np.sqrt(values)[:, None]}, np.zeros((len(values), 1)), None)
     return scoring.result()
 

@@ -18,7 +18,7 @@ import pytest
 from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import WHOLE, Part
-from finecast.data.metrics import METRICS, Score, Scoring
+from finecast.data.metrics import METRICS, Score, Scored, Scoring
 from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
 from finecast.errors import UserCodeError
@@ -280,7 +280,7 @@ def test_parts_joined_are_the_whole(metric: str) -> None:
     batches = range(0, 11, 3)
 
     def scoring(part: Part) -> Scoring:
-        found = Scoring(METRICS[metric], ["y"])
+        found = Scoring(METRICS[metric], [Scored(output="y")])
         for start in part.of(batches):
             rows = slice(start, start + 3)
             found.update({"y": wide[rows]}, labels[rows], {"y": exact[rows]})

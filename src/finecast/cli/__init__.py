@@ -13,6 +13,7 @@ import functools
 import importlib
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 from io import StringIO
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -63,6 +65,8 @@ VERBS = {
 """Verbs and the line each has in ``finecast --help``; a verb's module has its name."""
 
 _FAST_MATH = "--fast-math"
+# A word after a keyword of --fast-math that is no option, and no path with a suffix or folder.
+_KEYWORD = re.compile(r"\w[\w-]*")
 _COMPLETE = "_FINECAST_COMPLETE"
 """Environment variable that the shell sets when its user pressed Tab."""
 # The file name that stack frames of Python's import machinery have.
@@ -231,17 +235,15 @@ def _refuse_empty(args: Sequence[str]) -> None:
 
 
 def _joined(args: Sequence[str]) -> list[str]:
-    """``--fast-math a b`` as one option with one value, as its compiler reads it."""
-    if not any(arg.partition("=")[0] == _FAST_MATH for arg in args):
-        return list(args)
-    from finecast.compat.neuron.compilers import FAST_MATH_KEYWORDS
-    from finecast.naming import spelled
+    """``--fast-math a b`` as one option with one value, as its compiler reads it.
 
+    Misspelt keywords belong to the value, too, so that the error lists the right ones.
+    """
     joined: list[str] = []
     for arg in args:
         last = joined[-1] if joined else ""
         follows = joined[-2:-1] == [_FAST_MATH] or last.startswith(f"{_FAST_MATH}=")
-        if follows and spelled(arg) in FAST_MATH_KEYWORDS:
+        if follows and _KEYWORD.fullmatch(arg) and not Path(arg).exists():
             joined[-1] += f" {arg}"
         else:
             joined.append(arg)

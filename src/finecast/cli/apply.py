@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from finecast.cli.common import (
+    ComparedSamples,
     Json,
     Model,
     Placing,
-    SizedSamples,
     Trusted,
     Written,
     files_of,
@@ -27,7 +27,7 @@ def run(
     plan: Annotated[Path, typer.Argument(help="A plan that tune or convert wrote.")],
     model: Model,
     written: Written,
-    data: SizedSamples,
+    data: ComparedSamples,
     running: Placing,
     how: Trusted,
     as_json: Json = False,

@@ -80,6 +80,7 @@ def run(
             check=judged.check,
             max_error=judged.max_error,
             from_type=how.from_type,
+            freeze_inputs=how.freeze_inputs,
             trust=how.trust,
             progress=bar,
         )

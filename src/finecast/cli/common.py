@@ -32,7 +32,7 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Written = Annotated[Destination, Only(required=("path",))]
-Read = Annotated[ReadOptions, Only("from_type", "trust")]
+Read = Annotated[ReadOptions, Only("from_type", "freeze_inputs", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify", "lock")]
 Placing = Annotated[RunOptions, Only("engine", "verify")]
@@ -40,7 +40,8 @@ Engine = Annotated[RunOptions, Only("engine")]
 _SAMPLES: Final = ("data", "labels", "calib", "sample_axes", "batch", "decode_steps", "state")
 Samples = Annotated[DataOptions, Only(*_SAMPLES)]
 SizedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims")]
-EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of")
+ComparedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims", "slices")]
+EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of", "slices")
 """Options of data on which a model is evaluated."""
 Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
 Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
@@ -76,7 +77,7 @@ def open_model(
     from finecast.native.opening import check_options, check_output_name, written_with
 
     if written.path is None:
-        return api.load(model, trust=how.trust)
+        return api.load(model, trust=how.trust, freeze_inputs=how.freeze_inputs)
     result = written_with(model, written)
     files.write("--output", written.path, beside=result.beside, folder=result.folder)
     try:
@@ -94,7 +95,9 @@ def open_model(
     }
     files.check_replaced()
     check_options(model, options, output=written.path)
-    file = api.load(model, trust=how.trust, output=written.path)
+    file = api.load(
+        model, trust=how.trust, freeze_inputs=how.freeze_inputs, output=written.path
+    )
     files.read("MODEL's external data", *file.external)
     return file
 

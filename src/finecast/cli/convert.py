@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from finecast.cli.common import (
+    ComparedSamples,
     Json,
     Model,
     PlanOut,
     Read,
     Run,
-    SizedSamples,
     Written,
     files_of,
     open_model,
@@ -48,7 +48,7 @@ def run(
     narrowing: Narrowing,
     ranges: Ranges,
     rules: Rules,
-    data: SizedSamples,
+    data: ComparedSamples,
     device: Device,
     running: Run,
     target: Target = None,

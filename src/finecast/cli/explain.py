@@ -77,6 +77,7 @@ def run(
         target=choice.emulation,
         user_rules=user_rules(rules),
         from_type=from_type,
+        freeze_inputs=how.freeze_inputs,
         trust=how.trust,
     )
     warn(*found.warnings)

@@ -40,6 +40,11 @@ def run(
     )
     with shown("inspecting"):
         census = api.inspect(
-            model, data=data, low=low, from_type=how.from_type, trust=how.trust
+            model,
+            data=data,
+            low=low,
+            from_type=how.from_type,
+            freeze_inputs=how.freeze_inputs,
+            trust=how.trust,
         )
     write_report(census, as_json=as_json)

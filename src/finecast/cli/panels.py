@@ -32,7 +32,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
-        *("from_type", "trust", "external_data", "verify", "clear"),
+        *("from_type", "freeze_inputs", "trust", "external_data", "verify", "clear"),
         *(
             "plan_out",
             "study",

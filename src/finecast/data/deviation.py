@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from finecast.graph import Graph, Node, Value
 from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
+from finecast.planning.slices import WHOLE, Slice, slices_of
 
 ROUNDINGS_PER_OP: Final = 3
 """An op in a low format rounds its operand, its weight and its result."""
@@ -64,14 +65,33 @@ class Deviation:
     """The difference of an output y from fp32's, r.
 
     ``largest`` is the largest |y - r|; ``relative`` is ||y - r|| / ||r||, or ||y - r|| if r is
-    0. ``comparable`` is False where the shapes differ; ``nonfinite`` says that y has a NaN or
-    Inf where r is finite.
+    0; of what holds no floats the share of elements that differ. ``comparable`` is False where
+    the shapes differ; ``nonfinite`` says that y has a NaN or Inf where r is finite.
+
+    ``counted`` says that ``relative`` is a share of elements; ``as_numbers`` is
+    ||y - r|| / ||r|| of such integers, and of bools and text that share.
     """
 
     largest: float = 0.0
     relative: float = 0.0
     nonfinite: bool = False
     comparable: bool = True
+    counted: bool = False
+    as_numbers: float = 0.0
+
+    def is_beyond(self, limit: float, *, decided: bool) -> bool:
+        """Whether no rounding explains it.
+
+        Integers are exact: a single one that differs is wrong, unless they are ``decided`` by
+        rounded numbers. Then ranks and steps may differ, but not by all digits.
+
+        Args:
+            limit: The relative error of floats that rounding explains.
+            decided: Whether the output follows from a comparison, a rank or a step.
+        """
+        if self.counted:
+            return self.as_numbers > LIMIT if decided else self.relative > 0
+        return self.nonfinite or self.relative > limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +107,34 @@ class Expected:
 
 
 def deviation(got: Array, wanted: Array) -> Deviation:
-    """The deviation of ``got`` from ``wanted`` where that is finite; 0 for all but floats."""
-    if wanted.dtype.kind in "biuOSU":
-        return Deviation()
+    """The deviation of the worst slice of ``got`` from ``wanted``, where that is finite."""
+    return max(deviations(got, wanted).values(), key=lambda one: one.relative)
+
+
+def deviations(got: Array, wanted: Array, axis: int | None = None) -> dict[Slice, Deviation]:
+    """The deviation of each slice of ``got`` whose numbers have a unit of their own.
+
+    ``axis`` is that of the slices; None to find them.
+    """
     if got.shape != wanted.shape:
-        return Deviation(comparable=False)
+        return {WHOLE: Deviation(comparable=False)}
+    if wanted.dtype.kind in "biuOSU":
+        return {WHOLE: _counted(got, wanted)}
+    return {
+        part: _deviation(part.of(got), part.of(wanted)) for part in slices_of(wanted, axis)
+    }
+
+
+def _counted(got: Array, wanted: Array) -> Deviation:
+    share = differing(got, wanted) / max(wanted.size, 1)
+    found = Deviation(relative=share, counted=True, as_numbers=share)
+    if not share or {got.dtype.kind, wanted.dtype.kind} - {"i", "u"}:
+        return found
+    off = _deviation(got, wanted)
+    return replace(found, largest=off.largest, as_numbers=off.relative)
+
+
+def _deviation(got: Array, wanted: Array) -> Deviation:
     y, r = got.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(r)
     y, r = y[finite], r[finite]
@@ -105,12 +148,9 @@ def deviation(got: Array, wanted: Array) -> Deviation:
     )
 
 
-def differing(got: Array, wanted: Array) -> int | None:
-    """How many elements differ, of an array of integers, bools or text.
-
-    None if the shapes do: ids that a model selects may be more or fewer.
-    """
-    return None if got.shape != wanted.shape else int(np.sum(got != wanted))
+def differing(got: Array, wanted: Array) -> int:
+    """How many elements differ, of two arrays of integers, bools or text of one shape."""
+    return int(np.sum(got != wanted))
 
 
 def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:

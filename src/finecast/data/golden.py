@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -16,14 +16,22 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 
 from finecast.data.datasets import open_npz
-from finecast.data.deviation import deviation, differing
+from finecast.data.deviation import deviation
 from finecast.data.workload import feed_bytes, samples
-from finecast.engines.base import Array, Feeds, Session, Steps, calls_of, feeds_for
+from finecast.engines.base import (
+    Array,
+    Feeds,
+    Session,
+    Steps,
+    calls_of,
+    feeds_for,
+    joined_arrays,
+)
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError, malformed
 from finecast.numbers.formats import Format
 from finecast.planning.free_rows import FreeOutput, matched
-from finecast.planning.sensitivity import is_float
+from finecast.planning.slices import WHOLE, slices_of
 
 T = TypeVar("T")
 
@@ -50,7 +58,8 @@ class GoldenSamples:
         calls: The inputs of each call, or of each step of a sequence.
         outputs: The outputs of each call, by name.
         tolerances: By output: the relative deviation that floats may have, or of other types
-            the share of elements that may differ.
+            the share of elements that may differ. Slices of an output with units of their own
+            are apart, named as ``y[:, 4:24]``.
         free: The outputs of free length, whose rows are matched.
     """
 
@@ -93,7 +102,10 @@ class GoldenSamples:
             UsageError: If the inputs do not fit the model.
             EngineError: If it cannot be run.
         """
-        return worst_first(_deviations(_run(session, self.calls), self.outputs, self.free))
+        found = _deviations(
+            _run(session, self.calls), self.outputs, self.free, self.tolerances
+        )
+        return worst_first(found)
 
     def to_npz(self) -> tuple[bytes, dict[str, Any]]:
         """The arrays as the content of an npz file, and the names and numbers beside it."""
@@ -198,27 +210,26 @@ def _deviations(
     got: Sequence[Mapping[str, Array]],
     wanted: Sequence[Mapping[str, Array]],
     free: Sequence[FreeOutput],
+    whole: Collection[str] = (),
 ) -> dict[str, float]:
-    """By output the deviation over all calls: relative, or the share of elements."""
+    """By output or slice the deviation over all calls: relative, or the share of elements.
+
+    The outputs in ``whole`` are not sliced, as those of locks that know no slices.
+    """
     pairs = [matched(free, *both) for both in zip(got, wanted, strict=True)]
     got, wanted = [pair.got for pair in pairs], [pair.wanted for pair in pairs]
-    names = dict.fromkeys(name for one in wanted for name in one)
-    return {
-        name: _deviation(
-            [one.get(name) for one in got], [one[name] for one in wanted if name in one]
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for one in wanted for name in one):
+        here = [one[name] for one in got if name in one]
+        there = [one[name] for one in wanted if name in one]
+        alike = [a.shape for a in here] == [a.shape for a in there]
+        first, second = (
+            joined_arrays([*map(_plain, arrays)]) for arrays in (here or there, there)
         )
-        for name in names
-    }
-
-
-def _deviation(got: Sequence[Array | None], wanted: Sequence[Array]) -> float:
-    here = [array for array in got if array is not None]
-    if [a.shape for a in here] != [a.shape for a in wanted]:
-        return float("inf")
-    first, second = (_flat(arrays) for arrays in (here, wanted))
-    if is_float(second):
-        return deviation(first, second).relative
-    return (differing(first, second) or 0) / max(second.size, 1)
+        for part in (WHOLE,) if name in whole else slices_of(second):
+            pair = (part.of(array).reshape(-1) for array in (first, second))
+            found[f"{name}{part}"] = deviation(*pair).relative if alike else math.inf
+    return found
 
 
 def _named_as(exact: Mapping[str, T], low: Mapping[str, Array]) -> Mapping[str, T]:
@@ -226,10 +237,6 @@ def _named_as(exact: Mapping[str, T], low: Mapping[str, Array]) -> Mapping[str, 
     if exact.keys() == low.keys() or len(exact) != len(low):
         return exact
     return dict(zip(low, exact.values(), strict=True))
-
-
-def _flat(arrays: Sequence[Array]) -> Array:
-    return np.concatenate([_plain(array).reshape(-1) for array in arrays])
 
 
 def _plain(array: Array) -> Array:

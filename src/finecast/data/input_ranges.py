@@ -26,6 +26,9 @@ from finecast.ops import OpKind, by_name
 Floats: TypeAlias = NDArray[np.float64]
 
 _INDEX_TYPES: Final = frozenset({"int64", "int32"})
+_HASHED: Final = {"int64": (1 << 48) - 1, "int32": (1 << 31) - 1}
+"""The largest ids: those of network cards have 48 bits."""
+_HASHES: Final = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 _MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
 _TOP_BYTE: Final = 255
 _MOST_READ: Final = 1 << 22
@@ -73,7 +76,8 @@ def input_ranges(graph: Graph) -> dict[str, Range]:
     Law: an integer input is listed if it is only moved, converted, compared and used to look
     up rows of tables of known size; it goes up to the last row of the smallest table.
     Positions and tokens at a model's limits show errors that small ones hide. An input of
-    bytes is listed, too, if it is only moved until it is converted to floats. A float input is
+    bytes is listed, too, if it is only moved until it is converted to floats, and one of ids
+    that are reduced by a remainder: such ids have many digits. A float input is
     listed if batch normalizations or constants say what it is scaled from. Of bools in rows
     one row is False: engines differ in what is attended to there.
     """
@@ -84,7 +88,11 @@ def input_ranges(graph: Graph) -> dict[str, Range]:
         elif value.dtype == "bool" and len(value.shape or ()) > 1:
             found[value.name] = Mask()
         elif value.dtype in _INDEX_TYPES or value.format is not None:
-            found[value.name] = _rows_indexed(graph, value) or _seen_in_training(graph, value)
+            found[value.name] = (
+                _rows_indexed(graph, value)
+                or _hashed(graph, value)
+                or _seen_in_training(graph, value)
+            )
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -134,6 +142,27 @@ def _rows_indexed(graph: Graph, value: Value) -> Range | None:
             else:
                 return None
     return Whole(last=min(found)) if (found := [last for last in found if last >= 0]) else None
+
+
+def _hashed(graph: Graph, value: Value) -> Range | None:
+    """Ids of any size, if ``value`` is an integer of which only remainders are used."""
+    if value.dtype not in _HASHED:
+        return None
+    waiting, seen, reduced = [value.id], {value.id}, False
+    while waiting:
+        index = waiting.pop()
+        for node in _readers(graph, index):
+            if node.op == "mod" and _other_operand(graph, node, index) is not None:
+                reduced = True
+            elif by_name(node.op).kind in _MOVES or node.op in _HASHES:
+                made = [i for i in node.outputs if i is not None and i not in seen]
+                if any(graph.values[i].format is not None for i in made):
+                    return None
+                seen.update(made)
+                waiting.extend(made)
+            elif node.op != "shape":
+                return None
+    return Whole(last=_HASHED[value.dtype]) if reduced else None
 
 
 def rows_read(graph: Graph) -> dict[str, range]:

@@ -23,12 +23,14 @@ from finecast.data.distances import (
     MeanError,
     Perplexity,
     SignalToNoise,
+    counterpart,
 )
 from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.naming import look_up
 from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.sensitivity import counted_outputs, is_float
+from finecast.planning.slices import WHOLE, Slice, slices_of
 
 
 class Accumulator(Protocol):
@@ -194,9 +196,9 @@ def get_metric(name: str) -> Metric:
 
 
 class Score(float):
-    """The value of a metric; ``outputs`` has it by output, the worst first.
+    """The value of a metric; ``outputs`` has it by output or slice of one, the worst first.
 
-    The value is that of the worst output. A user's own metric is of no output: ``outputs`` is
+    The value is that of the worst. A user's own metric is of no output: ``outputs`` is
     empty then. ``samples`` has what it was computed from, by output, as far as that is known;
     of a user's own metric under an empty name.
     """
@@ -226,19 +228,36 @@ def by_output(value: float) -> dict[str, float]:
     return dict(value.outputs) if isinstance(value, Score) else {}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """An output that a metric is of, or a slice of it."""
+
+    output: str
+    part: Slice = WHOLE
+
+    def __str__(self) -> str:
+        """As it is reported: ``y`` or ``y[:, 4:24]``."""
+        return f"{self.output}{self.part}"
+
+    def of(self, outputs: Outputs) -> Outputs:
+        """That output alone, by the name that is reported."""
+        return {str(self): self.part.of(outputs[self.output])}
+
+
 class Scoring:
-    """Takes batches for ``metric`` of the outputs in ``names``.
+    """Takes batches for ``metric`` of the outputs and slices in ``scored``.
 
     Rows of outputs of free length, ``free``, are compared with their partners in fp32's, and
     each batch of them is one sample: rows are not drawn by themselves.
     """
 
     def __init__(
-        self, metric: Metric, names: Sequence[str], free: Sequence[FreeOutput] = ()
+        self, metric: Metric, scored: Sequence[Scored], free: Sequence[FreeOutput] = ()
     ) -> None:
         self.metric = metric
         self._free = free
-        self.totals: dict[str, Accumulator] = {name: metric.start() for name in names}
+        self.scored = {str(one): one for one in scored}
+        self.totals: dict[str, Accumulator] = {name: metric.start() for name in self.scored}
         self._filled: set[str] = set()  # outputs that were not empty in every batch
 
     def update(
@@ -253,17 +272,18 @@ class Scoring:
         if reference is not None and self._free:
             pairs = matched(self._free, outputs, reference)
             outputs, reference, numbers = pairs.got, pairs.wanted, pairs.numbers
-        for name, total in self.totals.items():
-            if outputs[name].size:
+        for name, one in self.scored.items():
+            total, got, wanted = self.totals[name], one.of(outputs), reference
+            if reference is not None and one.part is not WHOLE:
+                wanted = one.of({one.output: counterpart(reference, one.output)})
+            if got[name].size:
                 self._filled.add(name)
-            if name in numbers and reference is not None:
-                rows = outputs[name], reference[name]
-                got, wanted = (
-                    a[None] for a in (numbers[name] if self.metric.of_rows else rows)
-                )
-                total.update({name: got}, None, {name: wanted})
+            if one.output in numbers and reference is not None:
+                rows = got[name], one.of(reference)[name]
+                first, second = numbers[one.output] if self.metric.of_rows else rows
+                total.update({name: first[None]}, None, {name: second[None]})
             else:
-                total.update({name: outputs[name]}, labels, reference)
+                total.update(got, labels, wanted)
 
     def absorb(self, later: Scoring) -> None:
         """Take the batches that another one took, which come after these."""
@@ -305,18 +325,31 @@ class Scoring:
 
 
 def scored_outputs(
-    metric: Metric, of: Sequence[str], feeds: Feeds, outputs: Outputs
-) -> tuple[str, ...]:
-    """Names of the outputs that ``metric`` is of.
+    metric: Metric,
+    of: Sequence[str],
+    feeds: Feeds,
+    outputs: Outputs,
+    axis: int | None = None,
+) -> tuple[Scored, ...]:
+    """The outputs that ``metric`` is of; slices of them where it is of each by itself.
 
     Args:
         metric: The metric.
         of: The outputs that the user names; empty for none.
         feeds: What the fp32 model was given.
         outputs: What it gave.
+        axis: The axis of their slices; None to find them.
     """
-    if of:
-        return tuple(of)
+    names = of or _scored_names(metric, feeds, outputs)
+    return tuple(
+        Scored(output=name, part=part)
+        for name in names
+        for part in (slices_of(outputs[name], axis) if metric.each_output else (WHOLE,))
+    )
+
+
+def _scored_names(metric: Metric, feeds: Feeds, outputs: Outputs) -> tuple[str, ...]:
+    """Names of the outputs that ``metric`` is of where the user names none."""
     names, arrays = [*outputs], [*outputs.values()]
     counted = counted_outputs(feeds.values(), arrays)
     own = [n for n, a in zip(names, arrays, strict=True) if not is_float(a)]

@@ -121,6 +121,8 @@ class DataOptions:
         lower_is_better: Whether less of what ``evaluate`` returns is better.
         of: Names of the outputs that the metric and the error are of, the worst of them; empty
             for all that copy no input.
+        slices: The axis of the outputs along which numbers have different units; None to find
+            it from what fp32 gives.
         groups: The name of an array of ``data`` that tells each sample's cluster (a text, a
             patient): samples of one are not independent, and a certificate draws them whole.
         decode_steps: Tokens at the end of each text that are given one a call, with the state
@@ -189,6 +191,12 @@ class DataOptions:
         python=(Iterable, "an output's name, or several,"),
         convert=_names,
     ).field(())
+    slices: int | None = Option(
+        help="The axis of the outputs along which numbers have different units: each index is"
+        " compared by itself, and the worst counts. Default: found from the fp32 outputs.",
+        metavar="AXIS",
+        kind=int,
+    ).field(None)
     groups: str | None = Option(
         help="Array of --data that tells which samples belong together, as those of one text"
         " or patient: --confidence draws them whole.",
@@ -343,6 +351,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
             lower_is_better=options.lower_is_better,
             calibrate=calibration,
             of=of,
+            slices=options.slices,
             groups=_groups(options),
         )
     if options.data is None:
@@ -375,6 +384,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
         data_digest=_digest(options),
         calibrate=calibration or partial(_first_batches, data, options.samples, calls),
         of=of,
+        slices=options.slices,
         groups=_groups(options),
         decoding=decoding,
         calls=calls,
@@ -625,13 +635,15 @@ class FeedMaker:
 
     Random feeds have ``batch`` samples, and free dimensions the sizes in ``dims``. If neither
     is stated, they are the ``examples`` that came with the model, where some did. Examples
-    count as random: they are no data that the model was made for.
+    count as random: they are no data that the model was made for. ``slices`` is the axis along
+    which the outputs are compared by index, if the user names one.
     """
 
     batches: Sequence[Feeds] = ()
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
     batch: int = 1
     examples: Feeds | None = None
+    slices: int | None = None
 
     def check(self, shapes: Shapes) -> None:
         """Refuse random inputs that are too large; a file of few bytes may declare any size.

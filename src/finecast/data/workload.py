@@ -23,7 +23,7 @@ from finecast.data.functions import (
     metric_value,
     source_digest,
 )
-from finecast.data.metrics import Metric, Score, Scoring, scored_outputs
+from finecast.data.metrics import Metric, Score, Scored, Scoring, scored_outputs
 from finecast.data.samples import Indices
 from finecast.data.streams import Stream
 from finecast.engines.base import (
@@ -171,6 +171,7 @@ class Workload(ABC):
 
     Attributes:
         of: Outputs that the user names, of which the metric and the error are; empty for all.
+        slices: The axis of their slices that the user names; None to find them.
         warnings: Why the metric says little on this data, once the baseline was evaluated.
         samples: Samples that the metric is of, once the baseline was evaluated; 0 if unknown.
         groups: The number of each sample's cluster; None where each is drawn by itself.
@@ -179,6 +180,7 @@ class Workload(ABC):
 
     learns: ClassVar[tuple[str, ...]] = ()
     of: tuple[str, ...] = ()
+    slices: int | None = None
     warnings: Sequence[str] = ()
     samples: int = 0
     groups: Indices | None = None
@@ -294,13 +296,14 @@ class DataWorkload(Workload):
     data_digest: str
     calibrate: CalibrationFunction
     of: tuple[str, ...] = ()
+    slices: int | None = None
     decoding: Decoding | None = None
     calls: CallsFunction = whole_batch
     call: int | None = None
     warnings: Sequence[str] = ()
     samples: int = 0
     groups: Indices | None = field(default=None, compare=False)
-    scored: Sequence[str] = field(default=(), compare=False)
+    scored: Sequence[Scored] = field(default=(), compare=False)
     exact: CachedSession | None = field(default=None, compare=False)
     _of: Session | None = field(default=None, compare=False, repr=False)
 
@@ -354,7 +357,9 @@ class DataWorkload(Workload):
             found = session.run(batch.feeds)
             if scoring is None:
                 if (reference is None and not part.index) or not self.scored:
-                    self.scored = scored_outputs(self.metric, self.of, batch.feeds, found)
+                    self.scored = scored_outputs(
+                        self.metric, self.of, batch.feeds, found, self.slices
+                    )
                 scoring = Scoring(self.metric, self.scored, free)
             outputs, beside = batch.trim(found), None
             if exact is not None:
@@ -430,6 +435,7 @@ class FunctionWorkload(Workload):
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
     of: tuple[str, ...] = ()
+    slices: int | None = None
     groups: Indices | None = field(default=None, compare=False)
     remembered: list[Feeds] = field(default_factory=list[Feeds])
 

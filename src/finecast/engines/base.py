@@ -165,7 +165,7 @@ class Session(ABC):
         """Run once, with an empty state; outputs by name in model order.
 
         Of a sequence all calls are run, and each output has those of all calls, joined along
-        the first axis, or flat where sizes differ.
+        the axis in which they differ or the first, or flat where several do.
         """
 
     def begin(self, feeds: Feeds) -> None:
@@ -284,13 +284,19 @@ def joined(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """The outputs of several calls as those of one, as ``Session.run`` says."""
     if len(outputs) == 1:
         return dict(outputs[0])
-    return {name: _joined([one[name] for one in outputs]) for name in outputs[0]}
+    return {name: joined_arrays([one[name] for one in outputs]) for name in outputs[0]}
 
 
-def _joined(arrays: Sequence[Array]) -> Array:
-    if arrays[0].ndim and len({a.shape[1:] for a in arrays}) == 1:
-        return np.concatenate(arrays)
-    return np.concatenate([a.reshape(-1) for a in arrays])
+def joined_arrays(arrays: Sequence[Array]) -> Array:
+    """Arrays one after another along the axis in which they differ, else the first one.
+
+    Those that differ in several axes are made flat.
+    """
+    shapes = {array.shape for array in arrays}
+    unlike = [i for i, sizes in enumerate(zip(*shapes, strict=False)) if len({*sizes}) > 1]
+    if () in shapes or len({*map(len, shapes)}) > 1 or len(unlike) > 1:
+        return np.concatenate([array.reshape(-1) for array in arrays])
+    return np.concatenate(arrays, axis=unlike[0] if unlike else 0)
 
 
 class EmulatedSession(Session):
@@ -496,7 +502,7 @@ class Engine(ABC):
 
 
 def outputs_on(session: Session, calls: Iterable[Feeds]) -> list[Array]:
-    """The outputs over all ``calls``; if there are several, each output flat and concatenated.
+    """The outputs over all ``calls``; if there are several, those of each output joined.
 
     So a relative error of the outputs does not depend on how samples are split into calls.
     """
@@ -507,7 +513,7 @@ def joined_outputs(found: Sequence[Sequence[Array]]) -> list[Array]:
     """The outputs of several calls as those of one."""
     if len(found) == 1:
         return [*found[0]]
-    return [np.concatenate([a.reshape(-1) for a in of]) for of in zip(*found, strict=True)]
+    return [joined_arrays(of) for of in zip(*found, strict=True)]
 
 
 # ---------------------------------------------------- how many CPUs there are for this process

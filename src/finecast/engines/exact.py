@@ -17,7 +17,14 @@ from finecast.engines.base import (
     joined_outputs,
     outputs_on,
 )
-from finecast.planning.sensitivity import Counted, counted_outputs, is_float, squared_errors
+from finecast.planning.sensitivity import (
+    Counted,
+    counted_outputs,
+    is_float,
+    squared_error,
+    squared_errors,
+)
+from finecast.planning.slices import check_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,7 @@ class Exact:
         outputs: The outputs over all calls, as ``outputs_on`` gives them.
         counted: Numbers of the outputs that errors are told of.
         each: The outputs of each call, where rows of a call are matched; else empty.
+        axis: The axis of the outputs' slices that the user names; None to find them.
     """
 
     calls: Sequence[Feeds]
@@ -37,9 +45,16 @@ class Exact:
     outputs: Sequence[Array]
     counted: Counted
     each: Sequence[Sequence[Array]] = ()
+    axis: int | None = None
 
     @classmethod
-    def of(cls, session: Session, calls: Sequence[Feeds], of: Collection[str] = ()) -> Exact:
+    def of(
+        cls,
+        session: Session,
+        calls: Sequence[Feeds],
+        of: Collection[str] = (),
+        axis: int | None = None,
+    ) -> Exact:
         """Run ``session``; ``of`` are the outputs that the user names, empty for none.
 
         Without names errors are told of the outputs that copy no input. They are of floats, or
@@ -52,6 +67,7 @@ class Exact:
         chosen = {n for n in chosen if n in free or is_float(found[0][names[n]])}
         if found and not chosen:
             chosen = counted_outputs(calls[0].values(), [*found[0].values()]) | free.keys()
+        check_axis(axis, found[0].values() if found else ())
         each = [[*one.values()] for one in found]
         return cls(
             calls=calls,
@@ -59,6 +75,7 @@ class Exact:
             outputs=joined_outputs(each),
             counted=Counted.of(chosen, free),
             each=each if free else (),
+            axis=axis,
         )
 
     @property
@@ -76,18 +93,27 @@ class Exact:
         )
 
     def errors(self, session: Session) -> dict[str, float]:
-        """Relative errors of another model's outputs by name, the worst first."""
+        """Relative errors of another model's outputs by name, the worst first.
+
+        Slices of an output are named as ``y[:, 4:24]``.
+        """
         if self.each:
             runs = zip(
                 (outputs_on(session, [one]) for one in self.calls), self.each, strict=True
             )
             pairs = [self.counted.matched(got, wanted) for got, wanted in runs]
             outputs, wanted = map(joined_outputs, zip(*pairs, strict=True))
-            found = squared_errors(outputs, wanted, frozenset(self.counted))
+            found = squared_errors(outputs, wanted, frozenset(self.counted), self.axis)
         else:
             outputs = outputs_on(session, self.calls)
-            found = squared_errors(outputs, self.outputs, self.counted)
-        return worst_first({self.names[n]: math.sqrt(error) for n, error in found.items()})
+            found = squared_errors(outputs, self.outputs, self.counted, self.axis)
+        return worst_first(
+            {f"{self.names[n]}{part}": math.sqrt(error) for (n, part), error in found.items()}
+        )
+
+    def squared_error(self, outputs: Sequence[Array]) -> float:
+        """The largest squared relative error of another model's ``outputs``."""
+        return squared_error(outputs, self.outputs, self.counted, self.axis)
 
     def error(self, session: Session) -> float:
         """The largest relative error of another model's outputs; 0 if nothing is compared."""
@@ -95,7 +121,7 @@ class Exact:
 
 
 def worst_first(errors: Mapping[str, float]) -> dict[str, float]:
-    """Errors by output, the largest first."""
+    """Errors by output or slice, the largest first."""
     return dict(sorted(errors.items(), key=lambda item: -item[1]))
 
 

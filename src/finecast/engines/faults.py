@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from finecast.devices.faults import known_faults
+from finecast.devices.faults import KnownFault, known_faults
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
@@ -508,6 +508,36 @@ _MASKED: Final = frozenset({"onnx::Attention", "openvino::ScaledDotProductAttent
 
 _STATE: Final = "openvino::ReadValue"
 """The op that gives a state: its operand at first, then what the last call assigned."""
+
+
+# ------------------------------------------------------ OpenVINO: integers of 64 and 32 bits
+#
+# Its CPU plugin takes int64 for int32, and divides integers as floats: models have int64 for
+# sizes and indices, which are small. Where they are hashes or times, numbers are others.
+
+_DIVISIONS: Final = frozenset({"div", "mod", "floor_divide"})
+_WIDE: Final = frozenset({"int64", "uint64"})
+
+
+def fault_of_integers(engine: str, graph: Graph, node: Node) -> KnownFault | None:
+    """The known fault by which ``engine`` computes a node of integers wrongly, if any.
+
+    No plan avoids it, as no low format is involved: it explains what was seen to be wrong.
+    """
+    read, made = (
+        {graph.values[i].dtype for i in ports if i is not None}
+        for ports in (node.inputs, node.outputs)
+    )
+    name = ""
+    if by_name(node.op).kind is OpKind.CAST and made & _WIDE and not read & _WIDE:
+        name = "openvino-cast-int64"
+    elif node.op in _DIVISIONS and made & {*_WIDE, "int32", "uint32"}:
+        name = "openvino-integer-division"
+    elif (read | made) & _WIDE:
+        name = "openvino-int64"
+    fault = known_faults().get(name)
+    return fault if fault is not None and fault.engine == engine and fault.is_here else None
+
 
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
 _FP16: Final = frozenset({Format.FP16})

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, TypeGuard, cast, final
 
 import numpy as np
 
@@ -475,6 +475,11 @@ def devices() -> tuple[str, ...]:
 
     present = (p.removesuffix(_SUFFIX) for p in onnxruntime.get_available_providers())
     return tuple(p for p in present if p not in _REMOTE)
+
+
+def lacks_kernel(error: BaseException | None) -> TypeGuard[Exception]:
+    """Whether ONNX Runtime raised ``error`` as it has no kernel of an op in its types."""
+    return isinstance(error, Exception) and bool(_NO_KERNEL.search(str(error)))
 
 
 def explain(error: Exception) -> str:

@@ -79,6 +79,11 @@ class PreparedModel(ABC):
         """The type whose ops were converted to fp32 beforehand; empty if none."""
         return ""
 
+    @property
+    def frozen(self) -> bool | None:
+        """Whether the user had weights that are inputs, too, made constants, or kept."""
+        return None
+
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
         """The operation set that these formats, by node id, need; 0 if there are no sets."""
         del formats
@@ -100,6 +105,10 @@ class PreparedModel(ABC):
     @abstractmethod
     def observable(self) -> Mapping[str, int]:
         """Ids of the float values that a copy can output, by name for ``with_outputs``."""
+
+    def countable(self) -> Mapping[str, int]:
+        """As ``observable``, with integers and bools where the library shows them."""
+        return self.observable()
 
     @abstractmethod
     def with_outputs(self, names: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import tempfile
@@ -30,12 +31,13 @@ import numpy as np
 
 from finecast import api
 from finecast.data.streams import to_array
-from finecast.engines import get_engine
+from finecast.engines import candidates, get_engine
 from finecast.engines.base import DTYPES, Array, Session
 from finecast.errors import EngineError, UsageError
 from finecast.files import check_writable, writing
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.tuning.result import Result
+from finecast.usercode import guarded
 
 if (
     importlib.util.find_spec("transformers") is None
@@ -110,11 +112,40 @@ def tune(
         check_writable(written.path, force=written.force)
     with tempfile.TemporaryDirectory() as folder:
         given = onnx.load(export(model, Path(folder) / "model.onnx"))
+    _check_generation(model, given, pieces["input_ids"], stated.get("engine"))
     result = api.tune(given, output, data=pieces, **stated)
     if not result.improved:
         return replace(result, model=model)
     session = get_engine(result.plan.engine).load(result.model.SerializeToString())
     return replace(result, model=generator(model, session))
+
+
+def _check_generation(model: Any, exported: Any, ids: Array, engine: str | None) -> None:
+    """Raise UserCodeError unless ``generate`` runs the exported model: a search takes long.
+
+    Args:
+        model: The model of transformers.
+        exported: Its ModelProto.
+        ids: Tokens, of which the first two are continued.
+        engine: The engine that was asked for.
+    """
+    import torch
+
+    session = candidates(engine)[0].load(exported.SerializeToString())
+    start = torch.from_numpy(ids[:1, :2].copy())
+    with guarded(
+        f"generate of transformers {importlib.metadata.version('transformers')} cannot run the"
+        " exported model",
+        where=type(model).__name__,
+        fix="export() the model, and tune the file",
+    ):
+        made = generator(model, session)
+        made.generate(
+            input_ids=start,
+            attention_mask=torch.ones_like(start),
+            max_new_tokens=2,
+            do_sample=False,
+        )
 
 
 def tokens(data: Data, tokenizer: Any = None, length: int = _LENGTH) -> dict[str, Array]:
@@ -283,6 +314,7 @@ def _called(
     attention_mask: Any = None,
     position_ids: Any = None,
     past_key_values: Any = None,
+    cache: Any = None,  # its name from transformers 5.24 on
     labels: Any = None,
     logits_to_keep: Any = 0,
     **kwargs: Any,
@@ -302,7 +334,7 @@ def _forward(session: Session, model: Any, *args: Any, **kwargs: Any) -> Any:
     outputs: Any = importlib.import_module("transformers.modeling_outputs")
     given = inspect.signature(_called).bind(*args, **kwargs).arguments
     asked, config = given.get("kwargs", {}), model.config
-    ids, cache = given.get("input_ids"), given.get("past_key_values")
+    ids, cache = given.get("input_ids"), given.get("cache", given.get("past_key_values"))
     other = [
         n for n, v in asked.items() if n not in _NEEDLESS and v is not None and v is not False
     ]
@@ -345,11 +377,9 @@ def _forward(session: Session, model: Any, *args: Any, **kwargs: Any) -> Any:
     labels, loss = given.get("labels"), None
     if labels is not None:
         loss = model.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size)
-    made = outputs.CausalLMOutputWithPast(
-        loss=loss,
-        logits=logits,
-        past_key_values=None if asked.get("use_cache") is False else cache,
-    )
+    kind = outputs.CausalLMOutputWithPast
+    named = {_cache_name(kind): None if asked.get("use_cache") is False else cache}
+    made = kind(loss=loss, logits=logits, **named)
     return made.to_tuple() if asked.get("return_dict") is False else made
 
 
@@ -369,6 +399,14 @@ def _tensor(array: Array) -> Any:
     if array.dtype != DTYPES["bf16"]:
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def _cache_name(called: Any) -> str:
+    """What a model's ``forward``, or the class of its outputs, calls the cache.
+
+    transformers 5.24 renamed it, and its ``generate`` knows the new name alone.
+    """
+    return "cache" if "cache" in inspect.signature(called).parameters else "past_key_values"
 
 
 def _check_model(model: Any) -> None:
@@ -395,7 +433,8 @@ def _flattened(model: Any) -> tuple[Any, list[Any]]:
         raise UsageError("the model is in training mode", fix="call model.eval() first")
     with torch.no_grad():
         found = model(input_ids=torch.zeros((2, 4), dtype=torch.int64), use_cache=True)
-    cache = getattr(found, "past_key_values", None)
+    name = _cache_name(type(model).forward)
+    cache = getattr(found, name, None)
     layers = getattr(cache, "layers", [])
     if not layers or any(type(one).__name__ != "DynamicLayer" for one in layers):
         kinds = ", ".join(sorted({type(one).__name__ for one in layers})) or "none"
@@ -420,10 +459,10 @@ def _flattened(model: Any) -> tuple[Any, list[Any]]:
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=transformers.DynamicCache(ddp_cache_data=[*pairs]),
                 use_cache=True,
+                **{name: transformers.DynamicCache(ddp_cache_data=[*pairs])},
             )
-            made = found.past_key_values.layers
+            made = getattr(found, name).layers
             return found.logits, *(array for one in made for array in (one.keys, one.values))
 
     return Flat(), [array for one in layers for array in (one.keys, one.values)]

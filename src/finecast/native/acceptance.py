@@ -418,6 +418,8 @@ def _mistaken(
     for name, found in suspects.items():
         predicted = deviation(model[name], wanted[name]).relative
         limit = max(allowed[name], excused(predicted))
+        if found.counted:  # integers that follow no rounded numbers are exact
+            limit = predicted
         if found.relative > limit:
             return _Fault(
                 output=name,
@@ -447,7 +449,9 @@ def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
     def both(values: Sequence[str]) -> tuple[Outputs, Outputs]:
         return run(converted.with_outputs(values)), run(original.with_outputs(values))
 
-    search = FirstWrong(graph=converted.graph, names=names, both=both, wrong=fault.bad)
+    search = FirstWrong(
+        graph=converted.graph, names=names, both=both, wrong=lambda _, found: fault.bad(found)
+    )
     return search.op_before(fault.output)
 
 
@@ -470,14 +474,15 @@ class FirstWrong:
         graph: The graph of both models.
         names: The names, by id, of the values that both models can output.
         both: Runs both models with outputs of these names: what is judged, and what is right.
-        wrong: Whether a value of the first one is wrong, by its deviation from the second.
+        wrong: Whether a value of the first one, by its id, is wrong, by its deviation from the
+            second.
         runs: The runs so far.
     """
 
     graph: Graph
     names: Mapping[int, str]
     both: Callable[[Sequence[str]], tuple[Outputs, Outputs]]
-    wrong: Callable[[Deviation], bool]
+    wrong: Callable[[int, Deviation], bool]
     runs: int = field(default=0, init=False)
 
     def op_before(self, output: str) -> Node | None:
@@ -506,7 +511,7 @@ class FirstWrong:
         self.runs += 1
         got, wanted = self.both(list(shown))
         pairs = ((i, deviation(got[n], wanted[n])) for n, i in shown.items())
-        return [i for i, found in pairs if found.comparable and self.wrong(found)]
+        return [i for i, found in pairs if found.comparable and self.wrong(i, found)]
 
     def _first_bad(self, target: int) -> int:
         """A wrong value that ``target`` depends on, before which no value seen was wrong."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.data.deviation import LIMIT, deviation, differing
+from finecast.data.deviation import LIMIT, deviation, deviations, differing
 from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
@@ -25,6 +25,7 @@ from finecast.native.gains import Gain
 from finecast.planning.free_rows import FreeOutput, Matched, matched
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import is_float
+from finecast.planning.slices import check_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,8 @@ class Verified:
         max_abs_error: The largest absolute error of an output; None where nothing was run.
         relative_error: The largest over outputs y of ||y - r|| / ||r||, where r is the
             output of the reference; None where nothing was run, or no output has floats.
-        outputs: The relative error by output, the worst first.
+        outputs: The relative error by output, the worst first. Slices of an output that have
+            different units are apart, named as ``y[:, 4:24]``.
         note: What was not done or not compared, and why.
         reference: What the errors are against: the fp32 model, the fp64 model that it was
             converted from, or the model given where that was converted or quantized before.
@@ -205,15 +207,22 @@ def compare(
     got: Mapping[str, Array],
     wanted: Mapping[str, Array],
     free: Sequence[FreeOutput] = (),
+    axis: int | None = None,
 ) -> Verified:
     """Largest absolute and relative error over float outputs, and what else differs.
 
     Outputs of ``free`` length are compared row by row; of those that are no floats the error
-    is that of having a row or not.
+    is that of having a row or not. ``axis`` is that of the outputs' slices; None to find them.
     """
+    check_axis(axis, wanted.values())
     pairs = matched(free, got, wanted)
     got, wanted = pairs.got, pairs.wanted
-    found = {n: deviation(got[n], array) for n, array in wanted.items() if is_float(array)}
+    found = {
+        f"{name}{part}": one
+        for name, array in wanted.items()
+        if is_float(array)
+        for part, one in deviations(got[name], array, axis).items()
+    }
     largest = {n: d.largest for n, d in found.items()} | _between_partners(pairs)
     outputs = worst_first({n: d.relative for n, d in found.items() if d.comparable})
     relative = max(outputs.values(), default=0.0)
@@ -265,10 +274,10 @@ def _apart(got: Mapping[str, Array], wanted: Mapping[str, Array], *, every: bool
     """
     found: list[str] = []
     for name, array in wanted.items():
-        shape, count = got[name].shape, differing(got[name], array)
-        if count is None:
+        shape = got[name].shape
+        if shape != array.shape:
             text = f"output {name!r} has shape {list(shape)}, fp32's {list(array.shape)}"
             found.append(f"{text}: what is in it decides that")
-        elif not is_float(array) and (count or every):
+        elif not is_float(array) and ((count := differing(got[name], array)) or every):
             found.append(f"output {name!r}: {count} of {array.size} values differ")
     return found[:_MOST_TOLD] + left_out(len(found), _MOST_TOLD, " outputs differ")

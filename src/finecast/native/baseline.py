@@ -8,14 +8,16 @@ session tells random feeds whose sizes do not fit the model: not every engine ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.data.deviation import ENGINE_FACTOR, Deviation, deviation, expected
-from finecast.engines.base import Array, Engine, Feeds, Session, each_call, feeds_for
+from finecast.engines.base import Engine, Feeds, Session, each_call, feeds_for
 from finecast.engines.exact import CachedSession
+from finecast.engines.faults import fault_of_integers
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
@@ -76,33 +78,36 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         again = session.run(feeds_for(session, nudged))
     except EngineError:
         return ""  # it does not run there, so that there is no second opinion
+    decided = _decided(graph)
     for name, found in apart.items():
-        limit = max(_LIMIT, ENGINE_FACTOR * deviation(again[name], wanted[name]).relative)
-        if not found.comparable or found.nonfinite or found.relative > limit:
+        noise = deviation(again[name], wanted[name])
+        hinges = name in {v.name for v in graph.outputs if v.id in decided}
+        if noise.counted and noise.is_beyond(0.0, decided=hinges):
+            continue  # fp32 does not determine which integers these are
+        limit = max(_LIMIT, ENGINE_FACTOR * noise.relative)
+        if not found.comparable or found.is_beyond(limit, decided=hinges):
             return _text(second, feeds, name, found, limit)
     return ""
 
 
+def _decided(graph: Graph) -> frozenset[int]:
+    """Values that hinge on a decision between numbers, in any rounding."""
+    every = {node.id: Format.BF16 for node in graph.float_nodes}
+    return expected(graph, every).decided
+
+
 def _apart(graph: Graph, outputs: Outputs, wanted: Outputs) -> dict[str, Deviation]:
     """The outputs that differ, with their deviations."""
-    every = {node.id: Format.BF16 for node in graph.float_nodes}  # any rounding will do
-    decided = expected(graph, every).decided
+    decided = _decided(graph)
     hinge = {v.name for v in graph.outputs if v.id in decided}
     found: dict[str, Deviation] = {}
     pairs = matched(free_outputs(graph), outputs, wanted)
     for name, array in pairs.wanted.items():
-        one = _of(pairs.got[name], array)
-        certain = not one.comparable or one.nonfinite
-        if certain or (name not in hinge and one.relative > _LIMIT):
+        one, hinges = deviation(pairs.got[name], array), name in hinge
+        limit = math.inf if hinges else _LIMIT
+        if not one.comparable or one.nonfinite or one.is_beyond(limit, decided=hinges):
             found[name] = one
     return found
-
-
-def _of(got: Array, wanted: Array) -> Deviation:
-    """The deviation; of arrays that are no floats, whether the shape is another one."""
-    if got.shape != wanted.shape:
-        return Deviation(comparable=False)
-    return deviation(got, wanted)
 
 
 def _text(
@@ -112,6 +117,8 @@ def _text(
     engines = (second.engine, second.other)
     engine, other = (one.name for one in engines)
     what = f"by a relative {found.relative:.3g}"
+    if found.counted:
+        what = f"in {100 * found.relative:.3g}% of its elements"
     if not found.comparable:
         what = "in its shape"
     elif found.nonfinite:
@@ -128,6 +135,7 @@ def _first_op(
 ) -> str:
     """The first op that both engines disagree about; empty if it is not found."""
     prepared = source.prepare(AS_IT_IS)
+    decided = _decided(prepared.graph)
 
     def run(engine: Engine, model: Any) -> Outputs:
         session = load_model(engine, model)
@@ -139,9 +147,13 @@ def _first_op(
 
     search = FirstWrong(
         graph=prepared.graph,
-        names={index: shown for shown, index in prepared.observable().items()},
+        names={index: shown for shown, index in prepared.countable().items()},
         both=both,
-        wrong=lambda one: one.nonfinite or one.relative > limit,
+        wrong=lambda value, one: one.is_beyond(limit, decided=value in decided),
     )
     node = search.op_before(name)
-    return "" if node is None else f", first at {node.name!r} ({node.native})"
+    if node is None:
+        return ""
+    known = [f for e in engines if (f := fault_of_integers(e.name, prepared.graph, node))]
+    told = "".join(f": {f.engine} is wrong there, by a known fault ({f.name})" for f in known)
+    return f", first at {node.name!r} ({node.native}){told}"

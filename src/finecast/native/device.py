@@ -54,7 +54,8 @@ class DeviceModel:
     def __post_init__(self) -> None:
         """Run the fp32 model on calibration data and observe its values."""
         self.feeds = list(islice(self.workload.calibration(), CALIBRATION_FEEDS))
-        self.exact = Exact.of(self.reference, self.feeds, self.workload.of)
+        data = self.workload
+        self.exact = Exact.of(self.reference, self.feeds, data.of, data.slices)
         self.facts = self.program.observe(self.feeds)
 
     @property

@@ -183,7 +183,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     ) -> tuple[int, Verified]:
         """Write the tuned model, verified on the timing feeds in the engine of tuning."""
         assert isinstance(built, EngineBuilt)
-        feeds = FeedMaker(batches=workload.compared())
+        feeds = FeedMaker(batches=workload.compared(), slices=workload.slices)
         data = workload.compared if workload.decodes else workload.evaluated
         on = VerifyOn(engines=subject.verifiers, feeds=feeds, data=data)
         return self.store(built, output, on)
@@ -259,7 +259,11 @@ class EngineModel(NativeSource[FileT, PreparedT]):
     ) -> Converter:
         """The converter to ``output``, which verifies on ``batches`` if there are any."""
         feeds = FeedMaker(
-            batches=batches, dims=options.dims, batch=options.batch, examples=self.examples
+            batches=batches,
+            dims=options.dims,
+            batch=options.batch,
+            examples=self.examples,
+            slices=None if options.data is None else options.data.slices,
         )
         feeds.check_dims(self.input_shapes)
         calls = cache(partial(calls_in, self, options, MOST_SAMPLES))

@@ -418,7 +418,8 @@ class EngineExamined(Examined):
     ) -> Analysis:
         """Times as ``times`` tells them, errors as ``errors`` does."""
         calls = self.subject.told_on(self.workload)
-        exact = Exact.of(self.subject.reference, calls, self.workload.of)
+        data = self.workload
+        exact = Exact.of(self.subject.reference, calls, data.of, data.slices)
         times = self.times(exact, of_time=of_time)
         minor = [fmt for fmt in times.points if self._is_minor(fmt, lost, times.errors)]
         even = {fmt: Sensitivity.even(times.points[fmt], times.errors[fmt]) for fmt in minor}
@@ -503,7 +504,7 @@ class EngineExamined(Examined):
         """A digest of all that the errors of a format depend on."""
         rounded = switches(times.points[fmt], self.planner.permissions, fmt)
         calls = self.probed(exact.calls, len(rounded))
-        data = *map(feeds_digest, calls), sorted(exact.counted)
+        data = *map(feeds_digest, calls), sorted(exact.counted), exact.axis
         model = self.planner.graph.digest, self.planner.from_type
         parts = model, data, fmt.label, rounded, times.points[fmt].shared, environment()
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -520,6 +521,7 @@ class EngineExamined(Examined):
             times.points,
             prober,
             counted=exact.counted,
+            axis=exact.axis,
             progress=self.progress,
         )
 

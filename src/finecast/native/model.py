@@ -55,6 +55,8 @@ class ReadOptions:
     Attributes:
         from_type: The type (fp64, fp16, bf16, int8) whose ops are taken to fp32 first; inputs
             and outputs keep theirs.
+        freeze_inputs: Whether weights that an ONNX model lists as inputs too, so that a caller
+            may replace them, become constants; None: only where IR version 3 lists them all.
         trust: Whether code that a .pt2 or .keras file brings may be unpickled and run.
         example_inputs: Positional inputs of a PyTorch module in memory, on which it is
             captured; an exported program has its own.
@@ -66,6 +68,13 @@ class ReadOptions:
         help="Take the model's ops in this type to fp32 first; inputs and outputs keep it."
         " int8: what another tool quantized, to be planned op by op.",
         metavar="fp64|fp16|bf16|int8",
+    ).field(None)
+    freeze_inputs: bool | None = Option(
+        help="Whether an ONNX model's weights that are inputs, too, become constants, or stay"
+        " inputs that a caller may replace. Default: they stay, but for IR version 3, where"
+        " all weights have to be inputs.",
+        flags=("--freeze-inputs/--no-freeze-inputs",),
+        kind=bool,
     ).field(None)
     trust: bool = Option(
         help="Unpickle and run code in a .pt2 or .keras file, if you know who made the file.",
@@ -173,6 +182,15 @@ class OpenedModel(ABC):
         Raises:
             UsageError: If no op has that type.
         """
+
+    def with_inputs(self, *, frozen: bool) -> OpenedModel:
+        """The model with weights that are inputs, too, as constants, or as inputs alone.
+
+        Raises:
+            UsageError: If models of its library have no such weights.
+        """
+        option = "--freeze-inputs" if frozen else "--no-freeze-inputs"
+        raise UsageError(f"{option} is for ONNX models alone", fix="leave it out")
 
     @abstractmethod
     def check(self, output: Destination) -> None:

@@ -148,6 +148,10 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         file = frontend.take_to_fp32(self.file, from_type)
         return OnnxModel(file=file, as_ir=self.as_ir)
 
+    def with_inputs(self, *, frozen: bool) -> OnnxModel:
+        """The model with weights that are inputs, too, as constants, or as inputs alone."""
+        return OnnxModel(file=frontend.with_inputs(self.file, frozen=frozen), as_ir=self.as_ir)
+
     def source_for(self, plan: Plan) -> OnnxModel:
         """Converted to fp32 from the type that the plan names, if it names one."""
         return OnnxModel(file=frontend.planned(self.file, plan))

@@ -423,6 +423,18 @@ def opened(
         UsageError: If no frontend opens it.
         ModelError: If it cannot be read.
     """
+    found = _opened(model, how, output, plan)
+    if how.freeze_inputs is None:
+        return found
+    return found.with_inputs(frozen=how.freeze_inputs)
+
+
+def _opened(
+    model: Any,
+    how: ReadOptions,
+    output: Path | None,
+    plan: Plan | None,
+) -> OpenedModel:
     if isinstance(model, str | Path):
         path = Path(model)
         entry = _entry_of(path, output, plan)

@@ -92,6 +92,7 @@ def make_planner(
         engine=engine.name,
         opset=prepared.minimal_opset,
         from_type=prepared.from_type,
+        frozen=prepared.frozen,
         carried=Carried.of(graph, state_of(graph, policy)),
     )
 

@@ -37,7 +37,6 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.free_rows import free_values
 from finecast.planning.points import SWITCH, moves
-from finecast.planning.sensitivity import squared_error
 from finecast.processes.memory import packed
 from finecast.rules.draws import draws, random_notes
 from finecast.rules.facts import ValueFacts, facts_in
@@ -186,7 +185,7 @@ class BesideLow(LowModel):
         ]
         found = joined_outputs([[one[name] for name in exact.names] for one in calls])
         error, joined = (
-            math.sqrt(squared_error(outputs, exact.outputs, exact.counted))
+            math.sqrt(exact.squared_error(outputs))
             for outputs in (found, outputs_on(self.session(frozenset()), exact.calls))
         )
         fewer = error > _UNEXPLAINED * joined

@@ -178,6 +178,7 @@ def probe_sensitivity(
     prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
     counted: Collection[int] | None = None,
+    axis: int | None = None,
 ) -> dict[Format, Sensitivity]:
     """Errors of the outputs with each point rounded alone, by format.
 
@@ -189,6 +190,7 @@ def probe_sensitivity(
         prober: Makes a function that runs the model with some of these switches on.
         progress: Told of each run.
         counted: Numbers of the outputs that errors are of; None for all.
+        axis: The axis of their slices; None to find them.
     """
     found: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
@@ -202,6 +204,7 @@ def probe_sensitivity(
             weights=len(where.weights),
             shared=[at for _, at in where.shared],
             counted=counted,
+            axis=axis,
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )
     return found

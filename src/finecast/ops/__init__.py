@@ -60,6 +60,12 @@ class OpKind(Enum):
 
 
 _MATMUL_ENGINE = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind.ATTENTION})
+_FOLDED = frozenset(
+    {OpKind.MATMUL, OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.COMPARISON}
+    | {OpKind.REDUCTION, OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.CAST, OpKind.CONSTANT}
+)
+# They draw random numbers in training, write to what they read, or leave memory as it is.
+_NOT_FOLDED = frozenset({"dropout", "bias_dropout", "assign", "scatter_nd", "empty"})
 
 
 class Tier(Enum):
@@ -143,6 +149,14 @@ class OpInfo:
     def has_numbers(self) -> bool:
         """Whether the op reads or gives numbers, and not the sizes of tensors alone."""
         return self.kind is not OpKind.SHAPE
+
+    @property
+    def folds(self) -> bool:
+        """Whether results of constants alone are constants, which can be computed beforehand.
+
+        Constants that another tool quantized stay as they are: engines multiply by the codes.
+        """
+        return self.kind in _FOLDED and self.name not in _NOT_FOLDED
 
     @property
     def places(self) -> bool:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _MOST_PORTS: Final = 4
 """Inputs and outputs whose names are told."""
-PLAN_VERSION: Final = 9
+PLAN_VERSION: Final = 10
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _CACHED: Final = frozenset({"variable", "attention"})
@@ -81,6 +81,8 @@ class Plan:
             stated in the model (unless ``keep_ops``).
         from_type: The type that a model in low precision is converted to fp32 from, before
             anything else; empty for a model in fp32.
+        frozen: Whether weights that are inputs, too, are made constants first, or are kept
+            inputs; None for what is the rule of the model's version.
         keep_ops: Whether all ops are stated as they were.
         by_hint: Whether the model stays in fp32 and marks the ops that keep it, and the
             engine lowers the others by its own precision hint, with casts of its own.
@@ -98,6 +100,7 @@ class Plan:
     io: Mapping[str, Format] = field(default_factory=dict[str, Format])
     engine: str = ""
     from_type: str = ""
+    frozen: bool | None = None
     keep_ops: bool = False
     by_hint: bool = False
     kv_cache: Format = Format.FP32
@@ -117,8 +120,10 @@ class Plan:
 
         2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
         6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 scales by group as
-        the bytes of numbers, and shifts of codes, 9 ``kv_cache``.
+        the bytes of numbers, and shifts of codes, 9 ``kv_cache``, 10 ``frozen``.
         """
+        if self.frozen is not None:
+            return 10
         if self.kv_cache is not Format.FP32:
             return 9
         stored = (c for e in self.encodings.values() for c in e.constants.values())
@@ -252,6 +257,7 @@ class Plan:
     def _options(self) -> dict[str, Any]:
         """Content of the fields that are saved only if they differ from the default."""
         found: dict[str, Any] = {"from_type": self.from_type} if self.from_type else {}
+        found |= {"frozen": self.frozen} if self.frozen is not None else {}
         found |= {"keep_ops": True} if self.keep_ops else {}
         found |= {"by_hint": True} if self.by_hint else {}
         found |= {"kv_cache": self.kv_cache.label} if self.kv_cache is not Format.FP32 else {}
@@ -409,6 +415,7 @@ class Plan:
                 io={str(n): Format.parse(f) for n, f in read("io", dict, {}).items()},
                 decisions=tuple(_decision_from_dict(d) for d in each("decisions")),
                 from_type=read("from_type", str, ""),
+                frozen=read("frozen", bool) if "frozen" in content else None,
                 keep_ops=read("keep_ops", bool, False),
                 by_hint=read("by_hint", bool, False),
                 kv_cache=Format.parse(read("kv_cache", str, Format.FP32.label)),

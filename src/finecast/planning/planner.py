@@ -110,6 +110,8 @@ class Planner:
         engine: The engine that plans are made for; empty for none.
         opset: Gives the ONNX opset that formats (by node id) need; 0 for other models.
         from_type: The type that the model was converted to fp32 from; empty for none.
+        frozen: Whether weights that are inputs, too, were made constants or kept; None if the
+            user did not say.
         scalings: Scalings of values that were made in ``graph``. A plan has the adjustments
             of those that serve it.
         carried: The state whose type plans decide, too.
@@ -121,6 +123,7 @@ class Planner:
     engine: str = ""
     opset: Callable[[Mapping[int, Format]], int] = _no_opset
     from_type: str = ""
+    frozen: bool | None = None
     scalings: tuple[RangeScaling, ...] = ()
     carried: Carried = Carried()
 
@@ -175,6 +178,7 @@ class Planner:
             io=_declared(self.graph, self.policy) | self.carried.declared(self.graph, formats),
             engine=self.engine,
             from_type=self.from_type,
+            frozen=self.frozen,
             keep_ops=self.policy.keep_ops,
             by_hint=self.policy.by_hint,
             structure=structure_of(self.graph),

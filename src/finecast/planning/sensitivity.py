@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 from finecast.numbers.formats import Format
 from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.points import RoundingPoints
+from finecast.planning.slices import WHOLE, Slice, slices_of
 
 # The errors of a model's outputs, each by itself, and the outputs that they are told of.
 #
 # Laws: the error of several outputs is that of the worst, as a mean over many would hide
-# one. An output that mostly copies an input, as a decoder gives back the keys and values
-# that came in, is small in error whatever the model computes: it is left out where others
-# are left.
+# one; so is that of the slices of an output that have different units. An output that mostly
+# copies an input, as a decoder gives back the keys and values that came in, is small in error
+# whatever the model computes: it is left out where others are left.
 
 
 _Array = NDArray[np.generic]
@@ -71,15 +72,17 @@ def squared_errors(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
     counted: Collection[int] | None = None,
-) -> dict[int, float]:
-    """||y - r||^2 / ||r||^2 of each float output, by its number; inf where y is NaN or Inf.
+    axis: int | None = None,
+) -> dict[tuple[int, Slice], float]:
+    """||y - r||^2 / ||r||^2 of each slice of each float output; inf where y is NaN or Inf.
 
-    An output whose shape depends on computed numbers and differs from the reference's is left
-    out; if all differ they have 1, all lost. ``counted`` are the outputs to look at; None for
-    all.
+    Keys are the output's number and the slice. An output whose shape depends on computed
+    numbers and differs from the reference's is left out; if all differ they have 1, all lost.
+    ``counted`` are the outputs to look at; None for all. ``axis`` is that of the slices; None
+    to find them.
     """
-    errors: dict[int, float] = {}
-    lost: list[int] = []
+    errors: dict[tuple[int, Slice], float] = {}
+    lost: list[tuple[int, Slice]] = []
     if isinstance(counted, Counted):
         outputs, reference = counted.matched(outputs, reference)
     for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
@@ -87,14 +90,15 @@ def squared_errors(
         if ignored or wanted.dtype.kind != "f" or not wanted.size:
             continue
         if got.shape != wanted.shape:
-            lost.append(number)
+            lost.append((number, WHOLE))
             continue
-        y, r = got.astype(np.float64), wanted.astype(np.float64)
-        ok = np.isfinite(r)
-        norm = float(np.sum(r[ok] ** 2))
-        finite = np.isfinite(y[ok]).all()
-        difference = float(np.sum((y[ok] - r[ok]) ** 2)) if finite else np.inf
-        errors[number] = difference / norm if norm else difference
+        for part in slices_of(wanted, axis):
+            y, r = (part.of(array).astype(np.float64) for array in (got, wanted))
+            ok = np.isfinite(r)
+            norm = float(np.sum(r[ok] ** 2))
+            finite = np.isfinite(y[ok]).all()
+            difference = float(np.sum((y[ok] - r[ok]) ** 2)) if finite else np.inf
+            errors[number, part] = difference / norm if norm else difference
     return errors or dict.fromkeys(lost, 1.0)
 
 
@@ -102,9 +106,10 @@ def squared_error(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
     counted: Collection[int] | None = None,
+    axis: int | None = None,
 ) -> float:
     """The largest of ``squared_errors``; 0 if there are none."""
-    return max(squared_errors(outputs, reference, counted).values(), default=0.0)
+    return max(squared_errors(outputs, reference, counted, axis).values(), default=0.0)
 
 
 def counted_outputs(inputs: Iterable[_Array], outputs: Sequence[_Array]) -> frozenset[int]:
@@ -337,6 +342,7 @@ def measure(
     weights: int = 0,
     shared: Sequence[Sequence[int]] = (),
     counted: Collection[int] | None = None,
+    axis: int | None = None,
     on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
@@ -348,9 +354,10 @@ def measure(
         weights: Number of units whose weights are rounded.
         shared: Points that one op may round together, by their numbers.
         counted: Numbers of the outputs that the error is of; None for all.
+        axis: The axis of their slices; None to find them.
         on_probe: Called with the numbers of runs done and expected.
     """
-    prober = _Prober(probe, values + weights, counted, on_probe)
+    prober = _Prober(probe, values + weights, counted, axis, on_probe)
     errors = prober.errors(values)
     return Sensitivity(
         values=errors[:values],
@@ -373,10 +380,12 @@ class _Prober:
         probe: Probe,
         count: int,
         counted: Collection[int] | None,
+        axis: int | None,
         on_probe: Callable[[int, int], None] | None,
     ) -> None:
         self.count = count
         self.counted = counted
+        self.axis = axis
         self.on_probe = on_probe
         self.done = 0
         self.probe = probe
@@ -386,7 +395,7 @@ class _Prober:
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)
         switch[members] = True
-        found = squared_error(self.probe(switch), self.reference, self.counted)
+        found = squared_error(self.probe(switch), self.reference, self.counted, self.axis)
         self.done += 1
         if self.on_probe is not None:
             self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))

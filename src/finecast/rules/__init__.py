@@ -12,6 +12,7 @@ from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.base import (
     ANY,
+    KEEP,
     UNFIT,
     WAIVED,
     Context,
@@ -26,6 +27,7 @@ from finecast.rules.constants import CARRIED, CONSTANTS, GUARDED
 from finecast.rules.coordinates import COORDINATES
 from finecast.rules.ends import ENDS
 from finecast.rules.equality import EQUALITY
+from finecast.rules.exponentials import EXPONENTIALS
 from finecast.rules.folded import FOLDED
 from finecast.rules.observed import OBSERVED
 from finecast.rules.override import override
@@ -63,6 +65,7 @@ RULES: Final[tuple[Rule, ...]] = (
     FOLDED,
     ENDS,
     EQUALITY,
+    EXPONENTIALS,
     STATE,
     COORDINATES,
     OWN_CASTS,
@@ -209,6 +212,20 @@ def _except_sums(rule: Rule) -> Rule:
     return Rule(name=rule.name, judge=judge, hard=rule.hard)
 
 
-TRAINING_RULES: Final[tuple[Rule, ...]] = tuple(
-    _except_sums(rule) if rule in (TIER, DEPTH) else rule for rule in RULES
+def _judge_lookups(node: Node, context: Context) -> Ruling | None:
+    """A table's gradient is summed in fp32 and is the gradient of an fp32 parameter.
+
+    Rounded in between it would be in memory twice, for no gain.
+    """
+    if node.op != "embedding_backward":
+        return None
+    return Ruling(
+        permits=KEEP,
+        text=f"it is summed in fp32, and widened at once if it is {context.low.label}",
+    )
+
+
+TRAINING_RULES: Final[tuple[Rule, ...]] = (
+    *(_except_sums(rule) if rule in (TIER, DEPTH) else rule for rule in RULES),
+    Rule(name="lookups", judge=_judge_lookups),
 )

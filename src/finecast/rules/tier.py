@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from finecast.graph import Graph, Node
 from finecast.ops import OpKind, Tier, by_name
@@ -42,6 +44,15 @@ TIER = Rule(name="tier", judge=_judge_tier)
 
 
 _REDUCTIONS = frozenset({OpKind.REDUCTION, OpKind.LOSS})
+# Norms and pools that sum powers, and the axes of those whose results have the size of their
+# operands, by default. Other norms keep their statistics in fp32 by definition, or in the
+# kernels that engines have for them.
+_POWER_SUMS: Mapping[str, tuple[int, ...]] = {
+    "lp_norm": (-1,),
+    "mean_variance_norm": (0, 2, 3),
+    "lp_pool": (),
+    "global_lp_pool": (),
+}
 
 
 def _judge_depth(node: Node, context: Context) -> Ruling | None:
@@ -52,9 +63,10 @@ def _judge_depth(node: Node, context: Context) -> Ruling | None:
     Stability of Numerical Algorithms, section 4.2). From 1 on that guarantees no digit.
     """
     info = by_name(node.op)
-    if not info.accumulates or info.kind not in _REDUCTIONS or context.measured:
+    sums = info.kind in _REDUCTIONS or node.op in _POWER_SUMS
+    if not info.accumulates or not sums or context.measured:
         return None
-    depth = _depth(node, context)
+    depth = max(_depth(node, context), _normalized(node, context))
     bound = depth * context.low.unit_roundoff
     if bound < 1:
         return None
@@ -77,6 +89,21 @@ def _depth(node: Node, context: Context) -> int:
             return 0
         sizes.append(math.prod(d for d in shape if isinstance(d, int)))
     return sizes[0] // max(sizes[1], 1)
+
+
+def _normalized(node: Node, context: Context) -> int:
+    """Number of elements that each number of a norm's result depends on; 0 for other ops."""
+    of, source = _POWER_SUMS.get(node.op, ()), node.inputs[0]
+    facts = None if source is None else context.facts.get(source)
+    value = None if source is None else context.graph.values[source]
+    shape = (facts.shape if facts else value.shape if value else None) or ()
+    axes: Any = node.attributes.get("axes", node.attributes.get("axis", of))
+    if len(node.inputs) > 1 and node.inputs[1] is not None:  # OpenVINO's norms read them
+        given = context.graph.values[node.inputs[1]].constant
+        axes = () if given is None else given.read().reshape(-1).tolist()
+    axes = (axes,) if isinstance(axes, int) else axes
+    sizes = [shape[a] for a in axes if of and -len(shape) <= a < len(shape)]
+    return math.prod(s for s in sizes if isinstance(s, int)) if sizes else 0
 
 
 DEPTH = Rule(name="reduction_depth", judge=_judge_depth)

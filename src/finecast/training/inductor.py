@@ -36,6 +36,7 @@ from finecast.graph import Graph
 from finecast.planning.edits import edits
 from finecast.planning.plan import Plan
 from finecast.rules.override import names_biases
+from finecast.training.ordering import narrow_before_views, order_for_memory
 from finecast.training.weights import WeightCache, hoist_casts
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class _Partition(CustomPartitionerFn):
         if self.cast_again:
             cast_parameters_again(gm.graph, parameters)
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
+        order_for_memory(backward.graph)
+        backward.recompile()
         mark_gradients(gm.graph, backward, parameters)
         return forward, backward
 
@@ -170,6 +173,8 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
         apply_edits(model, edits(graph, formats))
     free_of_strides(module)
     _decompose(module, decompositions)
+    narrow_before_views(module.graph)
+    module.recompile()
     return plan
 
 

@@ -38,7 +38,7 @@ from finecast.native.model import LowModel, Seen
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.planning.alternatives import told_shares
-from finecast.planning.sensitivity import measure, squared_error
+from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
 from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
@@ -419,6 +419,7 @@ class _Search:
             count,
             outputs,
             counted=self.exact.counted,
+            axis=self.exact.axis,
             on_probe=lambda done, total: self.progress("ops", done, total),
         )
         self.probes += found.probes
@@ -427,7 +428,7 @@ class _Search:
         after = np.empty(count)
         for k in range(count):
             found_outputs = outputs(np.arange(count) != k)
-            error = squared_error(found_outputs, self.exact.outputs, self.exact.counted)
+            error = self.exact.squared_error(found_outputs)
             after[k] = min(error, found.total)
             self.progress("ops together", k + 1, count)
         self.probes += count
@@ -559,4 +560,4 @@ def _first_out_of_range(low: LowModel, facts: Mapping[int, ValueFacts]) -> Wrong
 def samples_of(workload: Workload, reference: Session, groups: int) -> Exact:
     """The fp32 model's outputs on the calibration samples that ``groups`` are probed on."""
     calls = probed(workload.calibration(), reference, probed_rows(groups))
-    return Exact.of(CachedSession(reference), calls, workload.of)
+    return Exact.of(CachedSession(reference), calls, workload.of, workload.slices)

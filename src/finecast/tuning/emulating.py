@@ -246,6 +246,7 @@ def contributions(
         len(nodes),
         probe,
         counted=exact.counted,
+        axis=exact.axis,
         on_probe=lambda done, total: progress("ops", done, total),
     ).shares
     session.apply(setting)

@@ -243,7 +243,7 @@ def judge_of(
             limit=kept.target(baseline),
         )
     calls = probed(workload.calibration(), reference, MOST_PROBED_ROWS)
-    exact = Exact.of(reference, calls, workload.of)
+    exact = Exact.of(reference, calls, workload.of, workload.slices)
     limit = options.max_error
     if limit is None:
         counted = {exact.names[number] for number in exact.counted}

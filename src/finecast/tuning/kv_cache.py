@@ -43,7 +43,8 @@ def kv_caches(measuring: Measuring, planner: Planner, fp32_s: float) -> tuple[Kv
     }
     if not built:
         return ()
-    exact = Exact.of(workload.decoded(subject.reference), workload.texts(), workload.of)
+    reference = workload.decoded(subject.reference)
+    exact = Exact.of(reference, workload.texts(), workload.of, workload.slices)
     errors = {
         fmt: exact.error(workload.decoded(subject.session(one))) for fmt, one in built.items()
     }

@@ -162,13 +162,16 @@ class Measuring:
         subject, workload = self.subject, self.workload
         if not self._exact:
             feeds = subject.feeds(workload)
-            self._exact.append(Exact.of(subject.reference, feeds, workload.of))
+            self._exact.append(
+                Exact.of(subject.reference, feeds, workload.of, workload.slices)
+            )
         return self._exact[0]
 
     def told(self) -> Exact:
         """The fp32 model's outputs where errors were predicted, for those of the result."""
         subject, workload = self.subject, self.workload
-        return Exact.of(subject.reference, subject.told_on(workload), workload.of)
+        calls = subject.told_on(workload)
+        return Exact.of(subject.reference, calls, workload.of, workload.slices)
 
     def output_error(self, built: Built) -> float:
         """The relative error of a model's worst output on the timed feeds, against fp32."""

@@ -81,6 +81,21 @@ def test_a_device_is_named_or_implied(text: str, target: str, label: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("--enable-saturate-infinity", True),
+        ("--enable-saturate-infinity --auto-cast all", True),
+        ("--disable-mixed-precision-accumulation", True),
+        ("--enable-saturate-infinity --target trn2", False),
+        ("--fast-math all", False),
+        ("--auto-cast all", False),
+    ],
+)
+def test_a_device_that_no_option_names_is_told(text: str, *, named: bool) -> None:
+    assert any("the device is trn1" in note for note in chosen(text).notes) == named
+
+
+@pytest.mark.parametrize(
     "text", ["--fast-math fp32-cast-all-fp16", "--auto-cast all --target trn1"]
 )
 def test_what_is_lowered_is_what_emulate_casts(text: str) -> None:

@@ -20,8 +20,9 @@ from finecast.data.criterion import Criterion
 from finecast.data.functions import check_finite, metric_value
 from finecast.data.workload import Workload, spread
 from finecast.engines.base import Feeds, Session
+from finecast.engines.onnxruntime import explain, lacks_kernel
 from finecast.engines.probe import Speed
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError, UserCodeError
 from finecast.graph import Graph
 from finecast.native.conversion_notes import commonest_verdict
 from finecast.native.subject import Subject
@@ -86,13 +87,27 @@ class ModelEvaluation:
         """
         if self.function is not None:
             model = of.model
-            with guarded(
-                "the evaluation failed",
-                where=getattr(self.function, "__qualname__", "eval_func"),
-                fix=f"it is given a {type(model).__name__}, the model as it was or converted,"
-                " and returns a number",
-            ):
-                found = self.function(model)
+            where = getattr(self.function, "__qualname__", "eval_func")
+            try:
+                with guarded(
+                    "the evaluation failed",
+                    where=where,
+                    fix=f"it is given a {type(model).__name__}, the model as it was or"
+                    " converted, and returns a number",
+                ):
+                    found = self.function(model)
+            except UserCodeError as error:
+                if not lacks_kernel(error.__cause__):
+                    raise
+                raise UserCodeError(
+                    "the evaluation failed: ONNX Runtime has"
+                    f" {explain(error.__cause__)} in the type that the model states there: its"
+                    " CPU has few kernels of bf16",
+                    where=where,
+                    fix="run the model in OpenVINO inside the function, or give"
+                    " eval_dataloader and eval_metric in its place, which do that; or keep"
+                    " such ops in fp32 by op_type_dict",
+                ) from error.__cause__
             return metric_value(found, "eval_func")
         assert self.batches is not None
         with guarded(

@@ -84,16 +84,18 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     if not (device or compiler or sdk is not None):
         return CompilerChoice(policy=_local(given))
     stated = given.fast_math is not None or given.fp32_cast is not None
+    implied = _implied_device(given) if not stated else ()
     own = given.auto_cast is None and not (stated or compiler or sdk is not None)
     auto = given.auto_cast is not None and Scope.parse(given.auto_cast) is Scope.AUTO
     if own or auto or len(_labels(given)) > 1 or asks_for_codes(given):
-        return _planned(given)
+        choice = _planned(given)
+        return replace(choice, notes=(*choice.notes, *implied))
     options = resolve(given, sdk=sdk)
     emulation = options.emulation
     if emulation.scope is not Scope.NONE:
         _formats(given, options.target)
         check_formats(emulation, options.policy)
-    notes = list(options.notes)
+    notes = [*options.notes, *implied]
     if emulation.scope is Scope.NONE:
         notes.append(f"the compiler casts nothing with {options.label}")
     elif options.compiler is Compiler.NEURON_CC and emulation.relayout is not None:
@@ -108,6 +110,16 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
         notes=tuple(notes),
         format_notes=_format_notes(emulation),
     )
+
+
+def _implied_device(given: Given) -> tuple[str, ...]:
+    """A note on the device that options of neuronx-cc mean where no target is named."""
+    names = (o for o in _DEVICE_OPTIONS if getattr(given, o) is not None)
+    option = next(names, None) if given.target is None else None
+    if option is None:
+        return ()
+    name, target = option.replace("_", "-"), resolve(given).target
+    return (f"{name} without --target: the device is {target}; name another with --target",)
 
 
 def asks_for_codes(given: Given) -> bool:
@@ -220,6 +232,7 @@ def _planned(given: Given) -> CompilerChoice:
         policy=policy,
         emulation=emulations[0],
         label=f"--auto-cast {scope.value} --auto-cast-type {formats}",
+        notes=options.notes,
         format_notes={f: t for e in emulations for f, t in _format_notes(e).items()},
     )
 

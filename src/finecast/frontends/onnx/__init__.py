@@ -30,6 +30,7 @@ from finecast.frontends.onnx.model import (
     load,
     save,
     to_bytes,
+    with_inputs,
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
@@ -90,6 +91,7 @@ __all__ = [
     "to_bytes",
     "to_proto",
     "types_computed_in",
+    "with_inputs",
 ]
 
 
@@ -120,6 +122,11 @@ class Prepared(PreparedModel):
     def from_type(self) -> str:
         """The type whose ops were converted to fp32 before; empty if none."""
         return self.file.from_type
+
+    @property
+    def frozen(self) -> bool | None:
+        """Whether the user had weights that are inputs, too, made constants, or kept."""
+        return self.file.frozen
 
     def minimal_opset(self, formats: Mapping[int, Format]) -> int:
         """The file's own opset where it admits the chosen formats, else that of ``model``.
@@ -157,6 +164,10 @@ class Prepared(PreparedModel):
     def observable(self) -> dict[str, int]:
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""
         return observable(self.graph, self.binding)
+
+    def countable(self) -> dict[str, int]:
+        """As ``observable``, with values of integers and bools."""
+        return observable(self.graph, self.binding, integers=True)
 
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""
@@ -336,6 +347,8 @@ def planned(file: OnnxFile, plan: Plan) -> OnnxFile:
         ModelError: If the plan was made for another model.
     """
     check_made_for(plan, file.digest, file.name, opsets=True)
+    if plan.frozen is not None:
+        file = with_inputs(file, frozen=plan.frozen)
     if plan.from_type and not file.from_type:
         return take_to_fp32(file, plan.from_type)
     if plan.from_type != file.from_type:
@@ -377,13 +390,21 @@ def _replay(
 # ---------------------------------------------------- copies of a model that output its values
 
 
-def observable(graph: Graph, binding: OnnxBinding) -> dict[str, int]:
-    """Ids, by name, of the float values that can be outputs: those outside of bodies."""
+def observable(
+    graph: Graph, binding: OnnxBinding, *, integers: bool = False
+) -> dict[str, int]:
+    """Ids, by name, of the float values that can be outputs: those outside of bodies.
+
+    With ``integers`` those of integers and bools, too.
+    """
     names: dict[str, int] = {}
     for value in graph.values:
         native = binding.values[value.id]
         producer = native.producer()
-        if value.format is None or value.constant is not None or producer is None:
+        if value.constant is not None or producer is None:
+            continue
+        counted = integers and value.dtype.startswith(("int", "uint", "bool"))
+        if value.format is None and not counted:
             continue
         if producer.graph is binding.model.graph and native.name:
             names[native.name] = value.id

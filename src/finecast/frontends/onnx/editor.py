@@ -216,13 +216,20 @@ def is_read(value: ir.Value) -> bool:
 
 
 def drop_unread(values: Iterable[ir.Value]) -> None:
-    """Remove those of the constants ``values`` that nothing reads."""
-    for value in values:
+    """Remove those of the constants ``values`` that nothing reads.
+
+    Of a value that is computed from constants, the nodes and constants go that it alone needs.
+    """
+    waiting = [*values]
+    while waiting:
+        value = waiting.pop()
         node = value.producer()
         home = value.graph if node is None else node.graph
-        if is_read(value) or not isinstance(home, ir.Graph):
+        results = [value] if node is None else node.outputs
+        if any(map(is_read, results)) or not isinstance(home, ir.Graph):
             continue
         if node is not None:
+            waiting += [v for v in node.inputs if v is not None]
             home.remove(node, safe=True)
         elif value.is_initializer():
             home.initializers.pop(value.name or "")

@@ -22,6 +22,7 @@ from finecast.files.staging import Stage, staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import origin
+from finecast.frontends.onnx.editor import FREE_INITIALIZERS
 from finecast.frontends.onnx.native import KEEP_BELOW_BYTES, size_bytes
 from finecast.frontends.onnx.verify import (
     check_calls,
@@ -63,6 +64,7 @@ class OnnxFile:
         original: The model before that conversion.
         told: What the user is told of that conversion.
         came_as: How values and constants were encoded before that conversion, by name.
+        frozen: Whether the user had weights that are inputs, too, made constants, or kept.
     """
 
     path: Path
@@ -77,6 +79,7 @@ class OnnxFile:
     original: OnnxFile | None = None
     told: tuple[str, ...] = ()
     came_as: Mapping[str, Scaled] = field(default_factory=dict[str, Scaled])
+    frozen: bool | None = None
 
     @property
     def converted(self) -> str:
@@ -136,6 +139,17 @@ def _message(model: onnx.ModelProto, name: str) -> bytes:
         ) from error
 
 
+def _shape_as_stored(model: ir.Model) -> None:
+    """Give initializers the shapes of their tensors, whatever a ``value_info`` says.
+
+    Tools that cut a table leave the old shape there, and the model that is written would be
+    refused for it.
+    """
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.shape = ir.Shape(value.const_value.shape)
+
+
 def load(path: Path) -> OnnxFile:
     """Read an ONNX file; external data stays on disk until it is needed.
 
@@ -166,6 +180,7 @@ def load(path: Path) -> OnnxFile:
             name_graphs(proto)
             model = ir.from_proto(proto)
             set_base_dir(model.graph, path.parent.absolute())
+            _shape_as_stored(model)
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
             raise _unreadable(path, first_line(error)) from error
         if not model.opset_imports or not (len(model.graph) or model.graph.outputs):
@@ -183,7 +198,47 @@ def load(path: Path) -> OnnxFile:
         name=str(path),
         external=data,
         message=proto if ordered else None,
+        told=_on_inputs(model),
     )
+
+
+def with_inputs(file: OnnxFile, *, frozen: bool) -> OnnxFile:
+    """``file`` with the weights that are inputs, too, as constants if ``frozen``; else inputs.
+
+    The result has the digest of ``file``, and engines run the same file: they need no such
+    input. A later version of ONNX's IR says that a caller may replace such weights.
+    """
+    told = _on_inputs(file.model)
+    if file.frozen is frozen or not told:
+        return file
+    model = file.model.clone()
+    if frozen:
+        kept = [v for v in model.graph.inputs if not v.is_initializer()]
+        model.graph.inputs.clear()
+        model.graph.inputs.extend(kept)
+    model.ir_version = max(model.ir_version or 0, FREE_INITIALIZERS)
+    others = tuple(text for text in file.told if text not in told)
+    notes = () if frozen else _on_inputs(model)
+    return replace(file, model=model, frozen=frozen, message=None, told=(*others, *notes))
+
+
+def _on_inputs(model: ir.Model) -> tuple[str, ...]:
+    """What the user is told of weights that are inputs, too; empty if there are none."""
+    count = sum(v.is_initializer() for v in model.graph.inputs)
+    if not count:
+        return ()
+    weights = "1 weight is an input" if count == 1 else f"{count} weights are inputs"
+    if (model.ir_version or 0) < FREE_INITIALIZERS:
+        text = (
+            "as IR version 3 asks of all: in the converted model they are constants, which a"
+            " caller cannot feed (--no-freeze-inputs keeps them inputs)"
+        )
+    else:
+        text = (
+            "which a caller may replace: they stay fp32 inputs, and ops that read them keep"
+            " fp32 or cast them in each call (--freeze-inputs makes them constants)"
+        )
+    return (f"{weights}, too, {text}",)
 
 
 def _parse(path: Path) -> onnx.ModelProto:

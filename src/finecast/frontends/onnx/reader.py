@@ -21,6 +21,7 @@ from finecast.frontends.onnx.definitions import (
     signature,
 )
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS, MARK, ROUNDING, Port
+from finecast.frontends.onnx.folding import OnnxFolding
 from finecast.frontends.onnx.types import bodies
 from finecast.graph import (
     ROUNDS,
@@ -66,7 +67,8 @@ class OnnxBinding:
     """Which ONNX objects the ids of a Graph stand for.
 
     ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``. ``ports[i]`` says
-    for each input of node i where its value enters the ONNX node or body.
+    for each input of node i where its value enters the ONNX node or body. ``folded`` are the
+    numbers of values that nodes compute from constants alone.
     """
 
     model: ir.Model
@@ -74,6 +76,13 @@ class OnnxBinding:
     ports: list[tuple[Port | None, ...]] = field(default_factory=list[tuple[Port | None, ...]])
     values: list[ir.Value] = field(default_factory=list[ir.Value])
     owners: dict[int, ir.Node] = field(default_factory=dict[int, ir.Node])
+    folded: Mapping[ir.Value, ir.TensorProtocol] = field(
+        default_factory=dict[ir.Value, ir.TensorProtocol]
+    )
+
+    def constant(self, value: ir.Value) -> ir.TensorProtocol | None:
+        """The numbers of a constant, or of a value that is computed from constants alone."""
+        return self.folded.get(value) or constant_tensor(value)
 
 
 def read(
@@ -85,7 +94,8 @@ def read(
 ) -> tuple[Graph, OnnxBinding]:
     """Build the neutral graph of ``model``, with the nodes of bodies.
 
-    Law: every tensor of the model is a Value and every op a Node; Constant nodes are Values.
+    Law: every tensor of the model is a Value and every op a Node; Constant nodes are Values,
+    and so are nodes that compute floats from constants alone.
 
     Args:
         model: The model, its nodes named and its types inferred.
@@ -108,9 +118,11 @@ class _Reader:
         self.builder: GraphBuilder[ir.Value] = GraphBuilder(names)
         self.binding.values = self.builder.keys
         self.regions = 0
-        self.inputs = _runtime_inputs(model)
+        self.inputs = runtime_inputs(model)
         self.outputs = set(model.graph.outputs)
         self.came_as: Mapping[str, Scaled] = {}
+        self.folding = OnnxFolding(self.opset)
+        self.binding.folded = self.folding.tensors
 
     def value(self, value: ir.Value | None) -> int | None:
         return None if value is None else self.builder.value(value)
@@ -118,9 +130,14 @@ class _Reader:
     def graph(self, graph: ir.Graph, region: int, *, fixed: bool = False) -> None:
         for value in (*graph.inputs, *graph.initializers.values()):
             self.value(value)
+            if value not in self.inputs:
+                self.folding.add(value)
         for node in graph:
             if node.op_type == "Constant" and not node.domain:
                 self.value(node.outputs[0])  # a constant value, not an op
+                self.folding.add(node.outputs[0])
+                continue
+            if self.folding.fold(node):
                 continue
             self.node(node, region, fixed=fixed)
         for value in graph.outputs:
@@ -226,7 +243,7 @@ class _Reader:
         return self.builder.finish(values, digest)
 
     def _constant(self, value: ir.Value) -> ConstantStats | None:
-        tensor = constant_tensor(value)
+        tensor = self.binding.constant(value)
         if tensor is None or value in self.inputs:
             return None
         return ConstantStats(size=tensor.size, read=constant_reader(tensor))
@@ -287,7 +304,7 @@ def _check_ports(node: ir.Node, defined: Definition) -> None:
         )
 
 
-def _runtime_inputs(model: ir.Model) -> set[ir.Value]:
+def runtime_inputs(model: ir.Model) -> set[ir.Value]:
     """Inputs that a caller gives: not initializers, which old IR versions list as inputs."""
     inputs = set(model.graph.inputs)
     if (model.ir_version or 0) < FREE_INITIALIZERS:

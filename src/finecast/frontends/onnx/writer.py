@@ -17,7 +17,6 @@ from finecast.frontends.onnx.constants import (
     DATA_TYPES,
     ComputedTensor,
     ConvertedTensor,
-    constant_tensor,
     set_constant,
     shape_of,
 )
@@ -39,6 +38,7 @@ from finecast.graph import SCALARS, Graph, Node
 from finecast.numbers.encodings import Dynamic, Encoding, Reading
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
+from finecast.ops import lookup
 from finecast.planning.adjustments import Adjustment, AdjustOperand
 from finecast.planning.edits import (
     ConvertConstant,
@@ -140,6 +140,7 @@ class EditedModel(NativeModel):
         self._emulates = emulates
         self.replaced: list[ir.Value] = []
         self.binding = binding
+        self._low: dict[tuple[ir.Value, Format], ir.Value] = {}
         self._main = binding.model.graph
         self._editor = Editor(binding.model)
         self._maker = Maker(self._editor)
@@ -205,11 +206,14 @@ class EditedModel(NativeModel):
         assert port is not None
         assert isinstance(port.owner, ir.Node)
         value = port.value()
-        tensor = constant_tensor(value)
+        tensor = self.binding.constant(value)
         assert tensor is not None
-        if len(value.uses()) > 1:
-            value = self._editor.constant(f"{value.name}_scaled", tensor.numpy())
-            port.read(value)
+        adjusted = ComputedTensor(tensor, what.of)
+        if value in self.binding.folded or len(value.uses()) > 1:
+            port.read(self._editor.constant(f"{value.name}_scaled", adjusted))
+            drop_unread([value])
+        else:
+            set_constant(value, adjusted)
         notes = port.owner.metadata_props
         if what.add:
             before = tensor.numpy().astype(STORED).tobytes()
@@ -217,7 +221,6 @@ class EditedModel(NativeModel):
         else:
             exponents = " ".join(map(str, what.exponents))
             notes[f"{TIMES}{port.index}.{-what.axis}"] = exponents
-        set_constant(value, ComputedTensor(tensor, what.of))
 
     def adjusted(self, tensor: ir.Value, kind: str, by: NDArray[np.float32]) -> ir.Value:
         """The result of a new node, which reads a constant."""
@@ -239,7 +242,7 @@ class EditedModel(NativeModel):
 
     def rounded_constant(self, value: int, how: Reading) -> ir.Value:
         """A constant that is rounded when it is written."""
-        tensor = constant_tensor(self.binding.values[value])
+        tensor = self.binding.constant(self.binding.values[value])
         assert tensor is not None
 
         def rounded(numbers: NDArray[np.generic]) -> NDArray[np.float32]:
@@ -444,26 +447,59 @@ class EditedModel(NativeModel):
         Only where it is an output of a body it has to stay in it.
         """
         value = self.binding.values[edit.value]
-        shared: ir.Value | None = None
         for use in edit.uses:
             port = self._port(use)
             if port is not None and isinstance(port.owner, ir.Graph):
                 port.read(self._constant(value, edit.to, port.owner))
                 continue
-            if shared is None:
-                shared = self._initializer(value, edit.to)
-            self.give(edit.value, [use], shared)
+            self.give(edit.value, [use], self._stored(value, edit.to))
         self.replaced.append(value)
+
+    def _stored(self, value: ir.Value, to: Format) -> ir.Value:
+        """The constant ``value`` in ``to``, which all readers in that type share.
+
+        A table that some ops read as it is and others transposed is not stored twice: the
+        nodes that move its numbers stand behind the converted table again.
+        """
+        if (value, to) not in self._low:
+            node = value.producer()
+            if node is None or not self._moves_shared(value, to):
+                self._low[value, to] = self._initializer(value, to)
+                return self._low[value, to]
+            source, *others = node.inputs
+            assert source is not None
+            self._low[value, to] = self._editor.op(
+                node.op_type,
+                [self._stored(source, to), *others],
+                node.attributes,
+                name=self._editor.fresh(f"{value.name}_{to.label}"),
+                dtype=DATA_TYPES[to],
+                shape=value.shape,
+            )
+            self._editor.made[-1].metadata_props[MARK] = dtype_label(value.type)
+            self._editor.place_after(value)
+        return self._low[value, to]
+
+    def _moves_shared(self, value: ir.Value, to: Format) -> bool:
+        """Whether ``value`` has a constant's numbers, moved, which others read, too."""
+        node = value.producer()
+        if value not in self.binding.folded or node is None or len(node.outputs) > 1:
+            return False
+        source, moves = node.inputs[0], lookup(f"onnx::{node.op_type}").places
+        if source is None or not moves or node.op_type == "Concat":
+            return False
+        shared = (source, to) in self._low or len(source.uses()) > 1
+        return shared or self._moves_shared(source, to)
 
     def _initializer(self, value: ir.Value, to: Encoding) -> ir.Value:
         """A constant of the main graph: the numbers of ``value``, stored in ``to``."""
-        tensor = constant_tensor(value)
+        tensor = self.binding.constant(value)
         assert tensor is not None
         return self._editor.constant(f"{value.name}_{to.label}", ConvertedTensor(tensor, to))
 
     def _constant(self, value: ir.Value, to: Format, home: ir.Graph) -> ir.Value:
         """A Constant node in the body ``home``: a body's outputs must be made in it."""
-        tensor = constant_tensor(value)
+        tensor = self.binding.constant(value)
         assert tensor is not None
         name = self._editor.fresh(f"{value.name}_{to.label}")
         new = self._editor.op(

@@ -248,7 +248,7 @@ class OvNative(NativeModel):
     def stored(self, value: int, to: Format) -> openvino.Output:
         """The port of the new constant."""
         constant = self.binding.constants[value]
-        new = new_constant(convert_constant(numbers_of(constant), to), to)
+        new = new_constant(convert_constant(self.binding.numbers(value), to), to)
         what = Added(constant=self._read_as(value))
         return self._added(new, f"{constant.get_friendly_name()}_{to.label}", what)
 
@@ -278,7 +278,7 @@ class OvNative(NativeModel):
         if not isinstance(to, Scaled):
             return self._widened(self.stored(value, to))
         constant = self.binding.constants[value]
-        nodes = stored_codes(numbers_of(constant), to)
+        nodes = stored_codes(self.binding.numbers(value), to)
         back = nodes.pop("_back")
         base = f"{constant.get_friendly_name()}_{to.label}"
         for suffix, node in nodes.items():
@@ -310,7 +310,7 @@ class OvNative(NativeModel):
         source = port.get_source_output()
         before = source.get_node()
         own = before.get_type_name() == "Constant"
-        array = numbers_of(before if own else self.binding.constants[edit.value])
+        array = numbers_of(before) if own else self.binding.numbers(edit.value)
         array = array.astype(np.float32)
         name = before.get_friendly_name()
         if len(source.get_target_inputs()) > 1:

@@ -6,18 +6,23 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from finecast import ops
+from finecast.frontends.folding import WIDE, ConstantFolding
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
 from finecast.frontends.openvino.changes import Changes, changes_of
 from finecast.frontends.openvino.types import (
     FORMATS,
     SCALAR_NAMES,
     OpTypes,
+    computed,
     label_of,
     numbers_of,
     port_key,
@@ -73,8 +78,9 @@ class OvBinding:
         regions: Bodies by region number; None for region 0, which is the model itself.
         value_regions: Region numbers by value id.
         values: Ports by value id.
-        constants: The Constant ops of constant values, by value id. Where a Convert widens a
-            compressed constant, the value is the Convert's result.
+        constants: The ops that give constant values, by value id: Constants, and ops that
+            compute floats from constants alone. Where a Convert widens a compressed constant,
+            the value is the Convert's result, and the op the constant.
     """
 
     model: openvino.Model
@@ -84,6 +90,13 @@ class OvBinding:
     value_regions: list[int] = field(default_factory=list[int])
     values: list[openvino.Output] = field(default_factory=list["openvino.Output"])
     constants: dict[int, openvino.Node] = field(default_factory=dict[int, "openvino.Node"])
+
+    def numbers(self, value: int) -> NDArray[np.generic]:
+        """The numbers of a constant value; those that ops compute are computed anew."""
+        constant = self.constants[value]
+        if constant.get_type_name() == "Constant":
+            return numbers_of(constant)
+        return computed(self.values[value])
 
 
 class FreshOpNames:
@@ -145,7 +158,8 @@ def read(model: openvino.Model, *, digest: str = "") -> tuple[Graph, OvBinding]:
     """Build the neutral graph of ``model``, no two ops of which have the same name.
 
     Law: every tensor is a Value, and every op but inputs, results and constants, compressed or
-    not, a Node. So it is in the bodies of If, Loop and TensorIterator, too.
+    not, a Node. Ops that compute floats from constants alone count as constants. So it is in
+    the bodies of If, Loop and TensorIterator, too.
     """
     reader = _Reader(model)
     reader.region(model, 0)
@@ -160,6 +174,7 @@ class _Reader:
         self.builder: GraphBuilder[Port] = GraphBuilder(names)
         self.computed: set[int] = set()  # values computed from constants alone
         self.decompressed: set[int] = set()  # those of them that a Convert is part of
+        self.folding: ConstantFolding[int] = ConstantFolding()
         self.changes = changes_of(model) or Changes()
 
     def value(self, port: openvino.Output, region: int = 0) -> int:
@@ -188,14 +203,41 @@ class _Reader:
         ties = ties_of(op, region, inner) if inner else []
         results = [] if ties else [self.value(port, region) for port in op.outputs()]
         if kind == "Constant":
-            self.binding.constants[results[0]] = op
+            self._note(results[0], op)
         elif (packed := _compressed(op)) is not None:
-            self.binding.constants[results[0]] = packed
+            self._note(results[0], packed)
+        elif self._folds(op, results):
+            self.binding.constants.update(dict.fromkeys(results, op))
         elif kind != "Parameter":
             tied = {e.index for tie in ties for e in tie.inputs if e.op is op}
             self.node(op, region, results, tied)
         for number, tie in enumerate(ties):
             self.phi(op, number, tie, region)
+
+    def _note(self, value: int, constant: openvino.Node) -> None:
+        self.binding.constants[value] = constant
+        port = self.binding.values[value]
+        self.folding.add(value, _bytes_of(port), label_of(port.get_element_type()))
+
+    def _folds(self, op: openvino.Node, results: list[int]) -> bool:
+        """Whether an op gives floats of constants alone, and no conversion wrote it."""
+        ports, name = op.outputs(), op.get_friendly_name()
+        fixed = all(port.get_partial_shape().is_static for port in ports)
+        if not (results and fixed) or name in self.changes.added or name in self.changes.types:
+            return False
+        if any(t.get_node().get_type_name() == "Result" for p in ports for t in _readers(p)):
+            return False
+        read = [self.builder.known(port_key(source)) for source in op.input_values()]
+        labels = [label_of(port.get_element_type()) for port in ports]
+        made = {
+            value: (_bytes_of(port), label)
+            for value, port, label in zip(results, ports, labels, strict=True)
+        }
+        known = [value for value in read if value is not None]
+        folded = len(known) == len(read) and self.folding.fold(
+            ops.lookup(f"openvino::{op.get_type_name()}"), known, made
+        )
+        return folded and WIDE.issuperset(labels)
 
     def node(self, op: openvino.Node, region: int, results: list[int], tied: set[int]) -> None:
         """Add ``op``; its inputs of the indices ``tied`` are read by phis in its place."""
@@ -295,11 +337,22 @@ class _Reader:
         return self.builder.finish(values, digest)
 
     def _constant(self, index: int) -> ConstantStats | None:
-        constant = self.binding.constants.get(index)
-        if constant is None or constant.get_element_type().get_type_name() in _OPAQUE:
+        if index not in self.binding.constants:
             return None
-        size = math.prod(constant.get_output_shape(0))
-        return ConstantStats(size=size, read=partial(numbers_of, constant))
+        stored = self.binding.constants[index].output(0).get_element_type()
+        if stored.get_type_name() in _OPAQUE:
+            return None
+        size = math.prod(self.binding.values[index].get_shape())
+        return ConstantStats(size=size, read=partial(self.binding.numbers, index))
+
+
+def _bytes_of(port: openvino.Output) -> int:
+    bits: int = port.get_element_type().bitwidth
+    return math.prod(port.get_shape()) * bits // 8
+
+
+def _readers(port: openvino.Output) -> Iterable[openvino.Input]:
+    return port.get_target_inputs()
 
 
 def _compressed(op: openvino.Node) -> openvino.Node | None:

@@ -31,6 +31,7 @@ from finecast.frontends.torch.reader import (
 )
 from finecast.frontends.torch.restating import (
     fold_batch_norms,
+    fold_constants,
     read_whole_memory,
     state_linear_layers,
 )
@@ -77,9 +78,9 @@ def capture(
         args: Example positional inputs.
         kwargs: Example keyword inputs.
         dynamic_shapes: As ``torch.export.export`` takes them.
-        fold: Fold batch norms into the convolutions before them, and state products with
-            constant matrices as linear layers. Where an override is for additions of biases,
-            products leave these to ops of their own.
+        fold: Fold batch norms into the convolutions before them, compute what ops give of
+            constants alone, and state products with constant matrices as linear layers. Where
+            an override is for additions of biases, products leave these to ops of their own.
 
     Raises:
         ModelError: If ``torch.export`` cannot capture the module; says why.
@@ -94,6 +95,7 @@ def capture(
     _drop_assertions(unlifted)
     if fold:
         fold_batch_norms(unlifted)
+        fold_constants(unlifted)
         state_linear_layers(unlifted)
         if names_biases():
             expand(unlifted, BIASES)

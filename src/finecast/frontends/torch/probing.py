@@ -25,6 +25,7 @@ from finecast.numbers.roundmodes import Rounder
 from finecast.planning.edits import Use
 from finecast.planning.points import Place, RoundingPoints
 from finecast.planning.sensitivity import Sensitivity
+from finecast.planning.slices import slices_of
 from finecast.progress import Progress, silent
 
 # Draws of the random combination: the estimate's relative deviation is sqrt(2 / draws) for
@@ -43,6 +44,7 @@ def first_order(
     points: Mapping[Format, RoundingPoints],
     args: Sequence[Any],
     counted: Collection[int] | None = None,
+    axis: int | None = None,
     *,
     draws: int = _DRAWS,
     progress: Progress = silent,
@@ -58,6 +60,7 @@ def first_order(
         points: Where plans round, by format.
         args: Flattened inputs.
         counted: Numbers of the outputs that errors are of; None for all.
+        axis: The axis of their slices; None to find them.
         draws: Random combinations of the outputs.
         progress: Told of each group of outputs that is done.
 
@@ -66,9 +69,10 @@ def first_order(
     """
     read, leaves = _tapped(captured, points.values(), args)
     outputs = [
-        y
+        piece
         for number, y in enumerate(y for y in leaves if torch.is_tensor(y))
         if y.is_floating_point() and y.requires_grad and (counted is None or number in counted)
+        for piece in _pieces(y, axis)
     ]
     together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]
     groups = {fmt: _shared(captured.graph, where) for fmt, where in points.items()}
@@ -90,6 +94,15 @@ def first_order(
         )
         for fmt, where in points.items()
     }
+
+
+def _pieces(y: torch.Tensor, axis: int | None) -> list[torch.Tensor]:
+    """The slices of an output that have different units."""
+    parts = slices_of(y.detach().float().cpu().numpy(), axis)
+    return [
+        y if one.indices is None else y[(slice(None),) * one.axis + (list(one.indices),)]
+        for one in parts
+    ]
 
 
 def _shared(graph: Graph, points: RoundingPoints) -> list[list[Places]]:

@@ -4,6 +4,8 @@ Batch norms of inference are folded into the convolutions before them. Law: the 
 computes the same function in exact arithmetic. Folded weights are computed in fp64. A plan
 then rounds the pair once, and eager PyTorch runs one op where there were two.
 
+What ops give of weights alone, such as a weight norm, is a weight: it is computed once.
+
 Products with constant matrices are restated as linear layers. Law: the results stay the same
 bit for bit. A linear layer multiplies by transposed weights; it gets a transposed view of the
 same memory.
@@ -19,13 +21,23 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from finecast.frontends.torch.aten import DTYPES, VIEWS, named_arguments, native_name
+from finecast.frontends.folding import WIDE, ConstantFolding
+from finecast.frontends.torch.aten import (
+    DTYPES,
+    VIEWS,
+    named_arguments,
+    native_name,
+    type_label,
+)
 from finecast.frontends.torch.reader import attribute, forget_unused, register, written
 from finecast.numbers.formats import Format
+from finecast.ops import lookup
 
 _CONVS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
 _NORM = "aten::_native_batch_norm_legit_no_training"
@@ -95,6 +107,64 @@ def _folded(
     assert mean is not None
     assert variance is not None
     return fuse_conv_bn_weights(weight, bias, mean, variance, eps, gamma, beta)
+
+
+def fold_constants(module: GraphModule) -> None:
+    """Compute what ops give of weights alone, such as a weight norm or a transposed table.
+
+    Views share the memory of the weights that they are of, so a tied table is held once.
+    """
+    folding: ConstantFolding[FxNode] = ConstantFolding()
+    changing, folded = written(module), 0
+    for node in list(module.graph.nodes):
+        size = _fixed_bytes(node)
+        if size is None or node in changing:
+            continue
+        label = type_label(node.meta["val"])
+        if node.op == "get_attr":
+            folding.add(node, size, label)
+        elif _gives_floats(node, label):
+            info = lookup(native_name(node))
+            if folding.fold(info, node.all_input_nodes, {node: (size, label)}):
+                folding.add(_computed(module, node, folded), size, label)
+                folded += 1
+    if folded:
+        module.graph.eliminate_dead_code()
+        forget_unused(module)
+        module.recompile()
+
+
+def _fixed_bytes(node: FxNode) -> int | None:
+    """Bytes of a node's tensor; None if it gives another thing, or has free sizes."""
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+        return None
+    fixed = not any(isinstance(size, torch.SymInt) for size in val.shape)
+    return val.numel() * val.element_size() if fixed else None
+
+
+def _gives_floats(node: FxNode, label: str) -> bool:
+    """Whether a call only gives wide floats, and the module does not return these."""
+    inner = isinstance(node.target, OpOverload) and not native_name(node).endswith("_")
+    return inner and label in WIDE and all(user.op != "output" for user in node.users)
+
+
+def _computed(module: GraphModule, node: FxNode, number: int) -> FxNode:
+    """An attribute of the module in the place of ``node``, which reads attributes alone."""
+
+    def held(source: FxNode) -> torch.Tensor:
+        return attribute(module, str(source.target)).detach()
+
+    compute: Any = node.target
+    with torch.no_grad():
+        args, kwargs = map_arg(node.args, held), map_arg(node.kwargs, held)
+        result: torch.Tensor = compute(*args, **kwargs)
+    name = register(module, f"_computed_{number}", result)
+    with module.graph.inserting_before(node):
+        constant = module.graph.get_attr(name)
+    constant.meta = dict(node.meta)
+    node.replace_all_uses_with(constant)
+    return constant
 
 
 _LINEAR: Final = torch.ops.aten.linear.default

@@ -360,6 +360,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             lower_is_better=options.lower_is_better,
             examples=self.examples,
             of=known_outputs(options.of, session),
+            slices=options.slices,
         )
 
     def emulated(self, **parts: Any) -> TorchEmulatedSubject:

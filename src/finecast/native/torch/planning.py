@@ -223,13 +223,16 @@ def measured_errors(
     if floats:
         leaves = ProgramSignature.of(captured.program).leaves(feeds)
         with suppress(RuntimeError, NotImplementedError):
-            found = first_order(captured, floats, leaves, exact.counted, progress=progress)
+            found = first_order(
+                captured, floats, leaves, exact.counted, exact.axis, progress=progress
+            )
     return found | probe_sensitivity(
         planner,
         {fmt: at for fmt, at in points.items() if fmt not in found},
         lambda switches: switched_probe(prepared, switches, [feeds]),
         progress,
         counted=exact.counted,
+        axis=exact.axis,
     )
 
 

@@ -44,6 +44,7 @@ class ModuleWorkload(Workload):
     examples: Feeds
     lower_is_better: bool = False
     of: tuple[str, ...] = ()
+    slices: int | None = None
 
     @property
     def higher_is_better(self) -> bool:

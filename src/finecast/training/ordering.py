@@ -1,0 +1,150 @@
+"""The order of the ops of a backward graph, for the least memory at its peak.
+
+Inductor allocates in the order of the graph, and frees a value after its last reader. The
+graph comes in the order in which autograd computes: the sum that is a bias's gradient reads
+the gradient of a product's result after both products have read a low copy of it. So the sum
+comes first here, then the product that is a weight's gradient, and the product for the layer
+before last: it alone may need a low copy of the weights, which is then cast as late as
+possible. No number changes by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, map_arg
+from torch.fx import Node as FxNode
+
+_ATEN: Final = torch.ops.aten
+_CAST: Final = torch.ops.prims.convert_element_type.default
+_SUMS: Final = frozenset({_ATEN.sum.dim_IntList})
+_PRODUCTS: Final = frozenset({_ATEN.mm.default, _ATEN.bmm.default})
+_LOW: Final = frozenset({torch.bfloat16, torch.float16})
+# Pointwise ops without that tag: they cost nothing to compute again.
+_FREE: Final = frozenset(
+    {_ATEN.full.default, _ATEN.scalar_tensor.default, torch.ops.prims.iota.default}
+)
+
+
+def narrow_before_views(graph: Graph) -> None:
+    """Cast a value to a low format before the views of it that are cast, instead of after.
+
+    A product and the product with the transpose then read one low copy, and not two. Casts of
+    the graph's inputs stay: parameters are cast again where they are read.
+    """
+    for node in graph.find_nodes(op="call_function", target=_CAST):
+        views, source = list[FxNode](), _argument(node)
+        while _is_view(source):
+            views.append(source)
+            source = _argument(source)
+        if not _narrows(node) or not views or source.op == "placeholder":
+            continue
+        dtype: Any = node.args[1]
+        with graph.inserting_before(node):
+            low = _made(graph, _CAST, (source, dtype), like=source, dtype=dtype)
+            for view in reversed(views):
+                arguments = (low, *view.args[1:])
+                low = _made(graph, view.target, arguments, like=view, dtype=dtype)
+        node.replace_all_uses_with(low)
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def order_for_memory(graph: Graph) -> None:
+    """Compute sums, then gradients of parameters, as soon as what they read is there."""
+    for node in list(graph.nodes):
+        if node.target in _PRODUCTS and _is_result(node):
+            _move_up(node)
+    for node in list(graph.nodes):
+        if node.target in _SUMS:
+            _compute_apart(graph, node)
+            _move_up(node)
+    graph.lint()
+
+
+def _move_up(node: FxNode) -> None:
+    """Move an op directly after what it reads, and so the views that it alone reads."""
+    for source in node.all_input_nodes:
+        if len(source.users) == 1 and _is_view(source):
+            _argument(source).append(source)
+    max(node.all_input_nodes).append(node)
+
+
+def _compute_apart(graph: Graph, node: FxNode) -> None:
+    """Have a sum compute again what it reads, if others read a low copy of that.
+
+    Otherwise the value would be stored in fp32 for the sum, and low for a product. What is
+    computed again are pointwise ops, which run inside the sum's own kernel.
+    """
+    source = _argument(node)
+    if source.meta["val"].dtype in _LOW or not any(map(_narrows, source.users)):
+        return
+    copies: dict[FxNode, FxNode] = {}
+    after = source.next  # the low copy comes later, and the products that read it
+
+    def copied(one: FxNode) -> FxNode:
+        if not _is_pointwise(one):
+            return one
+        if one not in copies:
+            arguments, options = map_arg(one.args, copied), map_arg(one.kwargs, copied)
+            with graph.inserting_before(after):
+                copies[one] = graph.call_function(_called(one), arguments, options)
+            copies[one].meta = dict(one.meta)
+        return copies[one]
+
+    node.args = (copied(source), *node.args[1:])
+
+
+def _is_result(node: FxNode) -> bool:
+    """Whether an op's result only is an output, or is cast or viewed to become one."""
+    return all(
+        user.op == "output" or ((user.target is _CAST or _is_view(user)) and _is_result(user))
+        for user in node.users
+    )
+
+
+def _narrows(node: FxNode) -> bool:
+    """Whether a node is a cast from fp32 to a low format."""
+    return (
+        node.target is _CAST
+        and node.args[1] in _LOW
+        and _argument(node).meta["val"].dtype is torch.float32
+    )
+
+
+def _is_view(node: FxNode) -> bool:
+    """Whether a node is a view of all numbers of its argument."""
+    if not isinstance(node.target, OpOverload) or not node.target.is_view:
+        return False
+    return node.meta["val"].numel() == _argument(node).meta["val"].numel()
+
+
+def _is_pointwise(node: FxNode) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    free = target is _CAST or target in _FREE or target.is_view
+    return free or torch.Tag.pointwise in target.tags
+
+
+def _argument(node: FxNode) -> FxNode:
+    """The first argument of an op on a tensor."""
+    source = node.args[0]
+    assert isinstance(source, FxNode)
+    return source
+
+
+def _called(node: FxNode) -> Callable[..., Any]:
+    target: Any = node.target
+    return target
+
+
+def _made(
+    graph: Graph, target: Any, arguments: tuple[Any, ...], *, like: FxNode, dtype: torch.dtype
+) -> FxNode:
+    node = graph.call_function(target, arguments)
+    node.meta = {**like.meta, "val": like.meta["val"].to(dtype)}
+    return node
