@@ -7,14 +7,16 @@ of its language, in which ONNX's messages are declared, and gives bytes where it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
 _MOST_SHOWN: Final = 40
+
+
+_Parts: TypeAlias = tuple[list[tuple[str, bool]], list[tuple[str, bool]]]
 
 
 class Field(NamedTuple):
@@ -56,10 +58,13 @@ def undecodable(message: Any) -> str:
 
     Messages inside are searched without recursion: a file may nest them without limit.
     """
-    waiting = [("", message)]
+    waiting, parts = [("", message)], dict[str, _Parts]()
     while waiting:
         place, message = waiting.pop()
-        texts, messages = _parts(message.DESCRIPTOR)
+        kind = message.DESCRIPTOR
+        if kind.full_name not in parts:
+            parts[kind.full_name] = _parts(kind)
+        texts, messages = parts[kind.full_name]
         for name, repeated in texts:
             try:
                 value = getattr(message, name)
@@ -81,8 +86,7 @@ def _bytes(text: str | bytes) -> bool:
     return isinstance(text, bytes)
 
 
-@cache
-def _parts(kind: Any) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+def _parts(kind: Any) -> _Parts:
     """The fields of a kind of messages that are text, and those that are messages.
 
     Each with whether it is repeated.
