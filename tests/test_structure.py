@@ -23,6 +23,7 @@ KEPT_IN_MODULES = {
     "engines/probe.py: _cache": "what this machine's engines can do: measured once",
     "engines/torch/costs.py: _seen": "times of this machine's kernels: measured once",
     "native/profiles.py: _KNOWN": "times of this machine's casts: measured once",
+    "terminal.py: _Results": "where this process prints results",
     "files/locks.py: _HOLDERS": "locks on files are the process's own",
     "frontends/collection.py: _Uncollected": "the garbage collector is the process's own",
     "frontends/onnx/native.py: _worker": "the one child process that runs onnx's passes",

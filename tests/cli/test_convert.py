@@ -423,7 +423,7 @@ def _first(plan: dict[str, Any], **change: Any) -> list[dict[str, Any]]:
         ),
         (lambda p: _edited(p, decisions=p["decisions"] * 2), "decides 'product' twice"),
         (lambda p: _edited(p, decisions=_first(p, format="fp1")), "unknown format 'fp1'"),
-        (lambda p: _edited(p, decisions=_first(p, format=["x"])), "unknown format"),
+        (lambda p: _edited(p, decisions=_first(p, format=["x"])), r"format is ['x']"),
         (lambda p: _edited(p, decisions=[3]), "not a finecast plan"),
         (lambda p: _edited(p, version=99), "upgrade finecast"),
         (lambda p: _edited(p, version=0), "version 0"),

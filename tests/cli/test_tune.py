@@ -132,7 +132,7 @@ def test_a_finished_run_is_resumed_without_force(
     args = ["tune", net, "-o", out, "--data", data]
     finecast("convert", net, "-o", out, "--auto-cast", "all", "--plan-out", plan)
     Study(tmp_path / "t.study.db")
-    assert "exists" in finecast(*args).err
+    assert "outputs exist" in finecast(*args).err
     stated = json.loads(plan.read_text(encoding="utf-8"))
     plan.write_text(json.dumps(stated | {"model": "another"}), encoding="utf-8")
     assert finecast(*args, "--resume").code == 2  # it is another model's run

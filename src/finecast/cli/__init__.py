@@ -243,7 +243,7 @@ def _joined(args: Sequence[str]) -> list[str]:
     for arg in args:
         last = joined[-1] if joined else ""
         follows = joined[-2:-1] == [_FAST_MATH] or last.startswith(f"{_FAST_MATH}=")
-        if follows and _KEYWORD.fullmatch(arg) and not Path(arg).exists():
+        if follows and _KEYWORD.fullmatch(arg.strip()) and not Path(arg).exists():
             joined[-1] += f" {arg}"
         else:
             joined.append(arg)
