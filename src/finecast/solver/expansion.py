@@ -155,7 +155,9 @@ class _Program:
             integrality=whole,
             bounds=optimize.Bounds(np.concatenate(self.lower), np.concatenate(self.upper)),
             constraints=limits,
-            options={"node_limit": _MOST_NODES, "mip_rel_gap": 0.0},
+            # Presolving corrupts memory on some of these programs (HiGHS of scipy 1.17), and
+            # loses solutions on others, which it prints to standard output.
+            options={"node_limit": _MOST_NODES, "mip_rel_gap": 0.0, "presolve": False},
         )
         return None if found.x is None else found.x[: n * k].reshape(n, k).argmax(axis=1)
 
