@@ -19,6 +19,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Data and metric": (
         *("labels", "sample_axes", "batch", "dims", "lower_is_better", "of"),
+        *("slices",),
         *("decode_steps", "state", "kind", "max_drop", "confidence", "groups"),
         *("score_range",),
     ),

@@ -155,14 +155,21 @@ class GoldenSamples:
                     {n: arrays[f"{number}.out{i}"] for i, n in enumerate(one["outputs"])}
                 )
             tolerances = {
-                name: math.inf if share is None else share  # JSON has no infinity
+                name: math.inf if share is None else float(share)  # JSON has no infinity
                 for name, share in stated["tolerances"].items()
             }
             free = [
                 replace(FreeOutput(**one), axes=tuple(one["axes"]))
                 for one in stated.get("free", ())
             ]
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise UsageError(
                 f"the golden samples lack an array, or are others: {malformed(error)}",
                 where=str(path),

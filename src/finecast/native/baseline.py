@@ -8,13 +8,12 @@ session tells random feeds whose sizes do not fit the model: not every engine ch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from finecast.data.deviation import ENGINE_FACTOR, Deviation, deviation, expected
+from finecast.data.deviation import ENGINE_FACTOR, LIMIT, Deviation, deviation, expected
 from finecast.engines.base import Engine, Feeds, Session, each_call, feeds_for
 from finecast.engines.exact import CachedSession
 from finecast.engines.faults import fault_of_integers
@@ -57,8 +56,9 @@ class SecondOpinion:
 def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Outputs) -> str:
     """What the user is told if a second engine gives other outputs; empty if it does not.
 
-    Digits that fp32 does not determine, and outputs that hinge on a decision between numbers,
-    are no difference. Quantized models are not compared: each engine rounds codes in its way.
+    Digits that fp32 does not determine are no difference. Nor are those of outputs that hinge
+    on a decision between numbers, unless none of them is right. Quantized models are not
+    compared: each engine rounds codes in its way.
 
     Args:
         second: The fp32 model in the second engine.
@@ -84,7 +84,7 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         hinges = name in {v.name for v in graph.outputs if v.id in decided}
         if noise.counted and noise.is_beyond(0.0, decided=hinges):
             continue  # fp32 does not determine which integers these are
-        limit = max(_LIMIT, ENGINE_FACTOR * noise.relative)
+        limit = max(LIMIT if hinges else _LIMIT, ENGINE_FACTOR * noise.relative)
         if not found.comparable or found.is_beyond(limit, decided=hinges):
             return _text(second, feeds, name, found, limit)
     return ""
@@ -104,7 +104,7 @@ def _apart(graph: Graph, outputs: Outputs, wanted: Outputs) -> dict[str, Deviati
     pairs = matched(free_outputs(graph), outputs, wanted)
     for name, array in pairs.wanted.items():
         one, hinges = deviation(pairs.got[name], array), name in hinge
-        limit = math.inf if hinges else _LIMIT
+        limit = LIMIT if hinges else _LIMIT
         if not one.comparable or one.nonfinite or one.is_beyond(limit, decided=hinges):
             found[name] = one
     return found

@@ -354,10 +354,13 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
         text = "the lock has no samples: they would have been too large"
         return Check(name="numbers", state=State.TOLD, texts=(text,))
     allowed = lock.samples.tolerances
+    unbounded = [n for n in deviations if allowed.get(n, 0.0) == math.inf]
+    deviations = {n: found for n, found in deviations.items() if n not in unbounded}
     beyond = [n for n, found in deviations.items() if not found <= allowed.get(n, 0.0)]
-    worst = max(
-        deviations, key=lambda n: deviations[n] / allowed.get(n, math.inf), default=None
-    )
+    worst = max(deviations, key=lambda n: deviations[n] - allowed.get(n, 0.0), default=None)
+    if unbounded and not beyond:
+        text = f"the lock has no tolerance for {listed(unbounded, _MOST_CHANGES)}"
+        return Check(name="numbers", state=State.TOLD, texts=(text,))
     if worst is None:
         text = "nothing was compared: every output depends on what the model draws at random"
         return Check(name="numbers", state=State.TOLD, texts=(text,))
