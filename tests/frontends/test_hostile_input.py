@@ -449,7 +449,7 @@ def test_an_input_of_more_elements_than_memory_holds(
 
     A long signal is no attack: such models are inferred without it.
     """
-    monkeypatch.setattr(native, "OF_MESSAGES", native.Bounds(memory=256 << 20, seconds=200))
+    monkeypatch.setattr(native, "OF_MESSAGES", native.Bounds(memory=256 << 20))
     node = helper.make_node("Slice", ["x", "starts", "ends"], ["y"])
     ends = [tensor("starts", [0], np.int64), tensor("ends", [2], np.int64)]
     given = model([node], {"x": [2935973616]}, {"y": [2]}, ends)

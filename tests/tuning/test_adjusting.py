@@ -137,13 +137,14 @@ class Session:
     """Gives 1, and so much of it more."""
 
     error: float
+    free: Sequence[Any] = ()
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         return {"y": np.array([1.0 + self.error]) * feeds["x"]}
 
 
 def measuring(subject: Any) -> Measuring:
-    workload: Any = SimpleNamespace(of=())
+    workload: Any = SimpleNamespace(of=(), slices=None)
     return Measuring(objective=Objective.LATENCY, subject=subject, workload=workload)
 
 

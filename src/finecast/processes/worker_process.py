@@ -19,13 +19,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 try:
     import resource
-except ImportError:  # on Windows
+except ImportError:  # on Windows, where memory is not limited
     resource = None
 
+_STATM: Final = Path("/proc/self/statm")
 
 Requests: TypeAlias = "queue.SimpleQueue[tuple[dict[str, Any], bytes]]"
 """Headers of requests, each with its payload."""
@@ -35,14 +36,17 @@ def serve(answer: Callable[..., Any], requests: Requests, target: BinaryIO) -> N
     """Answer requests for as long as this process lives.
 
     A request is a line of JSON, then a payload, of as many bytes as the line has as ``size``.
-    The line may have a limit, ``seconds``. An answer has the same form, with a ``status``.
-    Before it there may be messages that are told on the way: of the status ``stage``, or
-    another that the caller knows.
+    The line may have limits: ``memory`` in bytes, and ``seconds``. An answer has the same
+    form, with a ``status``. Before it there may be messages that are told on the way: of the
+    status ``stage``, or another that the caller knows.
     """
+    limit_memory = _memory_limit()
     send = _sender(target)
     send({"status": "ready"})
     while True:
         request, payload = requests.get()
+        if "memory" in request:
+            limit_memory(request["memory"])
         if "seconds" in request:
             # A thread in C, so it ends even a call that never returns to Python, and after
             # the calling process is gone.
@@ -86,6 +90,24 @@ def _sender(target: BinaryIO) -> Callable[..., None]:
             target.flush()
 
     return send
+
+
+def _memory_limit() -> Callable[[int], None]:
+    """A function that sets how many bytes this process may take beyond what it takes now.
+
+    It does nothing where the system has no such limit (macOS, Windows).
+    """
+    if resource is None or not _STATM.exists():
+        return lambda more: None
+    known = resource
+    idle = int(_STATM.read_text().split()[0]) * known.getpagesize()
+    soft, hard = known.getrlimit(known.RLIMIT_AS)
+    stated = [limit for limit in (soft, hard) if limit != known.RLIM_INFINITY]
+
+    def limit(more: int) -> None:
+        known.setrlimit(known.RLIMIT_AS, (min([idle + more, *stated]), hard))
+
+    return limit
 
 
 def main() -> None:
