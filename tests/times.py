@@ -94,7 +94,8 @@ def _stated_profile(real: Callable[..., list[KernelTime]]) -> Callable[..., list
     def profile(self: Any, feeds: Any, *, repeats: int = 5) -> list[KernelTime]:
         del repeats  # the times of one run are those of many
         kernels = real(self, feeds, repeats=1)
-        return [replace(kernel, time_s=_kernel_s(kernel)) for kernel in kernels]
+        stated = (replace(kernel, time_s=_kernel_s(kernel)) for kernel in kernels)
+        return sorted(stated, key=lambda kernel: -kernel.time_s)
 
     return profile
 
