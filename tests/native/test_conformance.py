@@ -22,7 +22,7 @@ from finecast.data.workload import Run
 from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.native.model import ReadOptions
-from finecast.native.opening import opened
+from finecast.native.opening import opened, study_beside
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
@@ -318,9 +318,7 @@ def test_tune_writes_nothing_where_no_plan_keeps_the_criterion(
     assert not outcome.improved
     assert not outcome.plan.lowers
     assert outcome.tuned == outcome.baseline
-    (low.parent / "low.study.db").unlink(
-        missing_ok=True
-    )  # what was tried stays, for another run
+    study_beside(low).unlink(missing_ok=True)  # what was tried stays, for another run
     assert files_of(net.parent) == before
 
 

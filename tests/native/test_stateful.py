@@ -59,12 +59,12 @@ def test_runs_start_anew_and_steps_go_on(session: OpenVinoSession) -> None:
     assert [*Steps(calls)] == ["x"]
 
 
-def test_outputs_whose_sizes_differ_are_joined_flat() -> None:
+def test_outputs_whose_sizes_differ_are_joined_along_that_axis() -> None:
     session = OpenVinoEngine().load(decoder())
     two = np.zeros((1, 2, WIDTH), np.float32)
     first, second = steps(2)
     joined = session.run(Steps([first, {**second, "x": two}]))["y"]
-    assert joined.shape == (3 * WIDTH,)
+    assert joined.shape == (1, 3, WIDTH)
 
 
 def test_a_profile_of_a_sequence_has_the_time_of_a_call(session: OpenVinoSession) -> None:
