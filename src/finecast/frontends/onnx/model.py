@@ -147,7 +147,7 @@ def _shape_as_stored(model: ir.Model) -> None:
     """
     for value in model.graph.initializers.values():
         if value.const_value is not None:
-            value.shape = ir.Shape(value.const_value.shape)
+            value.shape = ir.Shape(value.const_value.shape.numpy())
 
 
 def load(path: Path) -> OnnxFile:
