@@ -133,7 +133,7 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
         shaping = read[:1] if node.op in _KEEPS_FIRST else read
         origins = frozenset[int]().union(*(free.get(i, ()) for i in shaping))
         numbers = node.op not in READS_SHAPE_ONLY
-        if _makes_rows(graph, node) or _takes_size(graph, node, rounded):
+        if _makes_rows(graph, node) or _takes_size(node, rounded):
             origins |= {node.id}
         depends = numbers and not data.isdisjoint(read)
         for index in (i for i in node.outputs if i is not None):
@@ -153,8 +153,7 @@ def _makes_rows(graph: Graph, node: Node) -> bool:
     return node.op in _MAKES_ROWS or (node.native == "aten::index" and masked)
 
 
-def _takes_size(graph: Graph, node: Node, rounded: set[int]) -> bool:
-    del graph
+def _takes_size(node: Node, rounded: set[int]) -> bool:
     ports = (p for p in _SIZES.get(node.op, ()) if p < len(node.inputs))
     return any(node.inputs[port] in rounded for port in ports)
 
