@@ -99,6 +99,12 @@ INTEGERS = {
         y = MatMul(x, w) [times] z = Mul(ids, k) h = Mod(z, m) }""",
         "'times' (onnx::Mul): openvino is wrong there, by a known fault (openvino-int64)",
     ),
+    "behind a decision": (
+        """(int64[n, 8] ids) => (float[n, 8, 16] y) {
+        [bucket] h = Mod(ids, m) [look] e = Gather(t, h) a = MatMul(e, w)
+        g = Greater(a, k0) y = Where(g, a, e) }""",
+        f"'bucket' (onnx::Mod): {DIVIDES}",
+    ),
     "Cast": (
         """(float[4, 16] x) => (float[4, 16] y, int64[4, 16] q) {
         y = MatMul(x, w) z = Mul(y, large) [tick] q = Cast<to=7>(z) }""",
@@ -120,6 +126,7 @@ def test_wrong_integers_are_named_with_the_op_and_the_engine(
         "t": RNG.normal(size=(1000, SIDE)).astype(np.float32),
         "m": np.array(1000),
         "k": np.array(7777),
+        "k0": np.array(0, np.float32),
         "large": np.array(1e12, np.float32),
     }
     read = {i for node in model.graph.node for i in node.input}
