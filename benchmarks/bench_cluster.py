@@ -42,10 +42,10 @@ from finecast.planning.plan import Plan
 from finecast.processes.worker import Answer
 from finecast.progress import silent
 from finecast.rules.policy import Policy
-from finecast.tuning.cluster import RayWorker, on_node, ray_workers
 from finecast.tuning.executor import Evaluated
 from finecast.tuning.goal import Execution, Goal
 from finecast.tuning.workers import Opening, WorkerExecutor
+from finecast_ray.cluster import RayWorker, on_node, ray_workers
 
 _CLASSES = 10
 _STORE_BYTES = 100 << 20

@@ -6,7 +6,7 @@ Keras's ResNet-50 and a transformer encoder (4 layers, width 512, exact GELU; ra
 on 8 samples, all in one process and in turns. Those in OpenVINO are timed apart from the
 others, as its threads go on spinning after a call and slow whatever runs next. Keras is
 measured with its policy ``mixed_bfloat16``, and with a plan applied to its layers by
-``finecast.keras.apply_plan``.
+``finecast_tensorflow.keras.apply_plan``.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def made(make: Callable[[Any], Any], policy: str = "float32") -> Any:
 
 def sessions(make: Callable[[Any], Any], folder: Path) -> dict[str, Session]:
     """The model as it is, and each way to lower it."""
-    from finecast.keras import apply_plan
-    from finecast.native.tensorflow import take
+    from finecast_tensorflow.keras import apply_plan
+    from finecast_tensorflow.native import take
 
     model = made(make)
     model.export(str(folder / "m"), verbose=False)

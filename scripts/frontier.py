@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from finecast.reports.frontier import picture
+from finecast_report.frontier import picture
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "examples" / "digits"

@@ -44,7 +44,7 @@ def command_line() -> str:
         WRITTEN,
         COMMAND_LINE,
         _table(
-            ("verb", "what it does"), [(f"[{v}](#{v})", line) for v, line in VERBS.items()]
+            ("verb", "what it does"), [(f"[{v}](#{v})", e.summary) for v, e in VERBS.items()]
         ),
     ]
     for verb in VERBS:

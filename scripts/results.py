@@ -23,8 +23,8 @@ from benchmarks.common import shared_case
 from finecast import api
 from finecast.data.workload import Run
 from finecast.measure.environment import cpu_label, environment
-from finecast.reports.frontier import picture
 from finecast.tuning.result import Result
+from finecast_report.frontier import picture
 
 _HEADS: Final = ("model", "accuracy, fp32 → tuned", "speed", "types", "evaluations")
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.frontends.tensorflow.library import tf
+from finecast_tensorflow.frontend.library import tf
 
 keras: Final[Any] = tf.keras
 WIDTH: Final = 32

@@ -135,7 +135,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> None:
     # Importing these takes seconds: tests that use them have done it.
     if "finecast.native.torch.subject" in sys.modules:
         _state_torch(monkeypatch)
-    if tensorflow := sys.modules.get("finecast.engines.tensorflow"):
+    if tensorflow := sys.modules.get("finecast_tensorflow.engine"):
         session = tensorflow.TensorFlowSession
         monkeypatch.setattr(session, "profile", _stated_profile(session.profile))
 

@@ -165,7 +165,7 @@ def train_where_bf16_pays(job: Job) -> Found:
     for scope in SCOPES:
         with (
             patch.object(rates, "rate", _fast_bf16),
-            patch("finecast.training.inductor.compile_inner", compile_op_by_op),
+            patch("finecast_training.inductor.compile_inner", compile_op_by_op),
             during(Status.FINECAST, f"finecast.torch.compile, {scope}:bf16"),
         ):
             mine = way(lambda net, s=scope: ft.compile(net, f"{s}:bf16"))

@@ -10,6 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from finecast.plugin import install_public_modules, public_name
+
 # Engines report to their makers that they are imported, unless they are kept from it before:
 # ONNX Runtime by a variable; OpenVINO has a stand-in where this package is not found.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
         emulate,
         explain,
         inspect,
-        ladder,
         load,
         profile,
         report,
@@ -46,11 +47,12 @@ if TYPE_CHECKING:
     from finecast.rules.policy import Policy, Scope
     from finecast.tuning.goal import Goal, Objective
     from finecast.tuning.result import Result, Verdict
+    from finecast_neuron.api import ladder
 
 _NAMES = {
     "finecast.api": (
         *("DataOptions", "apply", "blame", "convert", "diff", "emulate", "explain", "inspect"),
-        *("ladder", "load", "profile", "report", "tune", "verify"),
+        *("load", "profile", "report", "tune", "verify"),
     ),
     "finecast.data.criterion": ("Criterion", "CriterionKind"),
     "finecast.engines": ("default_engine", "get_engine"),
@@ -102,13 +104,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the module that defines it."""
+    """Import a public name from the module that defines it, or from a plugin."""
     module = _MODULES.get(name)
-    if module is None:
+    if module is not None:
+        return getattr(importlib.import_module(module), name)
+    if name.startswith("_"):
         raise AttributeError(f"module 'finecast' has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
+    return public_name(f"finecast.{name}")
 
 
 def __dir__() -> list[str]:
     """The public names."""
     return __all__
+
+
+install_public_modules()

@@ -51,7 +51,6 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports.content import Sources, content_of
-from finecast.reports.frontier import write_frontier
 from finecast.reports.plan_report import PlanReport, read_part, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import without_opinion
@@ -64,7 +63,6 @@ from finecast.tuning.emulating import emulate as emulated
 from finecast.tuning.explanation import Explanation
 from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
-from finecast.tuning.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 from finecast.tuning.recorded import is_plan, recorded
 from finecast.tuning.result import Result
 from finecast.tuning.tune import tune as search
@@ -157,7 +155,7 @@ def convert(
     written = group_of(Destination, options, path=output)
     asked = Policy.of(policy)
     run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
-    given, files = _declared(model, group_of(ReadOptions, options), written, run.data)
+    given, files = declared(model, group_of(ReadOptions, options), written, run.data)
     for path in _lock_files(written, run):
         files.write("the lock", path)
     with reporting(progress, "converting") as report, files.locked() as removed:
@@ -230,7 +228,7 @@ def apply(
     written = group_of(Destination, options, path=output)
     run = _run_options(options, data, engine=engine)
     how = group_of(ReadOptions, options)
-    given, files = _declared(model, how, written, run.data, plan=plan)
+    given, files = declared(model, how, written, run.data, plan=plan)
     stated = _plan(plan)
     assert stated is not None
     with files.locked() as removed:
@@ -346,7 +344,7 @@ def _goal(goal: Goal | None, options: Mapping[str, Any]) -> Goal:
     return made if goal is not None else replace(made, criterion=kept)
 
 
-def _uncertified(options: Mapping[str, Any]) -> Criterion:
+def uncertified(options: Mapping[str, Any]) -> Criterion:
     """The criterion of a verb that certifies nothing.
 
     Raises:
@@ -371,7 +369,7 @@ def tuned(
     Raises:
         FinecastError: As ``tune``.
     """
-    given, files = _declared(
+    given, files = declared(
         model, how, output, request.data, plan=request.start, study=request.study
     )
     for role, path in _beside(request, output):
@@ -390,7 +388,7 @@ def tuned(
             if request.report is not None:
                 report.save(request.report, force=output.force)
         if request.frontier is not None:
-            write_frontier(outcome.to_dict(), given().source.name, request.frontier)
+            outcome.write_frontier(request.frontier)
     warnings = (*removed, *_told(request, outcome))
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
 
@@ -506,7 +504,7 @@ def _locked(
     return replace(outcome, lock=lock)
 
 
-def _declared(
+def declared(
     model: Model,
     how: ReadOptions,
     output: Destination,
@@ -720,7 +718,7 @@ def blame(
     """
     how, asked = group_of(ReadOptions, options), group_of(BlameOptions, options).loaded()
     stated = group_of(DataOptions, options, data=data).loaded()
-    criterion = _uncertified(options)
+    criterion = uncertified(options)
     asked.check_beside(stated, criterion)
     given = _opened(model, how)
     with reporting(progress, "comparing") as report:
@@ -781,69 +779,6 @@ def _casting(target: Emulation | str, policy: Policy) -> Emulation:
     emulation = replace(emulation, scope=policy.scope, format=policy.format)
     check(emulation)
     return emulation
-
-
-@checked(
-    *(Destination, Criterion, DataOptions, ReadOptions),
-    without=("dims", "groups", "baseline", "confidence", "score_range"),
-)
-def ladder(
-    model: Model,
-    rungs: Sequence[Rung],
-    output: Destination | str | Path | None = None,
-    *,
-    data: DataOptions | Data | None = None,
-    per_op: bool = True,
-    formats: tuple[Emulation, Policy] | None = None,
-    progress: Progress | bool = True,
-    **options: Any,
-) -> LadderOutcome:
-    """Emulate every rung of a compiler's options, and look for a plan by op that is faster.
-
-    Args:
-        model: The model, or its path.
-        rungs: The rungs: ``finecast.compat.neuron.compilers.ladder("trn1")``.
-        output: Where the model of the plan by op goes.
-        data: The data, as for ``tune``.
-        per_op: Whether a plan by op is looked for.
-        formats: Formats of that plan: a device with options, and a policy; by default those
-            of the rungs.
-        progress: As for ``convert``.
-        options: Options of ``Destination``, ``Criterion``, ``DataOptions`` and ``ReadOptions``
-            by name: ``metric``, ``max_drop``, ``force``.
-
-    Raises:
-        FinecastError: If the model cannot be emulated, or its metric is no number.
-    """
-    written = group_of(Destination, options, path=output)
-    stated = group_of(DataOptions, options, data=data).loaded()
-    kept = _uncertified(options)
-    given, files = _declared(model, group_of(ReadOptions, options), written, stated)
-    with reporting(progress, "ladder") as report, files.locked():
-        reference = given().reference()
-        workload = given().workload(stated, reference)
-        walk = LadderWalk(
-            model=given(),
-            reference=reference,
-            workload=workload,
-            criterion=replace(kept, higher_is_better=workload.higher_is_better),
-            rungs=rungs,
-            progress=report,
-        )
-        found = replace(
-            walk.walk(),
-            warnings=tuple(workload.warnings),
-            target=rungs[0].emulation.target.name,
-            metric_name=stated.label,
-        )
-        if not per_op:
-            return found
-        plan, why = search_per_op(walk, found, formats)
-    if plan is None or written.path is None:
-        return replace(found, plan=plan, why=why)
-    # Not verified: no engine here computes as the device, and the emulation judged it.
-    apply(plan.plan, given(), written, verify=False)
-    return replace(found, plan=plan, why=why, output=written.path)
 
 
 @checked(Rounds, DataOptions, ReadOptions, without=(*_OF_METRICS, "from_type"))

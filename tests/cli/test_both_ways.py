@@ -14,8 +14,8 @@ import finecast
 from finecast import api
 from finecast.cli import main
 from finecast.cli.groups import expanded
-from finecast.compat.neuron.compilers import ladder as neuron_ladder
 from finecast.naming import options_of
+from finecast_neuron.compilers import ladder as neuron_ladder
 
 # What differs between two runs of one command: times, and files that are named after it.
 OF_A_RUN = ("seconds", "phases_s", "output", "verified")

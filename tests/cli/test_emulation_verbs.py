@@ -14,7 +14,7 @@ from finecast.api import judge
 from finecast.errors import ExitCode, ModelError
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Policy
-from finecast.tuning.ladder import LadderWalk, PlanResult
+from finecast_neuron.ladder import LadderWalk, PlanResult
 from tests.cli.conftest import Answer
 from tests.engines.emulator import models
 from tests.frontends.tools import parse

@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from finecast.compat.neuron.compilers import resolve
-from finecast.compat.neuron.flags import Given
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine
 from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
+from finecast_neuron.compilers import resolve
+from finecast_neuron.flags import Given
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from finecast.compat.neuron.compilers import resolve
-from finecast.compat.neuron.flags import read
 from finecast.devices.emulation import Emulation
 from finecast.native.device import plan_time_s
 from finecast.numbers.formats import Format
 from finecast.planning.cost import RooflineCost
+from finecast_neuron.compilers import resolve
+from finecast_neuron.flags import read
 from tests.graph.text import from_text
 
 TRANSPOSE = from_text(

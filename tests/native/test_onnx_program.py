@@ -9,14 +9,14 @@ import numpy as np
 
 import finecast
 from finecast import api
-from finecast.compat.neuron.compilers import ladder
 from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions, workload_of
 from finecast.devices.emulation import explicit_casts
 from finecast.numbers.formats import Format
 from finecast.progress import silent
 from finecast.rules.policy import Policy
-from finecast.tuning.ladder import LadderWalk
+from finecast_neuron.compilers import ladder
+from finecast_neuron.ladder import LadderWalk
 from tests.engines.emulator import models
 
 TRN1 = explicit_casts("trn1")

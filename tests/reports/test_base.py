@@ -13,9 +13,9 @@ import pytest
 
 import finecast
 from finecast.cli.output import write_report
-from finecast.compat.neuron.compilers import ladder
 from finecast.errors import UsageError
 from finecast.reports.base import Report, TextTable
+from finecast_neuron.compilers import ladder
 from tests.cli.test_output import ACTS, NASTY
 from tests.native.drawn import write_drawn
 from tests.native.test_int8 import DATA, NET, SHAPES

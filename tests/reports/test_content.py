@@ -15,7 +15,6 @@ from finecast.engines.base import KernelTime
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
 from finecast.reports.content import Sources, content_of
-from finecast.reports.frontier import picture
 from finecast.reports.plan_report import (
     _KEYWORDS,
     PlanReport,
@@ -25,6 +24,7 @@ from finecast.reports.plan_report import (
 )
 from finecast.reports.summary import summary_of
 from finecast.tuning.goal import Objective
+from finecast_report.frontier import picture
 from tests.graph.text import from_text
 from tests.reports import made
 

@@ -11,14 +11,14 @@ import pytest
 
 import finecast
 from finecast.errors import UsageError
-from finecast.reports.frontier import (
+from finecast.tuning.goal import TuneRequest
+from finecast_report.frontier import (
     anchors_of,
     picture,
     points_of,
     predicted_of,
     write_frontier,
 )
-from finecast.tuning.goal import TuneRequest
 
 SVG = "{http://www.w3.org/2000/svg}"
 

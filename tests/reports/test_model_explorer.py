@@ -9,8 +9,8 @@ import pytest
 
 from finecast.errors import UsageError
 from finecast.reports.content import Sources, content_of
-from finecast.reports.model_explorer import explorer_files
 from finecast.reports.plan_report import PlanReport
+from finecast_report.model_explorer import explorer_files
 from tests.reports import made
 
 

@@ -187,7 +187,7 @@ def forward_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule
         warnings.simplefilter("ignore")
         from torch._inductor import compile_fx
 
-        from finecast.training import inductor
+        from finecast_training import inductor
 
     found: list[torch.fx.GraphModule] = []
 

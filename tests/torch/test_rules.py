@@ -17,7 +17,6 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast import rules
-from finecast.compat.raf.rule_set import never, propagate
 from finecast.engines.torch import TorchEngine
 from finecast.errors import ModelError, UsageError
 from finecast.frontends import torch as frontend
@@ -30,6 +29,7 @@ from finecast.planning.plan import Plan
 from finecast.rules import NodeView
 from finecast.rules.override import active
 from finecast.rules.policy import Policy
+from finecast_raf.rule_set import never, propagate
 from tests.graph.text import from_text
 from tests.torch.planned import plan_of
 
@@ -313,7 +313,7 @@ def test_the_page_of_raf_names_the_module_of_its_helpers() -> None:
 
 @pytest.mark.parametrize("rule_set", ["finecast", "raf"])
 def test_the_seed_s_rules_run_as_they_are_written(rule_set: str) -> None:
-    from finecast.compat.raf import PrimType, check_dtype, gen_hint_helper
+    from finecast_raf import PrimType, check_dtype, gen_hint_helper
 
     def cast_bias_add(args: Any, ret_type: Any, amp_dtype: Any) -> Any:
         low = check_dtype(args[0].checked_type, amp_dtype)

@@ -35,6 +35,6 @@ def run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on what finecast compiles builds no kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Inductor's modules warn of themselves
-        from finecast.training import inductor
+        from finecast_training import inductor
 
     monkeypatch.setattr(inductor, "compile_inner", compile_op_by_op)

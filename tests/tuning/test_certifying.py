@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import finecast
-from finecast.compat.neuron import compilers
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
 from finecast.data.metrics import METRICS, Score, Scored, Scoring
@@ -23,6 +22,7 @@ from finecast.engines.base import Array
 from finecast.errors import UsageError
 from finecast.tuning.certifying import Certifier, certifier_of
 from finecast.tuning.goal import Budget, Goal
+from finecast_neuron import compilers
 from tests.engines.emulator import models
 from tests.tuning.test_trials import candidate, trials
 

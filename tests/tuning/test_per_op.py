@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finecast.tuning.ladder import search_per_op
+from finecast_neuron.ladder import search_per_op
 
 
 @pytest.mark.parametrize(

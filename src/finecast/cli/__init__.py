@@ -1,4 +1,4 @@
-"""The command line. One verb a file; only the chosen verb's file is imported.
+"""The command line. One verb a module; only the chosen verb's module is imported.
 
 Laws: a failure of the user's making is one line on stderr, ``error: …``, never a traceback;
 with ``--json`` stdout has it as well, as ``{"error": {what, where, fix, exit_code}}``. Exit
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import importlib
 import math
 import os
 import re
@@ -18,13 +17,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -40,32 +39,14 @@ from finecast.errors import (
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
+from finecast.plugin import Verb, load, plugins, verbs
 from finecast.processes.memory import limit_error
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
-VERBS = {
-    "doctor": "What runs on this machine, and how fast each format is.",
-    "inspect": "A model's ops by class and type, parameters, FLOPs and bytes.",
-    "convert": "Cast a model by a policy, verify and save it.",
-    "tune": "Find the fastest mixed precision that keeps your accuracy.",
-    "apply": "Apply a saved plan to a model.",
-    "verify": "Whether a tuned model does the same here as when it was tuned.",
-    "report": "What tune found and why, as one page that opens without network.",
-    "diff": "What differs between two plans, two models, or one of each.",
-    "explain": "Why a node has its format: every rule's verdict with evidence.",
-    "blame": "Which ops of a low model cost its accuracy, and what shows it.",
-    "emulate": "What a device you do not have would do to your numbers.",
-    "ladder": "A compiler's ladder of options, each rung emulated.",
-    "targets": "The devices that emulate and ladder know.",
-    "formats": "Range, precision, strengths and weaknesses of the number formats.",
-    "profile": "Latency, throughput, memory and per-op times of models, compared.",
-    "prices": "Times of kernels that tune kept on this machine; clear them.",
-    "mcp": "Serve the verbs as tools of the Model Context Protocol.",
-}
-"""Verbs and the line each has in ``finecast --help``; a verb's module has its name."""
+VERBS: Final[Mapping[str, Verb]] = verbs()
+"""Verbs by name: those of the core, then those of plugins."""
 
-_FAST_MATH = "--fast-math"
-# A word after a keyword of --fast-math that is no option, and no path with a suffix or folder.
+# A word of an option that takes several: no option, and no path with a suffix or folder.
 _KEYWORD = re.compile(r"\w[\w-]*")
 _COMPLETE = "_FINECAST_COMPLETE"
 """Environment variable that the shell sets when its user pressed Tab."""
@@ -239,10 +220,11 @@ def _joined(args: Sequence[str]) -> list[str]:
 
     Misspelt keywords belong to the value, too, so that the error lists the right ones.
     """
+    several = {o for p in plugins() for group in p.options for o in group.several}
     joined: list[str] = []
     for arg in args:
-        last = joined[-1] if joined else ""
-        follows = joined[-2:-1] == [_FAST_MATH] or last.startswith(f"{_FAST_MATH}=")
+        name, equals, _ = (joined[-1] if joined else "").partition("=")
+        follows = (joined[-2:-1] and joined[-2] in several) or (equals and name in several)
         if follows and _KEYWORD.fullmatch(arg.strip()) and not Path(arg).exists():
             joined[-1] += f" {arg}"
         else:
@@ -274,14 +256,13 @@ def _app(args: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_globals)
     chosen = _verb(args)
-    for name, line in VERBS.items():
+    for name, verb in VERBS.items():
         if name == chosen:
-            run = expanded(importlib.import_module(f"finecast.cli.{name}").run)
-            app.command(name, cls=PanelledCommand, help=_help(run.__doc__ or line))(
-                _shielded(run)
-            )
+            run = expanded(load(verb.module).run, name)
+            words = _help(run.__doc__ or verb.summary)
+            app.command(name, cls=PanelledCommand, help=words)(_shielded(run))
         else:
-            app.command(name, help=line)(_placeholder())
+            app.command(name, help=verb.summary)(_placeholder())
     return app
 
 

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from finecast.cli.common import Engine, Evaluation, Json, Kept, Model, Read
-from finecast.cli.groups import Only
+from finecast.cli.groups import Only, given_in
 from finecast.cli.output import warn, write_report
-from finecast.cli.policy_options import CompilerCasting, Device, Target
+from finecast.cli.policy_options import CompilerCasting, OfDevice, Target
+from finecast.devices.choice import emulated
 from finecast.errors import ExitCode, UsageError
 from finecast.progress import shown
 from finecast.tuning.judging import BlameOptions
@@ -21,7 +22,7 @@ _MOST_OPS = 10
 def run(
     model: Model,
     casting: CompilerCasting,
-    device: Device,
+    device: OfDevice,
     data: Evaluation,
     kept: Kept,
     judged: Annotated[BlameOptions, Only("check", "max_error")],
@@ -55,14 +56,9 @@ def run(
     from finecast import api
 
     emulation = None
-    if target is not None or device.from_env:
-        emulation, _ = device.emulation(casting, target)
-    elif casting != CompilerCasting() or device != Device():
-        raise UsageError(
-            "options of a compiler need its device",
-            where="--auto-cast",
-            fix="give --target, or leave them out",
-        )
+    if target is not None or given_in(casting, *device):
+        emulation, _, notes = emulated(casting.request(target), device)
+        warn(*notes)
     given = [one for one in (low, plan, emulation) if one is not None]
     if len(given) != 1:
         raise UsageError(

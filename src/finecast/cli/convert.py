@@ -20,8 +20,8 @@ from finecast.cli.common import (
 from finecast.cli.output import Verbatim, add_row, new_table, warn, write_json, write_table
 from finecast.cli.policy_options import (
     Casting,
-    Device,
     Narrowing,
+    OfDevice,
     Ranges,
     Rules,
     Target,
@@ -29,6 +29,7 @@ from finecast.cli.policy_options import (
     rule_files,
     user_rules,
 )
+from finecast.devices.choice import choose
 from finecast.files import write_text
 from finecast.naming import left_out
 from finecast.progress import shown
@@ -49,7 +50,7 @@ def run(
     ranges: Ranges,
     rules: Rules,
     data: ComparedSamples,
-    device: Device,
+    device: OfDevice,
     running: Run,
     target: Target = None,
     plan_out: PlanOut = None,
@@ -78,7 +79,7 @@ def run(
     """
     from finecast import api
 
-    choice = narrowed(device.choice(casting, target), narrowing, ranges)
+    choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
     files = files_of(model, data, rule_files(rules), force=written.force)
     files.write("--plan-out", plan_out)
     with (

@@ -62,12 +62,11 @@ class EngineRow:
 
 
 def _row(spec: str) -> EngineRow:
-    from finecast.engines import ENGINES, ONNX, PROGRAMS, SAVED_MODELS, get_engine
+    from finecast.engines import ENGINES, get_engine
 
     engine = get_engine(spec)
-    frameworks = {ONNX: "ONNX", SAVED_MODELS: "TensorFlow", PROGRAMS: "PyTorch"}
     return EngineRow(
-        framework=frameworks[ENGINES[engine.name].reads],
+        framework=ENGINES[engine.name].framework,
         engine=engine.name,
         device=engine.device,
         formats=engine.capabilities(),

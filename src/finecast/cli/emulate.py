@@ -9,7 +9,8 @@ import typer
 
 from finecast.cli.common import Evaluation, Json, Model, Trusted
 from finecast.cli.output import warn, write_report
-from finecast.cli.policy_options import CompilerCasting, Device, NeededTarget
+from finecast.cli.policy_options import CompilerCasting, NeededTarget, OfDevice
+from finecast.devices.choice import emulated
 from finecast.progress import shown
 
 _MOST_OPS = 10
@@ -18,7 +19,7 @@ _MOST_OPS = 10
 def run(
     model: Model,
     casting: CompilerCasting,
-    device: Device,
+    device: OfDevice,
     data: Evaluation,
     how: Trusted,
     target: NeededTarget = None,
@@ -41,7 +42,8 @@ def run(
     """
     from finecast import api
 
-    emulation, options = device.emulation(casting, target)
+    emulation, options, notes = emulated(casting.request(target), device)
+    warn(*notes)
     with shown("emulating") as bar:
         found = api.emulate(model, emulation, data=data, progress=bar, trust=how.trust)
     report = replace(found, options=options)

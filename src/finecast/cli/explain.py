@@ -12,14 +12,15 @@ from finecast.cli.groups import given_in
 from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import (
     Casting,
-    Device,
     Narrowing,
+    OfDevice,
     Ranges,
     Rules,
     Target,
     narrowed,
     user_rules,
 )
+from finecast.devices.choice import choose
 from finecast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def run(
     narrowing: Narrowing,
     ranges: Ranges,
     rules: Rules,
-    device: Device,
+    device: OfDevice,
     data: Samples,
     running: Engine,
     how: Read,
@@ -62,9 +63,9 @@ def run(
     engine, from_type = running.engine, how.from_type
     if plan is not None:
         whole = {"--target": target, "--from-type": from_type}
-        groups = casting, narrowing, ranges, rules, device, data
+        groups = casting, narrowing, ranges, rules, *device, data
         _refuse_beside_plan([*given_in(*groups), *(o for o, v in whole.items() if v)])
-    choice = narrowed(device.choice(casting, target), narrowing, ranges)
+    choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
     stated_options = {"--engine": engine, "--from-type": from_type}
     check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
     found = api.explain(

@@ -25,6 +25,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from finecast.naming import Option, default_of, options_of
+from finecast.plugin import option_groups
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -38,6 +39,10 @@ class Only:
     def __init__(self, *names: str, required: tuple[str, ...] = ()) -> None:
         self.names = names
         self.required = required
+
+
+class FromPlugins:
+    """Marks the parameter that takes a verb's options of plugins: a list of dataclasses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +86,20 @@ class _Group:
         return self.made(**values)
 
 
-def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` with parameters that Typer can read: none is a dataclass."""
+def expanded(run: Callable[..., Any], verb: str = "") -> Callable[..., Any]:
+    """``run`` with parameters that Typer can read: none is a dataclass.
+
+    A parameter with the mark ``FromPlugins`` becomes the options of plugins for the ``verb``.
+    """
     hints = get_type_hints(run, include_extras=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, _Group] = {}
+    added: dict[str, list[_Group]] = {}
     for name, given in inspect.signature(run).parameters.items():
+        if any(isinstance(mark, FromPlugins) for mark in get_args(hints[name])):
+            added[name] = [_Group(made=kind, only=Only()) for kind in option_groups(verb)]
+            parameters += [p for group in added[name] for p in group.parameters()]
+            continue
         group = _Group.of(hints[name])
         if group is None:
             parameters.append(given.replace(annotation=hints[name], kind=_KEYWORD))
@@ -96,7 +109,8 @@ def expanded(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def call(**given: Any) -> Any:
-        made = {name: group.make(given) for name, group in groups.items()}
+        made: dict[str, Any] = {name: g.make(given) for name, g in groups.items()}
+        made |= {name: [g.make(given) for g in several] for name, several in added.items()}
         return run(**given, **made)
 
     call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,6 +10,9 @@ from typing import Any, Final
 
 from typer.core import TyperCommand
 
+from finecast.naming import options_of
+from finecast.plugin import load, plugins
+
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Options": (
         *("path", "output", "plan", "data", "metric", "evaluate", "calib", "tolerance"),
@@ -47,13 +50,14 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         ),
         *("compile_with",),
     ),
-    "The compiler of a device": (
-        *("fast_math", "fp32_cast", "mixed_accumulation", "saturate_infinity"),
-        *("stochastic_rounding", "seed", "sdk", "from_env", "model_type", "optlevel"),
-    ),
 }
-"""Names of parameters by the panel's heading."""
+"""Names of parameters by the panel's heading; options of plugins have panels of their own."""
 _OTHERS: Final = "Other options"
+
+
+def _of_plugins() -> dict[str, tuple[str, ...]]:
+    groups = (group for plugin in plugins() for group in plugin.options)
+    return {group.heading: tuple(options_of(load(group.options))) for group in groups}
 
 
 class PanelledCommand(TyperCommand):
@@ -67,7 +71,7 @@ class PanelledCommand(TyperCommand):
             if (record := param.get_help_record(ctx)) is not None
         }
         arguments = [p.name or "" for p in self.params if p.param_type_name == "argument"]
-        sections = {"Arguments": tuple(arguments), **PANELS}
+        sections = {"Arguments": tuple(arguments), **PANELS, **_of_plugins()}
         listed = {name for names in sections.values() for name in names}
         sections[_OTHERS] = tuple(name or "" for name in records if name not in listed)
         for heading, names in sections.items():

@@ -1,4 +1,4 @@
-"""Options for what may be cast: finecast's own, and those of a device's compiler."""
+"""Options for what may be cast."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from finecast.cli.groups import Only
-from finecast.cli.output import warn
-from finecast.compat.neuron.flags import FLAGS_VARIABLE, CastOptions, CompilerFlags, Given
-from finecast.naming import Option, default_of, options_of, spelled
+from finecast.cli.groups import FromPlugins, Only
+from finecast.devices.choice import CastChoice, CastOptions, CastRequest
+from finecast.naming import Option, default_of, options_of
 from finecast.native.model import RunOptions
 from finecast.rules.policy import Policy
 
 if TYPE_CHECKING:
-    from finecast.compat.neuron.choice import CompilerChoice
-    from finecast.devices.emulation import Emulation
     from finecast.rules import UserRule
-    from finecast.tuning.ladder import Rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casting(CastOptions):
+class Casting:
     """Options that say what is cast."""
 
     auto_cast: str | None = Option(
@@ -43,6 +39,12 @@ class Casting(CastOptions):
         metavar="FORMAT[,FORMAT]",
     ).field(None)
 
+    def request(self, target: str | None) -> CastRequest:
+        """What is asked for, of the device ``target`` or of this machine."""
+        return CastRequest(
+            auto_cast=self.auto_cast, auto_cast_type=self.auto_cast_type, target=target
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerCasting(Casting):
@@ -57,67 +59,8 @@ class CompilerCasting(Casting):
     ).field(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device(CompilerFlags):
-    """Options of a device's compiler, read together with those that say what is cast."""
-
-    def stated(self, casting: Casting | None, target: str | None) -> Given:
-        """All options of the command line, with --from-env over those of the environment.
-
-        Warns of options without an effect.
-
-        Raises:
-            UsageError: If the environment's flags cannot be read, or a seed is given for
-                casts that round to nearest.
-        """
-        given, notes = self.given(casting or Casting(), target)
-        warn(*notes)
-        return given
-
-    def needed(self, casting: Casting | None, target: str | None) -> tuple[Given, str]:
-        """The options as ``stated``, and the target that they or the environment name.
-
-        Raises:
-            UsageError: As ``stated``; or if no target is named.
-        """
-        from finecast.errors import UsageError
-
-        given = self.stated(casting, target)
-        if given.target is None:
-            lacks = "no device is named"
-            lacks += f", and {FLAGS_VARIABLE} has no --target" if self.from_env else ""
-            raise UsageError(lacks, where="--target", fix="name one of finecast targets")
-        return given, given.target
-
-    def emulation(self, casting: Casting, target: str | None) -> tuple[Emulation, str]:
-        """The emulation of the target under these options, and the options spelled out."""
-        from finecast.compat.neuron.choice import emulated
-
-        emulation, label, notes = emulated(self.needed(casting, target)[0], sdk=self.sdk)
-        warn(*notes)
-        return emulation, label
-
-    def choice(self, casting: Casting, target: str | None) -> CompilerChoice:
-        """The policy that the options state, and the device they are for, if any.
-
-        Raises:
-            UsageError: If options conflict.
-        """
-        from finecast.compat.neuron.choice import choose
-
-        given = self.stated(casting, target)
-        return choose(given, sdk=self.sdk, compiler=self.from_env)
-
-    def ladder(self, target: str | None) -> tuple[str, Sequence[Rung]]:
-        """The target that is named, and the rungs of its compiler's ladder.
-
-        Raises:
-            UsageError: If no target is named, or it has no ladder.
-        """
-        from finecast.compat.neuron.compilers import ladder
-
-        given, named = self.needed(None, target)
-        return spelled(named), ladder(named, given, sdk=self.sdk)
+OfDevice = Annotated[list[CastOptions], FromPlugins()]
+"""Options that plugins add for the compilers of devices."""
 
 
 Narrowing = Annotated[
@@ -139,7 +82,7 @@ class Ranges:
 Rules = Annotated[RunOptions, Only("user_rules")]
 
 
-def narrowed(choice: CompilerChoice, narrowing: Policy, ranges: Ranges) -> CompilerChoice:
+def narrowed(choice: CastChoice, narrowing: Policy, ranges: Ranges) -> CastChoice:
     """``choice`` with its policy narrowed.
 
     Raises:
@@ -197,7 +140,7 @@ Target = Annotated[
 NeededTarget = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="A device: finecast targets. Needed, here or by --from-env."
+        metavar="NAME", help="A device: finecast targets. Needed, here or by the environment."
     ),
 ]
 

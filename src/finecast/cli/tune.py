@@ -24,8 +24,8 @@ from finecast.cli.groups import Only
 from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import (
     Casting,
-    Device,
     Narrowing,
+    OfDevice,
     Ranges,
     Rules,
     Target,
@@ -35,6 +35,7 @@ from finecast.cli.policy_options import (
 )
 from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions
+from finecast.devices.choice import choose
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
 from finecast.measure.study import Study, journals
@@ -71,7 +72,7 @@ def run(
     narrowing: Narrowing,
     ranges: Ranges,
     rules: Rules,
-    device: Device,
+    device: OfDevice,
     request: Records,
     execution: Execution,
     running: Engine,
@@ -98,7 +99,7 @@ def run(
 
       finecast tune m.pt2 -o low.pt2 --data val.npz --metric top1
     """
-    choice = narrowed(device.choice(casting, target), narrowing, ranges)
+    choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
     output = written.path
     assert output is not None
     plan, study = (

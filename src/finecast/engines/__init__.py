@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -14,70 +13,17 @@ from finecast.engines.base import Engine, Loadable, Session, does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
+from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, EngineEntry, plugins
 
 T = TypeVar("T")
 
 EMULATOR = "emulator"
 """``emulator:TARGET`` computes as TARGET would. It runs models in other engines."""
 
-ONNX = "ONNX files"
-SAVED_MODELS = "SavedModels"
-PROGRAMS = "exported programs"
 PROGRAM_SUFFIX = ".pt2"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEntry:
-    """An engine's module and its class, or a function that makes one, with its default device.
-
-    ``install`` is the command that installs the library; ``reads`` the kind of files that the
-    engine loads.
-    """
-
-    module: str
-    class_name: str
-    requires: str
-    install: str
-    device: str = "CPU"
-    reads: str = ONNX
-
-
 ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
-    {
-        "openvino": EngineEntry(
-            module="finecast.engines.openvino",
-            class_name="OpenVinoEngine",
-            requires="openvino",
-            install="pip install openvino",
-        ),
-        "onnxruntime": EngineEntry(
-            module="finecast.engines.onnxruntime",
-            class_name="OnnxRuntimeEngine",
-            requires="onnxruntime",
-            install="pip install onnxruntime",
-        ),
-        "tensorflow": EngineEntry(
-            module="finecast.engines.tensorflow",
-            class_name="TensorFlowEngine",
-            requires="tensorflow",
-            install="pip install tensorflow",
-            reads=SAVED_MODELS,
-        ),
-        "torch": EngineEntry(
-            module="finecast.engines.torch",
-            class_name="compiled",
-            requires="torch",
-            install="pip install torch onnxscript",
-            reads=PROGRAMS,
-        ),
-        "torch-eager": EngineEntry(
-            module="finecast.engines.torch",
-            class_name="eager",
-            requires="torch",
-            install="pip install torch onnxscript",
-            reads=PROGRAMS,
-        ),
-    }
+    {entry.name: entry for plugin in plugins() for entry in plugin.engines}
 )
 """Known engines in order of preference; read-only."""
 
@@ -120,7 +66,7 @@ def get_engine(spec: str) -> Engine:
             f"engine {name!r} is not installed",
             fix=f"{entry.install} (installed here: {present})",
         )
-    factory = getattr(importlib.import_module(entry.module), entry.class_name)
+    factory = getattr(importlib.import_module(entry.module), entry.factory)
     engine: Engine = factory(device or entry.device)
     return engine
 

@@ -16,13 +16,7 @@ from finecast.errors import EngineError, FinecastError, naming
 from finecast.files.staging import Stage, staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.dry_run import MOST_BYTES
-
-_OWN: Final = {
-    "openvino": "openvino",
-    "finecast.frontends.tensorflow": "tensorflow",
-    "finecast.frontends.torch": "torch",
-}
-"""Engines by the package that defines the models of their own library."""
+from finecast.plugin import plugins
 
 _AT_ONCE: Final = 2
 """Models that are loaded at a time: one here, and one in the process of dry runs."""
@@ -55,9 +49,18 @@ def exact_session(model: Any, *, optimizing: bool = True, apart: bool = False) -
                 raise
             first = f"take the model to fp32 first: --from-type {taken}"
             raise EngineError(error.what, where=error.where, fix=first) from error
-    home = type(model).__module__
-    engine = get_engine(next(e for at, e in _OWN.items() if home.startswith(at)))
+    engine = get_engine(_engine_of(type(model).__module__))
     return engine.load_tried(model) if apart else engine.load(model)
+
+
+def _engine_of(home: str) -> str:
+    """The engine of the frontend whose package ``home`` is in."""
+    return next(
+        entry.engines[0]
+        for plugin in plugins()
+        for entry in plugin.frontends
+        if any(f"{home}.".startswith(f"{package}.") for package in entry.packages)
+    )
 
 
 def _taken_from(model: Any) -> str:

@@ -1,110 +1,29 @@
 """Opening models: which frontend reads a file or an object, and what it writes.
 
-A new frontend has its row here.
+A new frontend has a ``finecast.plugin.FrontendEntry``.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib
-import importlib.util
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
+from finecast.builtin import CORE
 from finecast.engines.base import does_not_run
-from finecast.errors import EngineError, UsageError
-from finecast.files import DATA_SUFFIX, check_spelling
+from finecast.errors import UsageError
+from finecast.files import check_spelling
 from finecast.files.staging import staging
 from finecast.native.artefact import Destination
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.planning.plan import Plan
+from finecast.plugin import FrontendEntry, plugins
 from finecast.rules.policy import Policy, Scope
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendEntry:
-    """A frontend: which models it reads and writes.
-
-    Attributes:
-        suffixes: Suffixes of the files that it reads, the one that it writes first. The first
-            frontend also reads files of unknown suffix.
-        packages: Packages, of a library or its own, whose objects it opens.
-        module: The module with ``read``, which opens a path, and ``take``, for an object.
-        requires: The library that it needs.
-        install: How to install that.
-        engines: Engines that load files of its kind.
-        lacks: Options and verbs that do not apply to its models, and what to do instead.
-        folders: Files that mark a folder as one of its models.
-        beside: Names of further files that may be written with a model: ``{name}`` is the
-            name of the model's file, ``{stem}`` the same without its suffix.
-        writes_folder: Whether it writes a folder, marked like those that it reads.
-        opsets: Whether its plans state the operation set that they need.
-        captures: Whether its objects are captured by example inputs.
-    """
-
-    suffixes: tuple[str, ...]
-    packages: tuple[str, ...]
-    module: str
-    requires: str
-    install: str
-    engines: tuple[str, ...] = ()
-    lacks: Mapping[str, str] = field(default_factory=dict[str, str])
-    folders: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    writes_folder: bool = False
-    opsets: bool = False
-    captures: bool = False
-
-    @property
-    def kind(self) -> str:
-        """What it writes, in words, such as ``.onnx files``."""
-        return "SavedModels" if self.writes_folder else f"{self.suffixes[0]} files"
-
-    def reads(self, path: Path) -> bool:
-        """Whether it reads ``path``: a folder by the files in it, a file by its suffix."""
-        if path.is_dir():
-            return any((path / name).is_file() for name in self.folders)
-        return path.suffix.lower() in self.suffixes
-
-    def writes(self, path: Path) -> bool:
-        """Whether it writes an output of this name.
-
-        Folders may have any suffix that no frontend reads, unless it names another format.
-        """
-        suffix = path.suffix.lower()
-        if suffix in _OTHERS:
-            return False
-        if suffix in _known_suffixes():
-            return suffix == self.suffixes[0] and not self.writes_folder
-        return self.writes_folder
-
-    def planned(self, plan: Plan) -> bool:
-        """Whether ``plan`` may be one for a model as this frontend reads it."""
-        known = {name for entry in FRONTENDS for name in entry.engines}
-        runs = plan.engine in self.engines or plan.engine not in known
-        return runs and bool(plan.opset) == self.opsets
-
-    @property
-    def installed(self) -> bool:
-        """Whether its library is installed."""
-        return importlib.util.find_spec(self.requires) is not None
-
-    def load(self) -> ModuleType:
-        """Import its module.
-
-        Raises:
-            EngineError: If its library is not installed.
-        """
-        if not self.installed:
-            raise EngineError(f"{self.kind} need {self.requires}", fix=self.install)
-        return importlib.import_module(self.module)
-
 
 _OTHERS: Final = frozenset(
     {".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".bin", ".mlmodel", ".engine", ".plan"}
@@ -112,63 +31,31 @@ _OTHERS: Final = frozenset(
 """Suffixes of formats that no frontend writes."""
 
 FRONTENDS: Final[tuple[FrontendEntry, ...]] = (
-    FrontendEntry(
-        suffixes=(".onnx",),
-        packages=("onnx", "onnx_ir", "finecast.frontends.onnx"),
-        module="finecast.native.onnx",
-        requires="onnx",
-        install="pip install finecast",
-        engines=("openvino", "onnxruntime"),
-        beside=(f"{{name}}{DATA_SUFFIX}",),
-        opsets=True,
-    ),
-    FrontendEntry(
-        suffixes=(".keras",),
-        packages=(
-            "keras",
-            "tensorflow",
-            "finecast.frontends.tensorflow",
-            "finecast.native.tensorflow",
-        ),
-        module="finecast.native.tensorflow",
-        requires="tensorflow",
-        install="pip install tensorflow; or name an output .xml, for OpenVINO",
-        engines=("tensorflow",),
-        lacks={
-            "--external-data/--one-file": "leave it out",
-            "--from-type": "save the model in fp32 first",
-        },
-        folders=("saved_model.pb",),
-        writes_folder=True,
-    ),
-    FrontendEntry(
-        suffixes=(".xml", ".onnx", ".keras", ".tflite", ".pb", ".pdmodel"),
-        packages=("openvino", "finecast.frontends.openvino", "keras"),
-        module="finecast.native.openvino",
-        requires="openvino",
-        install="pip install openvino",
-        engines=("openvino",),
-        lacks={
-            "--external-data/--one-file": "leave it out: constants are in the .bin beside it",
-            "--from-type": "convert the model in fp32",
-        },
-        folders=("saved_model.pb",),
-        beside=("{stem}.bin",),
-    ),
-    FrontendEntry(
-        suffixes=(".pt2",),
-        packages=("torch",),
-        module="finecast.native.torch.model",
-        requires="torch",
-        install="pip install torch onnxscript",
-        engines=("torch", "torch-eager"),
-        lacks={
-            "--external-data/--one-file": "leave it out",
-            "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
-        },
-        captures=True,
-    ),
+    *(entry for plugin in plugins() if plugin is not CORE for entry in plugin.frontends),
+    *CORE.frontends,
 )
+"""Known frontends in order of preference. Those of plugins come first: they were installed for
+what they read."""
+
+
+def _writes(entry: FrontendEntry, path: Path) -> bool:
+    """Whether a frontend writes an output of this name.
+
+    Folders may have any suffix that no frontend reads, unless it names another format.
+    """
+    suffix = path.suffix.lower()
+    if suffix in _OTHERS:
+        return False
+    if suffix in _known_suffixes():
+        return suffix == entry.suffixes[0] and not entry.writes_folder
+    return entry.writes_folder
+
+
+def _planned(entry: FrontendEntry, plan: Plan) -> bool:
+    """Whether ``plan`` may be one for a model as the frontend reads it."""
+    known = {name for frontend in FRONTENDS for name in frontend.engines}
+    runs = plan.engine in entry.engines or plan.engine not in known
+    return runs and bool(plan.opset) == entry.opsets
 
 
 @cache
@@ -208,7 +95,7 @@ def check_output_name(model: Path, output: Path) -> None:
     _check_kind(model)
     check_spelling(output)
     readers = _readers(model)
-    if any(entry.writes(output) for entry in readers):
+    if any(_writes(entry, output) for entry in readers):
         return
     kind = "SavedModel" if model.is_dir() else model.suffix or readers[0].suffixes[0]
     named = [
@@ -223,7 +110,7 @@ def check_output_name(model: Path, output: Path) -> None:
 
 def engine_of(output: Path) -> str:
     """The name of the engine that runs a model written to ``output``."""
-    return next(entry.engines[0] for entry in FRONTENDS if entry.writes(output))
+    return next(entry.engines[0] for entry in FRONTENDS if _writes(entry, output))
 
 
 def check_written(module: str, output: Path) -> None:
@@ -233,14 +120,14 @@ def check_written(module: str, output: Path) -> None:
     may be of another frontend.
     """
     entry = next((e for e in FRONTENDS if e.module == module), None)
-    if entry is None or entry.writes(output):
+    if entry is None or _writes(entry, output):
         return
     named = output.with_suffix("" if entry.writes_folder else entry.suffixes[0])
     elsewhere = (
         ", or give finecast.convert or tune the model's path, or the object of its library,"
         " with this output"
     )
-    known = any(one.writes(output) for one in FRONTENDS)
+    known = any(_writes(one, output) for one in FRONTENDS)
     raise UsageError(
         f"what is written of this model are {entry.kind}",
         where=str(output),
@@ -345,7 +232,7 @@ def lock_beside(output: Path) -> Path:
 
 def _beside(output: Path, suffix: str) -> Path:
     kind = output.suffix.lower()
-    name = output.stem if kind == FRONTENDS[0].suffixes[0] else output.name
+    name = output.stem if kind == CORE.frontends[0].suffixes[0] else output.name
     if kind not in _known_suffixes():
         name += ".saved_model"
     return output.parent / f"{name}{suffix}"
@@ -384,8 +271,8 @@ def _check_kind(model: Path) -> None:
 
 
 def _readers(model: Path) -> list[FrontendEntry]:
-    """The frontends that read ``model``; the first frontend if none knows it."""
-    return [e for e in FRONTENDS if e.reads(model)] or [FRONTENDS[0]]
+    """The frontends that read ``model``; that of ONNX if none knows it."""
+    return [e for e in FRONTENDS if e.reads(model)] or [CORE.frontends[0]]
 
 
 def _entry_of(
@@ -398,9 +285,9 @@ def _entry_of(
     """
     readers = _readers(model)
     if plan is not None:
-        readers = [e for e in readers if e.planned(plan)] or readers
+        readers = [e for e in readers if _planned(e, plan)] or readers
     if output is not None:
-        return next((e for e in readers if e.writes(output)), readers[0])
+        return next((e for e in readers if _writes(e, output)), readers[0])
     return next((e for e in readers if e.installed), readers[0])
 
 
@@ -455,7 +342,7 @@ def _opened(
     if takers:
         entry = takers[0]
         if output is not None:
-            entry = next((e for e in takers if e.writes(output)), entry)
+            entry = next((e for e in takers if _writes(e, output)), entry)
         if not entry.captures:
             _check_examples(how, type(model).__name__)
         take = entry.load().take

@@ -1,1 +1,31 @@
-"""What people look at: pictures of a search."""
+"""What is told of a plan: its content, sentences, tables; plugins draw it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from finecast.errors import UsageError
+from finecast.plugin import public_name
+
+
+def drawing(name: str) -> Any:
+    """What a plugin draws a report with, such as ``page_of``; None if none here has it."""
+    try:
+        return public_name(f"{__name__}.{name}")
+    except AttributeError:
+        return None
+
+
+def drawn(name: str) -> Any:
+    """As ``drawing``.
+
+    Raises:
+        UsageError: If no plugin here has it.
+    """
+    function = drawing(name)
+    if function is None:
+        raise UsageError(
+            "pages and pictures are drawn by the plugin 'report', which is not here",
+            fix="write .json, or install finecast with its plugins",
+        )
+    return function

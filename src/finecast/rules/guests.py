@@ -1,11 +1,10 @@
-"""Guests: other tools whose casting rules finecast takes, each a folder of ``compat``.
+"""Guests: other tools whose casting rules finecast takes, each of a plugin.
 
 A guest is loaded when an override is written or a rule set is named; nothing else knows it.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -13,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from finecast.graph import Graph
 from finecast.naming import look_up
 from finecast.numbers.formats import Format
+from finecast.plugin import load, plugins
 from finecast.rules.base import Rule, UserRule
 
 
@@ -47,14 +47,16 @@ FINECAST: Final = "finecast"
 """The rule set that is finecast's own."""
 TRAINING: Final = "training"
 """Finecast's own rules for the graphs of forward and backward pass together."""
-GUESTS: Final[Mapping[str, str]] = {"raf": "finecast.compat.raf"}
-"""The module of each guest, which has it as ``GUEST``; its name is that of its rule set."""
+GUESTS: Final[Mapping[str, str]] = {
+    name: reference for plugin in plugins() for name, reference in plugin.rule_sets.items()
+}
+"""Where each guest is, as ``module:attribute``; its name is that of its rule set."""
 
 
 def guest_of(name: str) -> Guest:
     """The guest of a name among ``GUESTS``."""
-    found: Guest = importlib.import_module(GUESTS[name]).GUEST
-    return found
+    guest: Guest = load(GUESTS[name])
+    return guest
 
 
 def rule_set_of(name: str) -> str:

@@ -13,20 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from finecast.errors import EngineError, UsageError
+
+if importlib.util.find_spec("torch") is None:
+    raise EngineError("finecast.torch needs PyTorch", fix="pip install torch onnxscript")
 
 import torch
 from torch._C._profiler import (
     _EventType,  # pyright: ignore[reportPrivateUsage] - no public name
 )
-
-from finecast.errors import EngineError, UsageError
-from finecast.measure.racing import ANCHOR, Effort, Race
-from finecast.measure.timing import Latency
-
-if importlib.util.find_spec("torch") is None:
-    raise EngineError("finecast.torch needs PyTorch", fix="pip install torch onnxscript")
-
 from torch.export import ExportedProgram
 
 from finecast import api
@@ -36,16 +33,21 @@ from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.rates import wait_for
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.frontends.torch.converted import ConvertedModule
+from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.measure.timing import Latency
 from finecast.native.conversion_notes import NOTHING_CONVERTED
 from finecast.native.torch.files import export, load, save
 from finecast.native.torch.model import of_module, slow_formats
 from finecast.native.torch.subject import TuneOptions
 from finecast.native.torch.workload import Evaluate
+from finecast.plugin import public_name
 from finecast.rules.guests import rule_set_of
 from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.training.backend import Backend, compile  # noqa: A004 - as torch.compile
-from finecast.training.step import TrainingStep
 from finecast.tuning.result import Result
+
+if TYPE_CHECKING:
+    from finecast_training.backend import Backend, compile  # noqa: A004 - as torch.compile
+    from finecast_training.step import TrainingStep
 
 __all__ = [
     "Backend",
@@ -67,6 +69,11 @@ __all__ = [
 ]
 
 _LEAST_STEPS: Final = 2
+
+
+def __getattr__(name: str) -> Any:
+    """A name that a plugin gives, such as ``compile``, imported on first use."""
+    return public_name(f"finecast.torch.{name}")
 
 
 def tune(

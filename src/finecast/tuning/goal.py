@@ -20,6 +20,7 @@ from finecast.measure.racing import Effort
 from finecast.naming import Option, convert_options, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
+from finecast.plugin import executors
 from finecast.progress import Progress, silent
 from finecast.reports.plan_report import report_path
 from finecast.rules import UserRule
@@ -217,13 +218,19 @@ LOCAL: Final = "local"
 """The executor of this machine."""
 
 
+def place_of(executor: str) -> str:
+    """The name of the place that ``NAME`` or ``NAME://ADDRESS`` names."""
+    return executor.partition("://")[0]
+
+
 def _executor(given: str) -> str:
-    if given in (LOCAL, "ray") or given.startswith("ray://"):
+    places = executors()
+    if given == LOCAL or place_of(given) in places:
         return given
     raise UsageError(
         f"{given!r} is nothing that evaluates",
         where="--executor",
-        fix="give local, ray, or ray://HOST:PORT",
+        fix=f"give {', '.join((LOCAL, *places, *(f'{p}://HOST:PORT' for p in places)))}",
     )
 
 
@@ -234,8 +241,8 @@ class Execution:
     Attributes:
         jobs: Worker processes that evaluate plans on all data; 0 for none: they are evaluated
             in this process, as are all models, data and functions that are Python objects.
-        executor: ``local`` for worker processes of this machine, or ``ray`` or
-            ``ray://HOST:PORT`` for the nodes of a cluster.
+        executor: ``local`` for worker processes of this machine; or a place of a plugin, as
+            ``ray`` or ``ray://HOST:PORT`` for the nodes of a cluster.
     """
 
     jobs: int = Option(

@@ -40,11 +40,12 @@ from finecast.errors import (
 from finecast.measure.racing import Race
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.subject import Built, Origin, Subject
+from finecast.plugin import executors, load
 from finecast.processes.memory import memory_bytes
 from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, WorkerDiedError
 from finecast.tuning import trial_worker
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
-from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest
+from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest, place_of
 from finecast.tuning.measuring import Racer, Racing
 
 # A trial may take this long, and so many times as long as fp32. An emulated format may be many
@@ -534,9 +535,8 @@ def evaluating(
                 where=f"--executor {execution.executor}",
                 fix="give paths, without --target; or leave it out",
             )
-        from finecast.tuning.cluster import ray_workers  # it imports this module
-
-        processes = ray_workers(execution.executor, request.progress)
+        workers = load(executors()[place_of(execution.executor)])
+        processes = workers(execution.executor, request.progress)
     elif by_path and small:
         processes = [kept_worker(number) for number in range(execution.jobs)]
     if not processes:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finecast.compat.neuron.compilers import resolve
-from finecast.compat.neuron.flags import read
 from finecast.devices.emulation import (
     Emulation,
     Setting,
@@ -30,6 +28,8 @@ from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounding
 from finecast.rules.policy import Policy, Scope
+from finecast_neuron.compilers import resolve
+from finecast_neuron.flags import read
 from tests.engines.emulator import models
 
 Floats = NDArray[np.float32]

@@ -9,13 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast import api
-from finecast.compat.neuron.compilers import ladder
-from finecast.compat.neuron.flags import Given
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.data.sources import workload_of
 from finecast.engines import get_engine
 from finecast.engines.emulator import exact_session
-from finecast.tuning.ladder import LadderOutcome, LadderWalk, search_per_op
+from finecast_neuron.compilers import ladder
+from finecast_neuron.flags import Given
+from finecast_neuron.ladder import LadderOutcome, LadderWalk, search_per_op
 from tests.engines.emulator import models
 
 TF32 = {"--auto-cast matmult --auto-cast-type tf32", "--auto-cast all --auto-cast-type tf32"}

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 torch: Any = pytest.importorskip("torch")
 
-from finecast.compat.neuron.compilers import ladder  # noqa: E402
-from finecast.compat.neuron.flags import Given  # noqa: E402
 from finecast.devices.emulation import (  # noqa: E402
     Emulation,
     Setting,
@@ -35,6 +33,8 @@ from finecast.numbers.formats import FLOATS, Format  # noqa: E402
 from finecast.numbers.rounding import round_to  # noqa: E402
 from finecast.numbers.roundmodes import Rounder, Rounding, convert  # noqa: E402
 from finecast.rules.policy import Scope  # noqa: E402
+from finecast_neuron.compilers import ladder  # noqa: E402
+from finecast_neuron.flags import Given  # noqa: E402
 from tests.engines.emulator import exported_pairs as pairs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

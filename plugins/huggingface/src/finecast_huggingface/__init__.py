@@ -1,0 +1,1 @@
+"""finecast for models of Hugging Face's transformers."""

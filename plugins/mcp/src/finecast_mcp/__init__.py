@@ -1,0 +1,1 @@
+"""finecast as a server of the Model Context Protocol."""

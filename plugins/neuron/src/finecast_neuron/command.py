@@ -1,0 +1,193 @@
+"""``finecast ladder``: emulate each rung of a compiler's options, and a plan by op."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finecast.cli.common import (
+    Evaluation,
+    Json,
+    Kept,
+    Model,
+    Trusted,
+    files_of,
+    open_model,
+    telling_stale,
+    warn_stale,
+)
+from finecast.cli.groups import Only
+from finecast.cli.output import Verbatim, warn, write_json, write_note, write_report
+from finecast.devices.choice import CastRequest
+from finecast.errors import ExitCode
+from finecast.naming import Option
+from finecast.native.artefact import Destination
+from finecast.progress import shown
+from finecast.reports.base import output_lines
+from finecast_neuron.choice import choose
+from finecast_neuron.options import CompilerFlags
+
+if TYPE_CHECKING:
+    from finecast.devices.emulation import Emulation
+    from finecast.rules.policy import Policy
+    from finecast_neuron.ladder import LadderOutcome, Rung
+
+_COMPILED = ".neff"
+
+
+_LadderTarget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="trn1, inf2, trn2, trn3 or inf1. Needed, here or by --from-env."
+    ),
+]
+_Compile = Annotated[
+    Path | None,
+    typer.Option(
+        "--compile", metavar="HLO", help="Compile this program at the recommended rung."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByOp:
+    """The plan that chooses formats op by op, which no rung of the ladder does."""
+
+    per_op: bool = Option(
+        help="Look for a plan by op as well.", flags=("--per-op/--no-per-op",), kind=bool
+    ).field(True)
+    auto_cast_type: str | None = Option(
+        help="Of the plan by op: bf16, fp16, int8 on inf1; default: the format of a rung.",
+        metavar="FORMAT[,FORMAT]",
+    ).field(None)
+
+    def named(self, target: str, device: CompilerFlags) -> tuple[Emulation, Policy] | None:
+        """The device, and a policy of the named formats; None if none is named."""
+        if self.auto_cast_type is None:
+            return None
+        request = CastRequest(
+            auto_cast="auto", auto_cast_type=self.auto_cast_type, target=target
+        )
+        given, _ = device.given(request)
+        choice = choose(given, sdk=device.sdk, compiler=device.from_env)
+        assert choice.emulation is not None
+        return choice.emulation, choice.policy
+
+
+def run(
+    model: Model,
+    data: Evaluation,
+    criterion: Kept,
+    device: CompilerFlags,
+    by_op: ByOp,
+    written: Annotated[Destination, Only("path", "force")],
+    how: Trusted,
+    target: _LadderTarget = None,
+    compile_with: _Compile = None,
+    as_json: Json = False,
+) -> int:
+    """Emulate every rung of a compiler's ladder; recommend the fastest that passes.
+
+    Times are modelled from the device's documented rates, not measured. Exits with 1 where
+    no rung passes, and with 3 where --compile compiled nothing.
+
+    Examples:
+      finecast ladder m.onnx --target trn1 --data val.npz --metric top1
+
+      finecast ladder m.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
+    """
+    from finecast_neuron.api import ladder
+
+    start = time.perf_counter()
+    target, rungs, notes = device.ladder(target)
+    warn(*notes)
+    files = files_of(model, data, force=written.force)
+    files.read("--compile", compile_with)
+    if compile_with is not None:
+        files.write("the compiled program", _compiled_name(compile_with))
+    opened = open_model(files, model, written, how)
+    with telling_stale(files), files.locked() as removed:
+        warn(*removed)
+        with shown("ladder") as bar:
+            found = ladder(
+                opened,
+                rungs,
+                written,
+                data=data,
+                per_op=by_op.per_op,
+                formats=by_op.named(target, device),
+                progress=bar,
+                criterion=criterion,
+            )
+        best = found.best
+        done, compiled = True, None
+        if compile_with is not None and best is not None:
+            done, compiled = _compile(compile_with, best.rung)
+    stale = files.stale() if found.plan is None else ()
+    warn(*found.warnings)
+    warn_stale(stale)
+    if as_json:
+        seconds = time.perf_counter() - start
+        more = {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
+        write_json(found.to_dict() | more)
+    else:
+        write_report(found)
+        _print_advice(found, compiled)
+    if not done:
+        return ExitCode.FAILED
+    return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
+
+
+def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:
+    from finecast.data.metrics import by_output
+
+    plan, output = outcome.plan, outcome.output
+    lines: list[str] = []
+    if outcome.best is None:
+        lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
+    else:
+        rung = outcome.best.rung
+        command, snippet = Verbatim(f"  {rung.command()}"), Verbatim(f"  {rung.snippet}")
+        lines += [f"* recommended: {rung.name}", command, snippet]
+        scores = by_output(outcome.best.metric)
+        lines += output_lines(outcome.best.errors, outcome.left_out, scores)
+    if plan is None:
+        lines.append(f"per-op plan: {outcome.why}")
+    else:
+        ops = ", ".join(f"{n} {fmt}" for fmt, n in plan.plan.counts.items())
+        place = f"written to {output}" if output else "give -o to write it"
+        lines.append(
+            f"per-op plan: x{plan.time_s / outcome.fastest_s:.2f}, metric {plan.metric:.6g}:"
+            f" {ops}; {place}; compile it with {outcome.rungs[0].rung.name}"
+        )
+    if compiled:
+        lines.append(Verbatim(compiled))
+    for line in lines:
+        write_note(line)
+
+
+def _compile(program: Path, rung: Rung) -> tuple[bool, str]:
+    """Run the compiler; returns whether it compiled the program, and a line that says so."""
+    compiled = _compiled_name(program)
+    name, *words = shlex.split(rung.command(str(program), str(compiled)))
+    found = shutil.which(name)
+    if found is None:
+        return False, f"not compiled: {name} is not on PATH"
+    done = subprocess.run(
+        [found, *words], check=False, capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode != 0:
+        tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        return False, f"{name} failed with status {done.returncode}: {' '.join(tail)}"
+    return True, f"compiled to {compiled}"
+
+
+def _compiled_name(program: Path) -> Path:
+    return program.parent / f"{program.stem}{_COMPILED}"

@@ -1,0 +1,1 @@
+"""Evaluations of finecast on the machines of a Ray cluster."""

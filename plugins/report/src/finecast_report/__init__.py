@@ -1,0 +1,1 @@
+"""Reports of finecast: pages, files for Model Explorer, pictures."""

@@ -1,0 +1,464 @@
+"""``compile`` and the backend ``finecast``: training graphs planned, and what was not."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from finecast.engines.probe import drop_slow_formats, speed_of
+from finecast.engines.torch import TorchEngine
+from finecast.engines.torch.costs import CompiledCost
+from finecast.errors import UsageError
+from finecast.frontends.torch import CASTS, TorchPrepared
+from finecast.frontends.torch.reader import mark_regions
+from finecast.graph import Graph
+from finecast.naming import listed, look_up, suggestion
+from finecast.native.planning import Judging
+from finecast.native.roundings import Times
+from finecast.native.torch.model import slow_formats
+from finecast.native.torch.planning import (
+    as_autocast,
+    planner_of,
+)
+from finecast.ops.flops import graph_flops, recurrent_flops
+from finecast.planning.plan import Plan
+from finecast.planning.proposing import frontier_of, proposal
+from finecast.rules import UserRule
+from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, rule_set_of
+from finecast.rules.override import current, unmatched
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
+from finecast.rules.user_rules import op_names
+from finecast_training.weights import WeightCache
+
+
+class Memory(Enum):
+    """What the forward pass saves for the backward pass.
+
+    AUTOCAST: what ``torch.compile`` under ``torch.autocast`` saves, including low copies of
+    parameters. LEAST: as little as possible without computing a product twice; casts of
+    parameters and pointwise ops are computed twice.
+    """
+
+    AUTOCAST = "autocast"
+    LEAST = "least"
+
+
+# Each compilation has a backend of its own, and Dynamo keeps at most eight compiled graphs for
+# the code of one class or function: the ninth model would run in fp32. Since PyTorch 2.13 each
+# call of torch.compile can have eight of its own.
+_ISOLATES: Final = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+class Compiled(Protocol):
+    """The result of ``compile``: it is called like the function or module it was made of.
+
+    Attributes:
+        finecast_plans: The plans of the graphs compiled so far.
+        finecast_coverage: How much of the work they cover.
+        finecast_backend: The backend that compiles further graphs.
+    """
+
+    finecast_plans: list[Plan]
+    finecast_coverage: Coverage
+    finecast_backend: Backend
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled function or module."""
+        ...
+
+
+def compile(  # noqa: A001 - named after torch.compile
+    function: Callable[..., Any],
+    policy: str | Policy = DEFAULT_POLICY,
+    *,
+    memory: str = "autocast",
+    accumulation: bool = False,
+    user_rules: Mapping[str, UserRule] | None = None,
+    rule_set: str = "finecast",
+    **options: Any,
+) -> Compiled:
+    """``torch.compile`` with mixed precision planned over forward and backward together.
+
+    Laws: inputs, outputs and gradients of parameters keep their types; parameters stay
+    fp32, low copies of them are made as needed; with the scope ``auto`` nothing is rounded
+    that ``torch.autocast`` keeps in fp32. ``result.finecast_plans`` has the plans of the
+    graphs compiled so far, ``result.finecast_coverage.share`` the share of FLOPs that they
+    cover. If the compiler left out a large share, one warning says so, with the reason.
+    Overrides of the blocks around this call hold for all later compilations.
+
+    Args:
+        function: A module, or a function such as a whole training step.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
+        memory: ``autocast`` saves for the backward pass what compiled autocast saves;
+            ``least`` saves far less, and computes more a second time.
+        accumulation: For several backward passes between two optimizer steps. Low copies of
+            parameters are kept until the parameters change, so that all microbatches, and
+            calls without gradients, share one cast; they take half of the parameters' memory
+            in addition. Gradients are added up inside the backward pass. Changes are noticed
+            by autograd's version counter, which in-place writes through ``parameter.data``
+            (FSDP's, a moving average that is swapped in so) do not raise: leave the option
+            off there.
+        user_rules: Rules by name.
+        rule_set: ``finecast``, or a guest's (``rules/guests.py``), as ``raf``.
+        options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
+    """
+    if not callable(function):
+        raise UsageError(
+            f"a {type(function).__name__} cannot be compiled",
+            fix="give a module or a function; for a file finecast.torch.load(path).module()",
+        )
+    backend = Backend(
+        policy,
+        memory=memory,
+        accumulation=accumulation,
+        user_rules=user_rules,
+        rule_set=rule_set,
+    )
+    backend.coverage = coverage = Coverage(function)
+    if _ISOLATES:
+        options.setdefault("isolate_recompiles", True)
+    compiled: Any = watched(torch.compile(function, backend=backend, **options), coverage)
+    compiled.finecast_coverage = coverage
+    compiled.finecast_plans = backend.plans
+    compiled.finecast_backend = backend
+    return compiled
+
+
+class Backend:
+    """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph.
+
+    It keeps the plans of all graphs that it compiled, and low copies of their parameters.
+    ``overrides`` hold for all compilations; by default those of the blocks around the call.
+    """
+
+    def __init__(
+        self,
+        policy: str | Policy = DEFAULT_POLICY,
+        *,
+        memory: str = "autocast",
+        accumulation: bool = False,
+        user_rules: Mapping[str, UserRule] | None = None,
+        rule_set: str = "finecast",
+        overrides: Overrides | None = None,
+    ) -> None:
+        self.policy = Policy.of(policy)
+        choices = {m.value: m for m in Memory}
+        self.memory = look_up(memory, choices, what="choice of memory", where="memory")
+        self.cache = WeightCache() if accumulation else None
+        self.user_rules = tuple((user_rules or {}).items())
+        chosen = rule_set_of(rule_set)
+        self.rule_set = TRAINING if chosen == FINECAST else chosen
+        self.plans: list[Plan] = []
+        self.overrides = current() if overrides is None else overrides
+        self.unmatched = self.overrides
+        self.ops: dict[str, None] = {}
+        self.followed: dict[str, Policy] = {}
+        self.told: set[str] = set()
+        self.coverage: Coverage | None = None
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        """Compile one graph that Dynamo captured."""
+        if self.coverage is not None:
+            self.coverage.add(module, example_inputs)
+        mark_regions(module)
+        # Inductor is imported here because it takes seconds, and warns about its own code as
+        # it loads. Warnings of finecast and of the user's rules are let through.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch(\.|$)")
+            from finecast_training.inductor import compile_graph
+
+            compiled = compile_graph(self, module, example_inputs)
+        self._say_unmatched()
+        return compiled
+
+    def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
+        """The plan of one graph; among permitted formats costs alone decide, not errors."""
+        engine = TorchEngine(device=device.upper())
+        if device not in self.followed:  # once per device, for many graphs
+            gains = partial(speed_of, engine)
+            self.followed[device], told = drop_slow_formats(
+                self.policy, gains, self.user_rules
+            )
+            self._tell(told)
+        policy = self.followed[device]
+        self.unmatched = unmatched(self.unmatched, [graph])
+        self.ops.update(op_names(graph.nodes))
+        if self.coverage is not None:
+            self.coverage.planned_flops += graph_flops(graph, shapes)
+        prepared = TorchPrepared(graph=graph, of=CASTS)
+        how = Judging(user_rules=self.user_rules, overrides=self.overrides_held())
+        planner = planner_of(prepared, policy, engine, self.rule_set, how)
+        if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
+            plan = planner.lowest()
+        else:
+            planner = as_autocast(planner)
+            cost = CompiledCost.of(graph, policy.formats, device, shapes)
+            analysis = Times.modelled(planner, cost, ()).analysis(prepared, planner)
+            plan = proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
+        self._tell(slow_formats(plan, engine))
+        self.plans.append(plan)
+        return plan
+
+    def _tell(self, notes: Iterable[str]) -> None:
+        """Warn of each note once, however many graphs it holds for."""
+        for text in notes:
+            if text not in self.told:
+                self.told.add(text)
+                warnings.warn(text, stacklevel=3)
+
+    def overrides_held(self) -> Overrides:
+        """The overrides from when the backend was made, and the current ones, which win."""
+        return {**self.overrides, **current()}
+
+    def _say_unmatched(self) -> None:
+        """Warn of overrides that match no op of any graph compiled so far: likely misspelt."""
+        for name in self.unmatched:
+            warnings.warn(
+                f"the override {name!r} matches no op compiled so far: "
+                f"{suggestion(name.rpartition('::')[2], self.ops)}",
+                stacklevel=3,
+            )
+
+    @property
+    def least_memory(self) -> bool:
+        """Whether the backward pass recomputes values to save memory."""
+        return self.memory is Memory.LEAST
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the low copies of parameters that are kept from call to call."""
+        return self.cache.nbytes if self.cache is not None else 0
+
+    @property
+    def key(self) -> str | None:
+        """Backends of equal keys compile alike; None with functions of users or guests."""
+        if self.user_rules or self.overrides_held() or self.rule_set in GUESTS:
+            return None
+        return repr(self.policy)
+
+
+def finecast(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """The backend of ``torch.compile(model, backend="finecast")``: the policy ``auto:bf16``.
+
+    Each graph has a backend of its own, which lives as long as the compiled graph. The
+    overrides of the blocks around the compiling call hold.
+    """
+    return Backend(overrides={})(module, example_inputs)
+
+
+# ------------------------------------------------- how much of a compiled function was planned
+#
+# Dynamo does not capture some parts of a function: recurrent layers, code that it cannot
+# trace. They run op by op in fp32. The FLOPs of planned graphs and of recurrent layers are
+# counted. Those of code that was not captured are estimated: as many per weight as in planned
+# graphs. Code that uses no weights of the function's modules is not counted at all.
+
+# The unplanned share of FLOPs from which on there is a warning.
+_SUBSTANTIAL: Final = 0.1
+_NAMED: Final = 4
+_RECURRENT: Final = (nn.RNN, nn.LSTM, nn.GRU)
+_LOOKED_UP: Final = (nn.Embedding, nn.EmbeddingBag)
+_RECURRENT_REASON: Final = (
+    "PyTorch's compiler runs recurrent layers as they are (it unrolls them, step by step, "
+    "with torch._dynamo.config.allow_rnn = True)"
+)
+# Gradients of inputs and of weights take a product each, like that of the forward pass.
+_WITH_GRADIENTS: Final = 3.0
+
+
+# FLOPs of each recurrent layer that ran so far in the current call; None outside of calls.
+_RAN: ContextVar[list[float] | None] = ContextVar("ran", default=None)
+
+
+def _opaque(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward`` of a recurrent layer, excluded from Dynamo; records its FLOPs."""
+
+    @functools.wraps(forward)
+    def run(layer: nn.RNNBase, given: Any, *args: Any, **kwargs: Any) -> Any:
+        ran = _RAN.get()
+        if ran is not None:
+            ran.append(_flops(layer, given))
+        return forward(layer, given, *args, **kwargs)
+
+    return torch.compiler.disable(run, reason="recurrent layers run as they are")
+
+
+def _flops(layer: nn.RNNBase, given: torch.Tensor | PackedSequence) -> float:
+    data = given.data if isinstance(given, PackedSequence) else given
+    matrices = [p for p in layer.parameters() if p.dim() > 1]
+    trained = torch.is_grad_enabled() and any(p.requires_grad for p in matrices)
+    forward = recurrent_flops(data.numel() / data.shape[-1], sum(p.numel() for p in matrices))
+    return forward * (_WITH_GRADIENTS if trained else 1.0)
+
+
+_OPAQUE: Final = {kind: _opaque(kind.forward) for kind in _RECURRENT}
+
+
+class Coverage:
+    """The FLOPs of a function, and how many of them are in planned graphs.
+
+    Counted are calls in which a graph was compiled, with their backward passes.
+
+    Attributes:
+        planned_flops: FLOPs of planned graphs.
+        recurrent_flops: FLOPs of recurrent layers, which are not planned.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.modules = tuple(_modules_of(function))
+        self.read = WeakTensorKeyDictionary()
+        self.said = False
+        self.planned_flops = 0.0
+        self.recurrent_flops = 0.0
+
+    def add(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Record the parameters that a planned graph reads."""
+        for tensor in (*inputs, *module.parameters()):
+            if isinstance(tensor, nn.Parameter):
+                self.read[tensor] = True
+
+    @property
+    def share(self) -> float:
+        """Share of planned FLOPs; those of ``uncounted`` modules are estimated by weights."""
+        weights = [(m, p) for _, m, p in self._weights()]
+        read = sum(p.numel() for _, p in weights if p in self.read)
+        if not self.planned_flops or not read:  # no FLOPs per weight known: count weights
+            total = sum(p.numel() for _, p in weights)
+            return read / total if total else 1.0
+        missed = sum(p.numel() for m, p in weights if self._is_uncounted(m, p))
+        estimated = self.planned_flops * missed / read
+        return self.planned_flops / (self.planned_flops + self.recurrent_flops + estimated)
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Names of modules whose weights no planned graph reads, except recurrent layers."""
+        return tuple(
+            dict.fromkeys(n for n, m, p in self._weights() if self._is_uncounted(m, p))
+        )
+
+    def _is_uncounted(self, module: nn.Module, weight: nn.Parameter) -> bool:
+        return weight not in self.read and not isinstance(module, _RECURRENT)
+
+    def warn(self, reasons: Sequence[str]) -> None:
+        """Warn once of unplanned modules, if they are a large share; ``reasons`` say why."""
+        missed = {n: m for n, m, p in self._weights() if p not in self.read}
+        if self.said or not reasons or 1 - self.share < _SUBSTANTIAL:
+            return
+        self.said = True
+        if any(isinstance(m, _RECURRENT) for m in missed.values()):
+            reasons = [_RECURRENT_REASON]
+        known, rest = (listed([*n], _NAMED) for n in (self.uncounted, missed))
+        guessed = f" (by the weights of {known}, whose code was not captured)" if known else ""
+        warnings.warn(
+            f"finecast planned {self.share:.0%} of the FLOPs{guessed}; {rest} stay fp32:"
+            f" {'; '.join(reasons)}",
+            stacklevel=3,
+        )
+
+    def _weights(self) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+        """Each weight matrix once: the name of the module that owns it, the module, it."""
+        seen: set[int] = set()
+        for root in self.modules:
+            for name, module in root.named_modules():
+                for own, parameter in module.named_parameters(recurse=False):
+                    known = id(parameter) in seen
+                    if (
+                        parameter.dim() > 1
+                        and not known
+                        and not isinstance(module, _LOOKED_UP)
+                    ):
+                        seen.add(id(parameter))
+                        yield name or own, module, parameter
+
+
+def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
+    """``compiled``, with recurrent layers excluded from Dynamo, and a warning if due."""
+    recurrent = any(isinstance(m, _RECURRENT) for r in coverage.modules for m in r.modules())
+    module = isinstance(compiled, nn.Module)
+    inner: Callable[..., Any] = compiled.forward if module else compiled
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if coverage.said and not recurrent:
+            return inner(*args, **kwargs)
+        before, planned = _stops(), coverage.planned_flops
+        with _around_recurrent_layers(wanted=recurrent) as ran:
+            result = inner(*args, **kwargs)
+        if coverage.planned_flops != planned:
+            coverage.recurrent_flops += sum(ran)
+        if not coverage.said:
+            coverage.warn([*(_stops() - before)])
+        return result
+
+    if not module:
+        return call
+    compiled.forward = call
+    return compiled
+
+
+def _stops() -> Counter[str]:
+    """How often each reason has stopped Dynamo's capture so far in this process."""
+    kinds: Mapping[str, Mapping[str, int]] = counters
+    found = Counter[str]()
+    for kind in ("graph_break", "unimplemented"):
+        for text, count in kinds.get(kind, {}).items():
+            found[_short(text)] += count
+    return found
+
+
+def _short(text: str) -> str:
+    """The explanation in Dynamo's message of several lines, or else its first line."""
+    lines = [line.strip() for line in text.splitlines()]
+    explained = [line for line in lines if line.startswith("Explanation: ")]
+    return (explained or lines)[0].removeprefix("Explanation: ").rstrip(".")
+
+
+@contextmanager
+def _around_recurrent_layers(*, wanted: bool) -> Generator[list[float]]:
+    """Have the code before and after a recurrent layer compiled, which Dynamo would not do.
+
+    Gives a list to which the FLOPs of each recurrent layer are added as it runs.
+    """
+    if not wanted or dynamo_config.allow_rnn:
+        yield []
+        return
+    ran: list[float] = []
+    token = _RAN.set(ran)
+    before = {kind: kind.forward for kind in _RECURRENT}
+    try:
+        for kind, opaque in _OPAQUE.items():
+            setattr(kind, "forward", opaque)  # noqa: B010 - the kinds' types differ
+        with dynamo_config.patch(allow_rnn=True):
+            yield ran
+    finally:
+        _RAN.reset(token)
+        for kind, forward in before.items():
+            setattr(kind, "forward", forward)  # noqa: B010
+
+
+def _modules_of(function: Callable[..., Any]) -> Iterator[nn.Module]:
+    """The modules that ``function`` is, is a method of, or refers to."""
+    if isinstance(function, nn.Module):
+        yield function
+        return
+    named: list[Any] = [getattr(function, "__self__", None)]
+    if inspect.isfunction(inspect.unwrap(function)):
+        found = inspect.getclosurevars(inspect.unwrap(function))
+        named += [*found.nonlocals.values(), *found.globals.values()]
+    yield from (m for m in named if isinstance(m, nn.Module))

@@ -1,0 +1,17 @@
+"""What the plugin for training in PyTorch adds to finecast."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from finecast.plugin import Plugin
+
+PLUGIN: Final = Plugin(
+    name="training",
+    summary="mixed-precision training steps of PyTorch: torch.compile's backend",
+    names={
+        "finecast.torch.Backend": "finecast_training.backend:Backend",
+        "finecast.torch.TrainingStep": "finecast_training.step:TrainingStep",
+        "finecast.torch.compile": "finecast_training.backend:compile",
+    },
+)

@@ -1,0 +1,108 @@
+"""What the core itself registers, by the values that plugins use."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from finecast.plugin import PROGRAMS, EngineEntry, FrontendEntry, Plugin, Verb
+
+_VERBS: Final = {
+    "doctor": "What runs on this machine, and how fast each format is.",
+    "inspect": "A model's ops by class and type, parameters, FLOPs and bytes.",
+    "convert": "Cast a model by a policy, verify and save it.",
+    "tune": "Find the fastest mixed precision that keeps your accuracy.",
+    "apply": "Apply a saved plan to a model.",
+    "verify": "Whether a tuned model does the same here as when it was tuned.",
+    "diff": "What differs between two plans, two models, or one of each.",
+    "explain": "Why a node has its format: every rule's verdict with evidence.",
+    "blame": "Which ops of a low model cost its accuracy, and what shows it.",
+    "emulate": "What a device you do not have would do to your numbers.",
+    "targets": "The devices that emulate and ladder know.",
+    "formats": "Range, precision, strengths and weaknesses of the number formats.",
+    "profile": "Latency, throughput, memory and per-op times of models, compared.",
+    "prices": "Times of kernels that tune kept on this machine; clear them.",
+}
+_TORCH: Final = "pip install torch onnxscript"
+_EXTERNAL_DATA: Final = "--external-data/--one-file"
+
+CORE: Final = Plugin(
+    name="finecast",
+    summary="ONNX, OpenVINO and PyTorch models on engines here and on emulated devices",
+    verbs=tuple(
+        Verb(name, summary, f"finecast.cli.{name}") for name, summary in _VERBS.items()
+    ),
+    engines=(
+        EngineEntry(
+            name="openvino",
+            module="finecast.engines.openvino",
+            factory="OpenVinoEngine",
+            requires="openvino",
+            install="pip install openvino",
+        ),
+        EngineEntry(
+            name="onnxruntime",
+            module="finecast.engines.onnxruntime",
+            factory="OnnxRuntimeEngine",
+            requires="onnxruntime",
+            install="pip install onnxruntime",
+        ),
+        EngineEntry(
+            name="torch",
+            module="finecast.engines.torch",
+            factory="compiled",
+            requires="torch",
+            install=_TORCH,
+            reads=PROGRAMS,
+            framework="PyTorch",
+        ),
+        EngineEntry(
+            name="torch-eager",
+            module="finecast.engines.torch",
+            factory="eager",
+            requires="torch",
+            install=_TORCH,
+            reads=PROGRAMS,
+            framework="PyTorch",
+        ),
+    ),
+    frontends=(
+        FrontendEntry(
+            suffixes=(".onnx",),
+            packages=("onnx", "onnx_ir", "finecast.frontends.onnx"),
+            module="finecast.native.onnx",
+            requires="onnx",
+            install="pip install finecast",
+            engines=("openvino", "onnxruntime"),
+            beside=("{name}.data",),
+            opsets=True,
+        ),
+        FrontendEntry(
+            suffixes=(".xml", ".onnx", ".keras", ".tflite", ".pb", ".pdmodel"),
+            packages=("openvino", "finecast.frontends.openvino", "keras"),
+            module="finecast.native.openvino",
+            requires="openvino",
+            install="pip install openvino",
+            engines=("openvino",),
+            lacks={
+                _EXTERNAL_DATA: "leave it out: constants are in the .bin beside it",
+                "--from-type": "convert the model in fp32",
+            },
+            folders=("saved_model.pb",),
+            beside=("{stem}.bin",),
+        ),
+        FrontendEntry(
+            suffixes=(".pt2",),
+            packages=("torch", "finecast.frontends.torch"),
+            module="finecast.native.torch.model",
+            requires="torch",
+            install=_TORCH,
+            engines=("torch", "torch-eager"),
+            lacks={
+                _EXTERNAL_DATA: "leave it out",
+                "--from-type": "export the module in fp32: copy.deepcopy(module).float()",
+            },
+            captures=True,
+        ),
+    ),
+)
+"""The core. The frontend of ONNX comes first: it reads files of unknown suffix, too."""

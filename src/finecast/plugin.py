@@ -1,0 +1,376 @@
+"""What a plugin gives finecast: frozen values, found by an entry point.
+
+A plugin is a package with a module that has a ``Plugin``. Its distribution names that in the
+entry-point group ``finecast.plugins``::
+
+    [project.entry-points."finecast.plugins"]
+    toy = "finecast_toy.plugin:PLUGIN"
+
+    PLUGIN = Plugin(
+        name="toy",
+        summary="greets a model",
+        verbs=(Verb("greet", "Say hello to a model.", "finecast_toy.greet"),),
+        engines=(EngineEntry(name="toy", module="finecast_toy.engine", ...),),
+    )
+
+Laws: everything here is named as ``module`` or ``module:attribute`` and imported when it is
+used, so that a plugin costs nothing until then; its module ``plugin`` imports nothing but this
+one. What the core has itself is registered by the same values (``finecast.builtin``). A plugin
+that cannot be imported costs what it would have added, and one warning. A plugin knows
+finecast by its public names and by this module alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from finecast.errors import EngineError
+
+GROUP: Final = "finecast.plugins"
+"""The group of entry points in which plugins are named."""
+
+ONNX: Final = "ONNX files"
+SAVED_MODELS: Final = "SavedModels"
+PROGRAMS: Final = "exported programs"
+"""Kinds of files that engines load."""
+
+
+def load(reference: str) -> Any:
+    """What ``module:attribute`` or ``module`` names; imports the module."""
+    module, _, attribute = reference.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def lazily(names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's ``__getattr__`` that imports its public names from modules on first use.
+
+    A package of a plugin is imported whenever plugins are looked for, so it imports nothing.
+
+    Args:
+        names: The module that defines each name, or ``module:attribute``.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"there is no public name {name!r}")
+        reference = names[name]
+        return load(reference if ":" in reference else f"{reference}:{name}")
+
+    return attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of the command line.
+
+    Attributes:
+        name: What users type after ``finecast``.
+        summary: Its line in ``finecast --help``.
+        module: The module whose function ``run`` it is. Its options are the function's
+            parameters, as Typer reads them; its exit code is what the function returns.
+    """
+
+    name: str
+    summary: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    """An engine: software that runs a model on this machine.
+
+    Attributes:
+        name: What users give to ``--engine``.
+        module: The module with the engine, and with a function ``devices`` that gives the
+            devices that it has here.
+        factory: The name of the class, or of a function, that takes a device and gives a
+            ``finecast.engines.base.Engine``.
+        requires: The library that it needs.
+        install: The command that installs that.
+        device: The device by default.
+        reads: The kind of files that it loads.
+        framework: The framework whose models these are.
+    """
+
+    name: str
+    module: str
+    factory: str
+    requires: str
+    install: str
+    device: str = "CPU"
+    reads: str = ONNX
+    framework: str = "ONNX"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendEntry:
+    """A frontend: which models it reads and writes.
+
+    Attributes:
+        suffixes: Suffixes of the files that it reads, the one that it writes first.
+        packages: Packages, of a library or its own, whose objects it opens.
+        module: The module with ``read``, which opens a path, and ``take``, for an object.
+        requires: The library that it needs.
+        install: How to install that.
+        engines: Engines that load files of its kind.
+        lacks: Options and verbs that do not apply to its models, and what to do instead.
+        folders: Files that mark a folder as one of its models.
+        beside: Names of further files that may be written with a model: ``{name}`` is the
+            name of the model's file, ``{stem}`` the same without its suffix.
+        writes_folder: Whether it writes a folder, marked like those that it reads.
+        opsets: Whether its plans state the operation set that they need.
+        captures: Whether its objects are captured by example inputs.
+    """
+
+    suffixes: tuple[str, ...]
+    packages: tuple[str, ...]
+    module: str
+    requires: str
+    install: str
+    engines: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict[str, str])
+    folders: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    writes_folder: bool = False
+    opsets: bool = False
+    captures: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it writes, in words, such as ``.onnx files``."""
+        return "SavedModels" if self.writes_folder else f"{self.suffixes[0]} files"
+
+    def reads(self, path: Path) -> bool:
+        """Whether it reads ``path``: a folder by the files in it, a file by its suffix."""
+        if path.is_dir():
+            return any((path / name).is_file() for name in self.folders)
+        return path.suffix.lower() in self.suffixes
+
+    @property
+    def installed(self) -> bool:
+        """Whether its library is installed."""
+        return importlib.util.find_spec(self.requires) is not None
+
+    def load(self) -> ModuleType:
+        """Import its module.
+
+        Raises:
+            EngineError: If its library is not installed.
+        """
+        if not self.installed:
+            raise EngineError(f"{self.kind} need {self.requires}", fix=self.install)
+        return importlib.import_module(self.module)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """Options that a plugin adds to verbs of the core.
+
+    Attributes:
+        options: The dataclass, as ``module:Class``, whose fields are the options
+            (``finecast.naming.Option``). It says what they ask for
+            (``finecast.devices.choice.CastOptions``).
+        verbs: The verbs that take them.
+        heading: What ``--help`` lists them under.
+        several: Options that take all words up to the next option, as one value.
+    """
+
+    options: str
+    verbs: tuple[str, ...]
+    heading: str
+    several: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """What a plugin adds. Whatever is left out it does not add.
+
+    Attributes:
+        name: Its name, that of its entry point.
+        summary: What it is for, in one line; ``finecast doctor`` shows it.
+        packages: Public modules under ``finecast``, each with the module or package that
+            stands for it: ``{"finecast_raf": "finecast_raf"}``.
+        names: Names in modules of the core, as ``finecast.torch.compile`` or
+            ``finecast.reports.page_of``, each with ``module:attribute``. The first are for
+            users; the others the core asks for where they are here.
+        verbs: Verbs of the command line.
+        options: Options of the core's verbs.
+        engines: Engines, in order of preference.
+        frontends: Frontends. They come before the core's for what both read.
+        rule_sets: Casting rules by the name of the set, each a
+            ``finecast.rules.guests.Guest``.
+        executors: Places where evaluations run, by what users give to ``--executor``: each a
+            function that takes that option and a ``Progress`` and gives the workers.
+    """
+
+    name: str
+    summary: str
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    verbs: tuple[Verb, ...] = ()
+    options: tuple[OptionGroup, ...] = ()
+    engines: tuple[EngineEntry, ...] = ()
+    frontends: tuple[FrontendEntry, ...] = ()
+    rule_sets: Mapping[str, str] = field(default_factory=dict[str, str])
+    executors: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The plugins that are here, and what is known of them.
+
+    Attributes:
+        plugins: What was loaded: the core first, then plugins by name.
+        distributions: ``NAME VERSION`` of the distribution of each plugin, by its name.
+        failures: Why a plugin could not be imported, by its name.
+    """
+
+    plugins: tuple[Plugin, ...]
+    distributions: Mapping[str, str]
+    failures: Mapping[str, str]
+
+
+@cache
+def registered() -> Registered:
+    """All plugins of this environment; warns of those that cannot be imported.
+
+    An entry point whose package is not there is passed over: finecast's own wheel names all
+    of its plugins, and a build may leave some out.
+    """
+    from importlib.metadata import entry_points
+
+    from finecast.builtin import CORE
+
+    plugins, distributions, failures = [CORE], dict[str, str](), dict[str, str]()
+    for entry in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        if importlib.util.find_spec(entry.module.partition(".")[0]) is None:
+            continue
+        try:
+            plugin = entry.load()
+        except Exception as error:  # whatever a plugin's code raises
+            failures[entry.name] = f"{type(error).__name__}: {error}"
+            continue
+        if not isinstance(plugin, Plugin):
+            failures[entry.name] = f"{entry.value} is a {type(plugin).__name__}, no Plugin"
+            continue
+        plugins.append(plugin)
+        if entry.dist is not None:
+            distributions[plugin.name] = f"{entry.dist.name} {entry.dist.version}"
+    for name, why in failures.items():
+        warnings.warn(f"the plugin {name!r} is left out: {why}", RuntimeWarning, stacklevel=2)
+    return Registered(tuple(plugins), distributions, failures)
+
+
+def plugins() -> Sequence[Plugin]:
+    """The core and all plugins that are here."""
+    return registered().plugins
+
+
+def verbs() -> dict[str, Verb]:
+    """All verbs by name, those of the core first."""
+    return {verb.name: verb for plugin in plugins() for verb in plugin.verbs}
+
+
+def option_groups(verb: str) -> list[Any]:
+    """The dataclasses of options that plugins add to a verb of the core."""
+    groups = (group for plugin in plugins() for group in plugin.options)
+    return [load(group.options) for group in groups if verb in group.verbs]
+
+
+def executors() -> dict[str, str]:
+    """What gives the workers of each place where evaluations run, by its name."""
+    return {name: ref for plugin in plugins() for name, ref in plugin.executors.items()}
+
+
+def public_name(name: str) -> Any:
+    """What a plugin gives for a public name of a module of the core.
+
+    Raises:
+        AttributeError: If no plugin has the name.
+    """
+    for plugin in plugins():
+        if name in plugin.names:
+            return load(plugin.names[name])
+    module, _, attribute = name.rpartition(".")
+    raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
+
+
+class _Alias(Loader):
+    """Imports a module under another name than its own.
+
+    Law: both names are one module object, so that a class has one identity.
+    """
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module itself; its own spec is kept for ``exec_module``."""
+        module = importlib.import_module(spec.loader_state)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back, which Python's import has replaced."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+class _PublicModules(MetaPathFinder):
+    """Finds ``finecast.NAME`` of a plugin, where the core has no such module.
+
+    Attributes:
+        busy: Whether plugins are being loaded: what they import is none of their own.
+    """
+
+    busy = False
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
+        """The spec of a public module of a plugin; None for any other name."""
+        del path, target
+        if self.busy or not fullname.startswith("finecast."):
+            return None
+        self.busy = True
+        try:
+            packages = {k: v for plugin in plugins() for k, v in plugin.packages.items()}
+        finally:
+            self.busy = False
+        if fullname not in packages:
+            return None
+        return ModuleSpec(fullname, _Alias(), loader_state=packages[fullname])
+
+
+class _Submodules(MetaPathFinder):
+    """Finds a module inside of one that was imported under another name than its own.
+
+    It comes before Python's finder, which would load a copy.
+    """
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
+        """The spec of the module under its own name; None for any other name."""
+        del path, target
+        parent, _, name = fullname.rpartition(".")
+        package = sys.modules.get(parent) if parent.startswith("finecast.") else None
+        if package is None or package.__name__ == parent:
+            return None
+        return ModuleSpec(fullname, _Alias(), loader_state=f"{package.__name__}.{name}")
+
+
+def install_public_modules() -> None:
+    """Let Python import plugins' modules under ``finecast``; later calls do nothing."""
+    if not any(isinstance(finder, _PublicModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Submodules())
+        sys.meta_path.append(_PublicModules())
