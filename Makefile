@@ -74,7 +74,7 @@ $(TF_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-tensorflow: $(TF_VENV)/.installed
-	$(TF_VENV)/bin/pytest tests/tensorflow tests/native/test_conformance.py \
+	$(TF_VENV)/bin/pytest plugins/tensorflow/tests tests/native/test_conformance.py \
 	  'tests/docs/test_pages.py::test_the_blocks_run[docs/start/tensorflow.md]'
 
 lint: $(VENV)/.installed-dev

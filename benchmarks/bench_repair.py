@@ -124,7 +124,7 @@ def measure_module(name: str, net: OverflowingNet) -> None:
 
 def measure_keras() -> None:
     """Keras models, in TensorFlow."""
-    from tests.overflowing_keras import MODELS, data, keras
+    from plugins.tensorflow.tests.overflowing_keras import MODELS, data, keras
 
     for name, make in MODELS.items():
         keras.utils.set_random_seed(0)

@@ -40,6 +40,9 @@ from finecast.errors import EngineError
 GROUP: Final = "finecast.plugins"
 """The group of entry points in which plugins are named."""
 
+CORE: Final = "finecast.builtin:CORE"
+"""The plugin that is the core itself."""
+
 ONNX: Final = "ONNX files"
 SAVED_MODELS: Final = "SavedModels"
 PROGRAMS: Final = "exported programs"
@@ -251,9 +254,8 @@ def registered() -> Registered:
     """
     from importlib.metadata import entry_points
 
-    from finecast.builtin import CORE
-
-    plugins, distributions, failures = [CORE], dict[str, str](), dict[str, str]()
+    core: Plugin = load(CORE)
+    plugins, distributions, failures = [core], dict[str, str](), dict[str, str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if importlib.util.find_spec(entry.module.partition(".")[0]) is None:
             continue

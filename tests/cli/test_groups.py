@@ -11,8 +11,9 @@ import pytest
 from finecast.cli import VERBS, command, main
 from finecast.cli.groups import expanded
 from finecast.cli.panels import PANELS
-from finecast.cli.policy_options import Casting, Device
+from finecast.cli.policy_options import Casting
 from finecast.naming import Option
+from finecast.plugin import option_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,5 +83,5 @@ def test_help_has_the_usual_options_first(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", ["convert", "tune", "explain", "emulate"])
 def test_verbs_that_cast_take_the_compilers_options(name: str) -> None:
-    wanted = {f.name for kind in (Casting, Device) for f in fields(kind)}
+    wanted = {f.name for kind in (Casting, *option_groups("convert")) for f in fields(kind)}
     assert wanted | {"target"} <= names_of(name)

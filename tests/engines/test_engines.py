@@ -39,7 +39,9 @@ def test_names_and_devices_do_not_mind_case() -> None:
 def test_an_engine_that_is_not_installed_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entry = EngineEntry(module="m", class_name="C", requires="no_such", install="pip it")
+    entry = EngineEntry(
+        name="absent", module="m", factory="C", requires="no_such", install="pip it"
+    )
     monkeypatch.setattr(engines, "ENGINES", {"absent": entry})
     with pytest.raises(EngineError, match=r"'absent' is not installed: pip it"):
         get_engine("absent")

@@ -16,7 +16,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from finecast import engines
-from finecast.engines import EngineEntry, probe
+from finecast.engines import probe
 from finecast.engines.base import (
     DTYPES,
     Array,
@@ -30,13 +30,18 @@ from finecast.engines.base import (
 from finecast.engines.source import ModelSource, read_source
 from finecast.errors import EngineError, UsageError
 from finecast.measure import timing
+from finecast.plugin import EngineEntry
 
 STEP_S: Final = 1e-3
 SPEED: Final = {"bf16": 4.0}
 CAST_S: Final = 5e-5
 TICK_S: Final = 1e-6
 ROW: Final = EngineEntry(
-    module=__name__, class_name="ToyEngine", requires="onnx", install="pip install onnx"
+    name="toy",
+    module=__name__,
+    factory="ToyEngine",
+    requires="onnx",
+    install="pip install onnx",
 )
 
 

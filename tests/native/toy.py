@@ -28,11 +28,12 @@ from finecast.native.model import OpenedModel, RunOptions
 from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement, place
 from finecast.planning.plan import Plan
+from finecast.plugin import FrontendEntry
 from finecast.rules.policy import Policy
 from tests.native.toy_chain import Chain, ToySession, graph_of, verify
 from tests.native.toy_subject import ToyBuilt, ToySubject, built_of, check_policy, planner_of
 
-ROW: Final = opening.FrontendEntry(
+ROW: Final = FrontendEntry(
     suffixes=(".toy",), packages=("toy",), module=__name__, requires="json", install="python"
 )
 

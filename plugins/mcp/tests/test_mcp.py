@@ -19,7 +19,7 @@ from finecast.cli import VERBS  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402
 from finecast_mcp.server import Tools, schema  # noqa: E402
 
-DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits"
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 
 
 @pytest.fixture

@@ -491,7 +491,7 @@ def test_models_of_other_frameworks_are_told_the_way() -> None:
 
 def test_onnx_model(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    model = Path(__file__).parents[2] / "examples" / "digits" / "digits.onnx"
+    model = Path(__file__).parents[3] / "examples" / "digits" / "digits.onnx"
     result = mix_precision.fit(str(model))
     assert result is not None
     result.save(tmp_path / "low.onnx")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from finecast.devices.choice import CastChoice
 from finecast.devices.emulation import Emulation, explicit_casts
 from finecast.devices.targets import list_targets, load_target
 from finecast.errors import UsageError
@@ -11,16 +12,16 @@ from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.ops import OpKind
 from finecast.rules.policy import Scope
-from finecast_neuron.choice import CompilerChoice, choose
+from finecast_neuron.choice import choose
 from finecast_neuron.compilers import resolve
 from finecast_neuron.flags import Given, read
 
 
-def chosen(text: str, sdk: str | None = None) -> CompilerChoice:
+def chosen(text: str, sdk: str | None = None) -> CastChoice:
     return choose(read(text.split()), sdk=sdk)
 
 
-def device(choice: CompilerChoice) -> Emulation:
+def device(choice: CastChoice) -> Emulation:
     assert choice.emulation is not None
     return choice.emulation
 

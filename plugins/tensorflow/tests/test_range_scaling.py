@@ -15,7 +15,7 @@ from finecast.tuning.result import Result
 from finecast_tensorflow import frontend
 from finecast_tensorflow.frontend.library import tf
 from finecast_tensorflow.native import Function, take
-from tests.overflowing_keras import MODELS, data, keras
+from plugins.tensorflow.tests.overflowing_keras import MODELS, data, keras
 
 
 @pytest.fixture(scope="module", params=["gemma", pytest.param("t5", marks=pytest.mark.slow)])

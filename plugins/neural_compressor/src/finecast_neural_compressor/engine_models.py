@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -332,9 +333,8 @@ class TensorFlowResult(EngineResult):
     @cached_property
     def model(self) -> Any:
         """The model as a ``finecast.tensorflow.Function``."""
-        from finecast_tensorflow.functions import Function
-
-        return Function(frozen=self.native, plan=self.plan)
+        tensorflow = importlib.import_module("finecast.tensorflow")
+        return tensorflow.Function(frozen=self.native, plan=self.plan)
 
     @property
     def graph_def(self) -> Any:

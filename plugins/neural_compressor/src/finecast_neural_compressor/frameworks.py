@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import warnings
@@ -154,9 +155,8 @@ def given(
 
 def _frozen(path: Path, settings: MixedPrecisionConfig) -> Any:
     """A frozen graph, which has no signature: the settings name its inputs and outputs."""
-    from finecast_tensorflow.frontend.loading import read_frozen
-
-    return read_frozen(path, names(settings.inputs), names(settings.outputs))
+    tensorflow = importlib.import_module("finecast.tensorflow")
+    return tensorflow.read_frozen(path, names(settings.inputs), names(settings.outputs))
 
 
 _ITEX: Final = (

@@ -1,4 +1,4 @@
-"""finecast for TensorFlow and Keras in Python: ``convert`` and ``tune``.
+"""finecast for TensorFlow and Keras in Python: ``convert``, ``tune``, ``read_frozen``.
 
 For example::
 
@@ -27,9 +27,10 @@ if importlib.util.find_spec("tensorflow") is None:
     raise EngineError("finecast.tensorflow needs TensorFlow", fix="pip install tensorflow")
 
 from finecast.native.opening import check_written
+from finecast_tensorflow.frontend.loading import read_frozen
 from finecast_tensorflow.native import Function, TensorFlowModel
 
-__all__ = ["Function", "Result", "convert", "tune"]
+__all__ = ["Function", "Result", "convert", "read_frozen", "tune"]
 
 
 def convert(

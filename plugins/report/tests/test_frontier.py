@@ -17,8 +17,8 @@ from finecast_report.frontier import (
     picture,
     points_of,
     predicted_of,
-    write_frontier,
 )
+from tests.reports import made
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -106,12 +106,13 @@ def test_a_search_that_found_nothing_has_a_picture(found: dict[str, Any]) -> Non
     assert "chosen: 1.00x" in [t.text for t in drawn.iter(f"{SVG}text")]
 
 
-def test_a_file_has_the_picture_or_the_figures(found: dict[str, Any], tmp_path: Path) -> None:
-    found |= {"trials": []}
-    write_frontier(found, "net", tmp_path / "a.svg")
-    assert (tmp_path / "a.svg").read_text() == picture(found, "net")
-    write_frontier(found, "net", tmp_path / "a.json")
-    assert json.loads((tmp_path / "a.json").read_text())["frontier"] == found["frontier"]
+def test_a_file_has_the_picture_or_the_figures(tmp_path: Path) -> None:
+    result = made.result()
+    content = result.to_dict()
+    result.write_frontier(tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text() == picture(content, result.source.name)
+    result.write_frontier(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["frontier"] == content["frontier"]
 
 
 def test_another_suffix_is_an_error_before_any_work() -> None:
@@ -121,7 +122,7 @@ def test_another_suffix_is_an_error_before_any_work() -> None:
 
 @pytest.mark.parametrize("objective", ["latency", "size", "memory"])
 def test_a_search_draws_its_frontier(tmp_path: Path, objective: str) -> None:
-    digits = Path(__file__).parent.parent.parent / "examples" / "digits"
+    digits = Path(__file__).parents[3] / "examples" / "digits"
     result = finecast.tune(
         digits / "digits.onnx",
         data=digits / "digits_calib.npz",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from finecast.reports.plan_report import page_of
+from finecast_report.page import page_of
+from plugins.report.tests.test_page import HOSTILE
 from tests.reports import made
-from tests.reports.test_page import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [

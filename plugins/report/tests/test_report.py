@@ -16,7 +16,7 @@ from finecast.errors import ExitCode, UsageError
 from finecast.measure.study import Study
 from finecast.reports.plan_report import check_content
 
-DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits"
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finecast.errors import UsageError
-from finecast.reports.plan_report import page_of
+from finecast_report.page import page_of
 from tests.reports import made
 
 CONTENT = made.content()
