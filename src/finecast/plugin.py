@@ -16,7 +16,8 @@ entry-point group ``finecast.plugins``::
 Laws: everything here is named as ``module`` or ``module:attribute`` and imported when it is
 used, so that a plugin costs nothing until then; its module ``plugin`` imports nothing but this
 one. What the core has itself is registered by the same values (``finecast.builtin``). A plugin
-that cannot be imported costs what it would have added, and one warning. A plugin knows
+that cannot be imported costs what it would have added, and one line of the command line and
+of errors about names that are missing. A plugin knows
 finecast by its public names and by this module alone.
 """
 
@@ -25,7 +26,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -247,7 +247,7 @@ class Registered:
 
 @cache
 def registered() -> Registered:
-    """All plugins of this environment; warns of those that cannot be imported.
+    """All plugins of this environment.
 
     An entry point whose package is not there is passed over: finecast's own wheel names all
     of its plugins, and a build may leave some out.
@@ -255,29 +255,32 @@ def registered() -> Registered:
     from importlib.metadata import entry_points
 
     core: Plugin = load(CORE)
-    plugins, distributions, failures = [core], dict[str, str](), dict[str, str]()
+    loaded, distributions, failed = [core], dict[str, str](), dict[str, str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if importlib.util.find_spec(entry.module.partition(".")[0]) is None:
             continue
         try:
             plugin = entry.load()
         except Exception as error:  # whatever a plugin's code raises
-            failures[entry.name] = f"{type(error).__name__}: {error}"
+            failed[entry.name] = f"{type(error).__name__}: {error}"
             continue
         if not isinstance(plugin, Plugin):
-            failures[entry.name] = f"{entry.value} is a {type(plugin).__name__}, no Plugin"
+            failed[entry.name] = f"{entry.value} is a {type(plugin).__name__}, no Plugin"
             continue
-        plugins.append(plugin)
+        loaded.append(plugin)
         if entry.dist is not None:
             distributions[plugin.name] = f"{entry.dist.name} {entry.dist.version}"
-    for name, why in failures.items():
-        warnings.warn(f"the plugin {name!r} is left out: {why}", RuntimeWarning, stacklevel=2)
-    return Registered(tuple(plugins), distributions, failures)
+    return Registered(tuple(loaded), distributions, failed)
 
 
 def plugins() -> Sequence[Plugin]:
     """The core and all plugins that are here."""
     return registered().plugins
+
+
+def failures() -> list[str]:
+    """A line for each plugin that could not be imported."""
+    return [f"the plugin {n!r} is left out: {why}" for n, why in registered().failures.items()]
 
 
 def verbs() -> dict[str, Verb]:
@@ -306,7 +309,8 @@ def public_name(name: str) -> Any:
         if name in plugin.names:
             return load(plugin.names[name])
     module, _, attribute = name.rpartition(".")
-    raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
+    left_out = "".join(f"; {line}" for line in failures())
+    raise AttributeError(f"module {module!r} has no attribute {attribute!r}{left_out}")
 
 
 class _Alias(Loader):

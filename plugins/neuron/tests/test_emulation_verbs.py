@@ -317,7 +317,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
         return PlanResult(plan=plan, metric=1.0, errors={}, time_s=1e-6), ""
 
     monkeypatch.setattr("finecast.frontends.onnx.check", refuse)
-    monkeypatch.setattr("finecast.api.search_per_op", found)
+    monkeypatch.setattr("finecast_neuron.api.search_per_op", found)
     out = tmp_path / "low.onnx"
     out.write_text("of before")
     options = ["--metric", "cosine", "-o", out, "--force"]

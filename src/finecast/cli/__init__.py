@@ -28,7 +28,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from finecast.cli.groups import expanded
-from finecast.cli.output import write_error, write_json
+from finecast.cli.output import warn, write_error, write_json
 from finecast.cli.panels import PanelledCommand
 from finecast.errors import (
     ExitCode,
@@ -39,7 +39,7 @@ from finecast.errors import (
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
-from finecast.plugin import Verb, load, plugins, verbs
+from finecast.plugin import Verb, failures, load, plugins, verbs
 from finecast.processes.memory import limit_error
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _joined(args) or ["--help"]
     try:
         _refuse_empty(args)
+        warn(*failures())
         return _run(args)
     except SystemExit as error:
         # Typer has answered a shell's request for completions, or a pipe has no reader.

@@ -13,6 +13,8 @@ import typer
 from finecast.cli.output import add_row, new_table, write_json, write_table
 from finecast.errors import EngineError
 from finecast.numbers.formats import Format
+from finecast.plugin import failures as registered_failures
+from finecast.plugin import registered
 from finecast.progress import shown
 
 if TYPE_CHECKING:
@@ -123,8 +125,17 @@ def _json(
             for row in rows
         ],
         "not_installed": absent,
-        "failures": failures,
+        "plugins": [
+            {"name": name, "distribution": of, "adds": adds} for name, of, adds in _plugins()
+        ],
+        "failures": [*failures, *registered_failures()],
     }
+
+
+def _plugins() -> list[tuple[str, str, str]]:
+    """Name, distribution with its version, and summary of each plugin that is here."""
+    known = registered()
+    return [(p.name, known.distributions[p.name], p.summary) for p in known.plugins[1:]]
 
 
 def _print(
@@ -151,6 +162,10 @@ def _print(
     )
     for one in absent:
         add_row(other, one["framework"], one["backend"], one["device"], one["install"])
+    write_table(other)
+    added = new_table("Plugins", ("name", "of", "what it adds"), fold="what it adds")
+    for row in _plugins():
+        add_row(added, *row)
     flags = " ".join(machine.flags) or "none that matter"
     lines = [*notes, *failures, f"CPU: {machine.cpu}, {machine.cores} cores; flags: {flags}"]
     if machine.isa_limit:
@@ -158,7 +173,7 @@ def _print(
             f"{machine.isa_limit} is set: engines that use oneDNN are held to it, whatever the"
             " CPU has (a name that oneDNN does not know holds them to nothing)"
         )
-    write_table(other, *lines)
+    write_table(added, *lines)
 
 
 # --------------------------------------------- the backends that Intel Neural Compressor lists
