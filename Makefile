@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo docs package test test-tensorflow lint bench judge peers mutants zoo zoo-sample clean
+.PHONY: help demo docs package test test-core test-tensorflow lint bench judge peers mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,6 +17,7 @@ OUT := $(DIGITS)/out
 help:
 	@echo "make demo   install, tune a real model, print before and after"
 	@echo "make test   every check: lint, types, import layers, tests"
+	@echo "make test-core  the core's tests, on a wheel without plugins"
 	@echo "make test-tensorflow  the tests of TensorFlow models, in an environment of their own"
 	@echo "make lint   the same without the tests"
 	@echo "make judge  plans beside the best ones, on nets of which all are tried"
@@ -62,8 +63,20 @@ demo: $(VENV)/.installed
 
 # WORKERS=0 runs them in one process, as a debugger needs it.
 WORKERS ?= auto
-test: lint
-	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
+PYTEST := pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
+test: lint test-core
+	$(BIN)/$(PYTEST) plugins
+
+# The core's tests, on a wheel that was built where there are no plugins: it works without them.
+CORE := build/core
+test-core: $(VENV)/.installed-dev
+	rm -rf $(CORE) && mkdir -p $(CORE)
+	tar c --exclude=./plugins --exclude=./build --exclude='./.venv*' --exclude=./.git . | tar x -C $(CORE)
+	$(PYTHON) -m venv $(CORE)/.venv
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(CORE)/.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/libraries.pth"
+	$(CORE)/.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $(CORE)
+	cd $(CORE) && .venv/bin/python -m $(PYTEST) tests
 
 # An environment of its own: TensorFlow takes 1.3 GB, and finecast works without it.
 $(TF_VENV)/.installed: pyproject.toml constraints.txt

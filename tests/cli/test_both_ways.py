@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from finecast import api
 from finecast.cli import main
 from finecast.cli.groups import expanded
 from finecast.naming import options_of
-from finecast_neuron.compilers import ladder as neuron_ladder
 
 # What differs between two runs of one command: times, and files that are named after it.
 OF_A_RUN = ("seconds", "phases_s", "output", "verified")
@@ -121,13 +121,16 @@ LOOKING: dict[str, Case] = {
             net, "trn1", policy="all:fp16", data=net.with_name("data.npz")
         ),
     ),
-    "ladder": (
+}
+if find_spec("finecast_neuron") is not None:
+    from finecast_neuron.compilers import ladder
+
+    LOOKING["ladder"] = (
         ["ladder", "NET", "--target", "trn1", "--data", "DATA", "--metric", "cosine"],
         lambda net, _: finecast.ladder(
-            net, neuron_ladder("trn1"), data=net.with_name("data.npz"), metric="cosine"
+            net, ladder("trn1"), data=net.with_name("data.npz"), metric="cosine"
         ),
-    ),
-}
+    )
 
 
 @pytest.mark.parametrize("case", LOOKING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import finecast
 from finecast.cli.output import write_report
 from finecast.errors import UsageError
 from finecast.reports.base import Report, TextTable
-from finecast_neuron.compilers import ladder
 from tests.cli.test_output import ACTS, NASTY
 from tests.native.drawn import write_drawn
 from tests.native.test_int8 import DATA, NET, SHAPES
@@ -83,12 +83,15 @@ VERBS = {
     "blame": lambda net: finecast.blame(
         net, "trn1", policy="all:fp16", data=DATA, max_error=1e-3
     ),
-    "ladder": lambda net: finecast.ladder(
-        net, ladder("trn1"), data=DATA, metric="cosine", per_op=False
-    ),
     "profile": lambda net: finecast.profile(net, memory=False, runs=2, seconds=0.0),
     "convert": lambda net: finecast.convert(net, policy="all:bf16", verify=False),
 }
+if find_spec("finecast_neuron") is not None:
+    from finecast_neuron.compilers import ladder
+
+    VERBS["ladder"] = lambda net: finecast.ladder(
+        net, ladder("trn1"), data=DATA, metric="cosine", per_op=False
+    )
 
 
 @pytest.mark.parametrize("verb", VERBS)

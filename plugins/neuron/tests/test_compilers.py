@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -330,3 +331,10 @@ def test_a_ladders_rungs_state_the_casts_themselves() -> None:
     assert rungs[0].emulation.scope is Scope.NONE
     assert all(r.emulation.target.name == "trn1" for r in rungs)
     assert all(r.emulation.saturate_infinity for r in rungs)
+
+
+def test_stochastic_rounding_needs_the_device() -> None:
+    given = replace(read(["--auto-cast", "all"]), stochastic_rounding=True)
+    assert math.isfinite(resolve(given, target="trn1").emulation.seed)
+    with pytest.raises(UsageError, match="stochastic"):
+        resolve(given, target="sm80")

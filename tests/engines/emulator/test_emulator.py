@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +20,12 @@ from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.base import Session
 from finecast.engines.emulator import EmulatorEngine, EmulatorSession, prepare
-from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.native.planning import make_planner
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounding
 from finecast.rules.policy import Policy, Scope
-from finecast_neuron.compilers import resolve
-from finecast_neuron.flags import read
 from tests.engines.emulator import models
 
 Floats = NDArray[np.float32]
@@ -212,13 +208,6 @@ def test_capabilities_and_names() -> None:
     capabilities = engine.capabilities()
     assert capabilities[Format.BF16].speed == pytest.approx(16)
     assert not capabilities[Format.FP8_E4M3].runs
-
-
-def test_stochastic_rounding_needs_the_device() -> None:
-    given = replace(read(["--auto-cast", "all"]), stochastic_rounding=True)
-    assert math.isfinite(resolve(given, target="trn1").emulation.seed)
-    with pytest.raises(UsageError, match="stochastic"):
-        resolve(given, target="sm80")
 
 
 def test_a_model_with_low_types_of_its_own(mlp: Path, tmp_path: Path) -> None:
