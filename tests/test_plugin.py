@@ -1,0 +1,97 @@
+"""Plugins: found by their entry points, each in a distribution of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import finecast
+from finecast import plugin
+from finecast.builtin import CORE
+from finecast.cli import VERBS
+
+TOY = Path(__file__).parent / "toy_plugin"
+DIGITS = Path(__file__).parents[1] / "examples" / "digits"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the toy plugin, installed from its own wheel."""
+    folder = tmp_path_factory.mktemp("toy")
+    source = shutil.copytree(TOY, folder / "source")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    command += ["--no-deps", "--no-build-isolation", "--target", str(folder / "site")]
+    subprocess.run([*command, str(source)], check=True, capture_output=True, timeout=300)
+    return folder / "site"
+
+
+def run(site: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """The command line where the packages of ``site`` are installed, too."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, "-m", "finecast", *map(str, words)]
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+def test_a_plugin_s_verb_is_one_of_finecast_s(installed: Path) -> None:
+    assert "greet    Say how many ops a model has." in run(installed, "--help").stdout
+    answer = run(installed, "greet", DIGITS / "digits.onnx")
+    assert answer.stdout == "hello, digits.onnx of 25 ops\n"
+    assert answer.stderr == ""
+
+
+def test_a_plugin_s_engine_runs_models(installed: Path, tmp_path: Path) -> None:
+    words = ["convert", DIGITS / "digits.onnx", "-o", tmp_path / "low.onnx", "--json"]
+    answer = run(installed, *words, "--auto-cast", "all", "--engine", "reference")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["verified"]["engine"] == "reference"
+
+
+def test_a_plugin_s_module_is_one_object_under_both_names(installed: Path) -> None:
+    code = (
+        "import finecast, finecast.toy, finecast_toy.greet as own\n"
+        "assert finecast.toy is own and finecast.greet is own.greeting\n"
+        "assert own.__name__ == own.__spec__.name == 'finecast_toy.greet'\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_a_plugin_that_fails_costs_what_it_adds_and_a_line(
+    installed: Path, tmp_path: Path
+) -> None:
+    site = shutil.copytree(installed, tmp_path / "site")
+    module = site / "finecast_toy" / "plugin.py"
+    module.write_text("raise RuntimeError('broken here')\n")
+    answer = run(site, "formats")
+    assert answer.returncode == 0
+    line = "warning: the plugin 'toy' is left out: RuntimeError: broken here"
+    assert answer.stderr.splitlines() == [line]
+    assert run(site, "greet", "m.onnx").returncode == 2
+
+
+def test_a_plugin_whose_package_is_absent_is_passed_over(
+    installed: Path, tmp_path: Path
+) -> None:
+    site = shutil.copytree(installed, tmp_path / "site")
+    shutil.rmtree(site / "finecast_toy")
+    assert run(site, "formats").stderr == ""
+
+
+def test_the_core_registers_what_it_has_by_the_same_values() -> None:
+    assert plugin.plugins()[0] is CORE
+    assert {verb.name for verb in CORE.verbs} <= {*VERBS}
+
+
+def test_what_no_plugin_has_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="'finecast' has no attribute 'nothing'"):
+        _ = finecast.nothing  # type: ignore[attr-defined]
+    with pytest.raises(ModuleNotFoundError, match=r"finecast\.nothing"):
+        __import__("finecast.nothing")

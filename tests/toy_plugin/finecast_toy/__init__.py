@@ -1,0 +1,1 @@
+"""A plugin with a verb and an engine."""
