@@ -24,7 +24,7 @@ from inspect import cleandoc
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -178,11 +178,16 @@ class Interrupts:
             frame = frame.f_back
         if not at_once:
             raise KeyboardInterrupt
-        code = _fail(_interrupted(), as_json="--json" in sys.argv)
-        release_all()
-        results().flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_interrupted()
+
+
+def end_interrupted() -> NoReturn:
+    """Report Ctrl-C and end the process without waiting for its threads."""
+    code = _fail(_interrupted(), as_json="--json" in sys.argv)
+    release_all()
+    results().flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _interrupted() -> FinecastError:

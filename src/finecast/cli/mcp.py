@@ -70,7 +70,14 @@ def run(
         raise UsageError("no such folder", where=str(folder), fix="give one that exists")
     import anyio
 
-    anyio.run(_serve, Tools(folder=folder.resolve(), trust=trust))
+    from finecast.cli import end_interrupted
+
+    try:
+        anyio.run(_serve, Tools(folder=folder.resolve(), trust=trust))
+    except KeyboardInterrupt:
+        # A thread of the SDK waits for the next line of standard input. Python would join it,
+        # so that the process would stay until its client closes that.
+        end_interrupted()
 
 
 async def _serve(tools: Tools) -> None:
