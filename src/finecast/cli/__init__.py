@@ -40,7 +40,7 @@ from finecast.errors import (
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
-from finecast.processes.memory import limit_error
+from finecast.processes.memory import limit_error, reserve_for_products
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
 VERBS = {
@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = [plain_dashes(arg) for arg in args if arg != "--debug"]
     args = _joined(args) or ["--help"]
     try:
+        reserve_for_products()
         _refuse_empty(args)
         return _run(args)
     except SystemExit as error:
