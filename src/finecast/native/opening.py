@@ -320,8 +320,8 @@ def written_with(model: Path, output: Destination) -> Written:
 
 PLAN: Final = ".plan.json"
 STUDY: Final = ".study.db"
-"""How the names of files end that ``tune`` writes beside a model: its plan, and its study."""
 LOCK: Final = ".lock.json"
+"""How the names of files end that ``tune`` writes beside a model: plan, study and lock."""
 
 
 def plan_beside(output: Path) -> Path:

@@ -143,7 +143,7 @@ def reserve_for_products() -> None:
         import numpy as np
 
         square = np.ones((_PRODUCT, _PRODUCT))
-        square @ square
+        np.matmul(square, square)
 
 
 def memory_bytes() -> int:
