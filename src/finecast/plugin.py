@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from finecast.errors import EngineError
+from finecast.terminal import results, safe, write
 
 GROUP: Final = "finecast.plugins"
 """The group of entry points in which plugins are named."""
@@ -74,6 +75,11 @@ def lazily(names: Mapping[str, str]) -> Callable[[str], Any]:
     return attribute
 
 
+def say(text: str) -> None:
+    """Write a line of a verb's result to standard output; control characters are escaped."""
+    write(results(), safe(text))
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A verb of the command line.
@@ -82,7 +88,8 @@ class Verb:
         name: What users type after ``finecast``.
         summary: Its line in ``finecast --help``.
         module: The module whose function ``run`` it is. Its options are the function's
-            parameters, as Typer reads them; its exit code is what the function returns.
+            parameters, as Typer reads them; its exit code is what the function returns. What
+            it has to say goes to ``say``: what code prints is taken for notes of a library.
     """
 
     name: str

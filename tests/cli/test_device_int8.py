@@ -14,8 +14,11 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from finecast import api
+from finecast.devices.emulation import Emulation, Scope, check
+from finecast.devices.targets import load_target
 from finecast.engines.loading import exact_engine
 from finecast.errors import UsageError
+from finecast.numbers.formats import Format
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
@@ -199,3 +202,10 @@ def test_what_a_device_has_no_integers_for_is_refused(files: tuple[Path, Path]) 
         api.judge(net, "all:int8", target="trn1", data=str(data))
     with pytest.raises(UsageError, match="needs the ranges"):
         api.convert(net, None, "all:int8", target="sm80")
+
+
+def test_the_error_names_what_a_device_without_low_arithmetic_takes() -> None:
+    emulation = Emulation(target=load_target("avx2"), scope=Scope.ALL, format=Format.INT8)
+    with pytest.raises(UsageError) as raised:
+        check(emulation)
+    assert raised.value.fix == "use one of int8_weights, int4_weights, tf32, bf16, fp16"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from finecast.errors import EngineError, ExitCode, UsageError
+from finecast.cli import main
+from finecast.errors import EngineError, ExitCode, UsageError, not_imported
 from finecast.files.staging import staging
 from finecast.processes import memory
 from finecast.processes.memory import limit_error
@@ -25,10 +26,12 @@ def convert(net: Path, kind: int, most: int) -> subprocess.CompletedProcess[str]
     temporary = net.parent / "temporary"
     temporary.mkdir(exist_ok=True)
     options = ("--auto-cast", "all", "--no-verify", "--force")
+    # finecast limits OpenBLAS's threads itself.
+    without = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     verb = ("convert", str(net), "-o", str(net.with_name("low.onnx")))
     return subprocess.run(
         [sys.executable, "-m", "finecast", *verb, *options],
-        env={**os.environ, "TMPDIR": str(temporary), "OPENBLAS_NUM_THREADS": "1"},
+        env={**without, "TMPDIR": str(temporary)},
         preexec_fn=lambda: resource.setrlimit(kind, (most, most)),
         capture_output=True,
         text=True,
@@ -51,13 +54,64 @@ def test_too_few_open_files(net: Path, most: int) -> None:
 
 
 @pytest.mark.skipif(not LINUX, reason="needs limits as Linux has them")
-@pytest.mark.parametrize("most_mb", [300, 400, 600])
+@pytest.mark.parametrize("most_mb", [150, 210, 300, 400, 590, 660])
 def test_too_little_memory(net: Path, most_mb: int) -> None:
     done = convert(net, resource.RLIMIT_AS, most_mb << 20)
     if done.returncode != ExitCode.DONE:
         assert done.returncode == ExitCode.MEMORY, done.stderr
         assert "out of memory" in done.stderr.splitlines()[-1]
     assert not left(net.parent)
+
+
+@pytest.mark.skipif(not LINUX, reason="needs limits as Linux has them")
+def test_openblas_has_its_buffer_before_other_work(net: Path) -> None:
+    """Without it OpenBLAS ends the process where a later product gets no memory."""
+    code = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "from finecast.processes.memory import reserve_for_products\n"
+        "reserve_for_products()\n"
+        "import numpy as np\n"
+        "squares = np.ones((300, 300)), np.empty((300, 300))\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used, used))\n"
+        "np.matmul(squares[0], squares[0], out=squares[1])\n"
+        "print(squares[1][0, 0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "300.0\n", done.stderr
+
+
+def test_a_file_that_was_written_before_a_failure_is_named(
+    net: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("finecast.native.conversion._slow", fails)
+    output = tmp_path / "written.onnx"
+    verb = ["convert", str(net), "-o", str(output), "--op", "MatMul=bf16"]
+    assert main([*verb, "--auto-cast", "all", "--auto-cast-type", "bf16"]) == ExitCode.MEMORY
+    assert output.exists()
+    assert f"{output} was written whole" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (ModuleNotFoundError("No module named 'openvino'"), "OpenVINO is not installed"),
+        (ImportError("libGL.so.1: no such file"), "cannot be imported: libGL.so.1"),
+    ],
+)
+def test_a_library_that_fails_to_load_is_not_called_absent(
+    cause: ImportError, text: str
+) -> None:
+    assert text in not_imported("OpenVINO", cause, install="pip install openvino").what
 
 
 def of(cause: BaseException, error: Exception | None = None) -> Exception:

@@ -13,7 +13,7 @@ from onnx import helper
 import finecast
 from finecast.data.sources import DataOptions
 from finecast.engines import get_engine, installed
-from finecast.errors import EngineError
+from finecast.errors import EngineError, ModelError
 from finecast.files import digest
 from finecast.frontends.onnx import load
 from finecast.frontends.onnx.opset import NEWEST_IR, NEWEST_OPSET, stated_for_engines
@@ -168,3 +168,16 @@ def test_slopes_by_channel_of_an_old_prelu_are_read_along_axis_1(
     got: Any
     (got,) = get_engine(engine).load(tmp_path / "low.onnx").run(data).values()
     np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("domain", "version"), [("", 1 << 62), ("", 1 << 31), ("ai.onnx", 1001), ("own", 1 << 62)]
+)
+def test_opsets_that_no_onnx_has_are_refused(
+    tmp_path: Path, domain: str, version: int
+) -> None:
+    """Conversions looked at each version up to it, without an end."""
+    opsets = [helper.make_opsetid(domain, version)]
+    path = written(tmp_path / "m.onnx", opsets=opsets)
+    with pytest.raises(ModelError, match=f"there is no opset {version} of"):
+        load(path)

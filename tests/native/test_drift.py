@@ -17,7 +17,15 @@ from finecast.engines.base import Array, Feeds, Session, Steps, TensorSpec
 from finecast.engines.numerics import DENORMALS
 from finecast.errors import UsageError
 from finecast.measure.environment import Environment, instruction_sets
-from finecast.native.drift import SLOWER, State, Verification, compared
+from finecast.native.drift import (
+    SLOWER,
+    Check,
+    State,
+    Verification,
+    VerifyOptions,
+    compared,
+    verify,
+)
 from finecast.native.lock import Lock, LockedKernel, Machine, Observed, Runner, samples_of
 
 Change = Callable[[Observed], Observed]
@@ -246,3 +254,49 @@ def test_a_limit_takes_the_instruction_sets_beyond_it() -> None:
     )
     assert instruction_sets(machine) == ("avx2",)
     assert instruction_sets(replace(machine, isa_limit=None)) == flags
+
+
+def numbers(was: Lock, factor: float, path: Path) -> Check:
+    """The check of the numbers by ``was`` as it is read from its file."""
+    was.write(path)
+    again = Lock.load(path)
+    deviations = {} if again.samples is None else again.samples.deviations(Scaled(factor))
+    found = compared(again, lambda: WAS, deviations)
+    return next(check for check in found.checks if check.name == "numbers")
+
+
+def test_a_lock_without_samples_compares_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "m.lock.json"
+    check = numbers(replace(lock(), samples=None), 1.01, path)
+    assert check.state is State.TOLD
+    assert check.texts == ("the lock has no samples: they would have been too large",)
+    assert not samples_of(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "factor", "state", "text"),
+    [
+        (0.0, 1.01, State.HOLDS, "output y is off by 0%, and 0% is allowed"),
+        (0.0, 1.02, State.DRIFTED, "and 0% is allowed"),
+        (math.inf, 1.02, State.TOLD, "the lock has no tolerance for y"),  # null in the file
+    ],
+)
+def test_tolerances_at_their_ends(
+    tmp_path: Path, tolerance: float, factor: float, state: State, text: str
+) -> None:
+    was = lock()
+    assert was.samples is not None
+    samples = replace(was.samples, tolerances={"y": tolerance, "n": 1.0})
+    path = tmp_path / "m.lock.json"
+    check = numbers(replace(was, samples=samples), factor, path)
+    assert check.state is state
+    assert any(text in line for line in check.texts), check.texts
+    stated = json.loads(path.read_text(encoding="utf-8"))["samples"]["tolerances"]
+    assert stated["y"] == (None if tolerance == math.inf else tolerance)
+
+
+def test_a_lock_given_as_the_model_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.lock.json"
+    lock().write(path)
+    with pytest.raises(UsageError, match="name of a lock, and not of a model"):
+        verify(path, VerifyOptions())

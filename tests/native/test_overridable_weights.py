@@ -103,3 +103,13 @@ def test_a_plan_says_which_it_was_made_for(frozen: bool) -> None:
 def test_models_of_other_libraries_have_no_such_weights() -> None:
     with pytest.raises(UsageError, match="--freeze-inputs is for ONNX models alone"):
         finecast.load(chain(), freeze_inputs=True)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_model_without_such_weights_is_not_frozen_in_silence(frozen: bool) -> None:
+    model = _model(8)
+    del model.graph.input[1]
+    option = "--freeze-inputs" if frozen else "--no-freeze-inputs"
+    with pytest.raises(UsageError) as raised:
+        finecast.load(model, freeze_inputs=frozen)
+    assert raised.value.what == f"{option}: the model has no weights that are inputs, too"

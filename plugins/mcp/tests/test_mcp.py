@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ mcp = pytest.importorskip("mcp")
 import anyio  # noqa: E402 - comes with the SDK
 
 from finecast.cli import VERBS  # noqa: E402
-from finecast.errors import UsageError  # noqa: E402
+from finecast.errors import ExitCode, UsageError  # noqa: E402
 from finecast_mcp.server import Tools, schema  # noqa: E402
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
@@ -185,3 +187,35 @@ def test_what_libraries_print_is_progress(folder: Path) -> None:
     result, told = called(folder, "convert", "--trust", **given, auto_cast="all")
     assert result.structured_content.get("output") == "low.onnx", result
     assert {"in Python", "to a descriptor"} <= {*told}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_ends_the_server_while_its_input_is_open(
+    folder: Path, number: signal.Signals
+) -> None:
+    """A thread of the SDK waits for standard input's next line: Python would join it."""
+    asked = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
+    line = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": asked}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", "finecast", "mcp", str(folder)],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stderr is not None
+        server.stdin.write(json.dumps(line).encode() + b"\n")
+        server.stdin.flush()
+        assert b"result" in server.stdout.readline()
+        server.send_signal(number)
+        try:
+            assert server.wait(timeout=30) == ExitCode.INTERRUPTED
+        finally:
+            server.kill()
+        assert server.stderr.read().startswith(b"error: interrupted")

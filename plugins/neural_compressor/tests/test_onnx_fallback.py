@@ -331,3 +331,9 @@ def test_excluded_precisions() -> None:
     assert both.low() is Format.BF16
     with pytest.raises(UsageError, match="leave nothing"):
         mix_precision.fit(model(), MixedPrecisionConfig(excluded_precisions=["bf16"]))
+
+
+def test_a_result_prints_on_one_line() -> None:
+    """Its model's own form is longer than Python's stack."""
+    found = mix_precision.fit(model())
+    assert repr(found) == f"<OnnxResult: {found.lowered} ops in reduced precision>"

@@ -23,7 +23,7 @@ from inspect import cleandoc
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -40,7 +40,7 @@ from finecast.errors import (
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
 from finecast.plugin import Verb, failures, load, plugins, verbs
-from finecast.processes.memory import limit_error
+from finecast.processes.memory import limit_error, reserve_for_products
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
 VERBS: Final[Mapping[str, Verb]] = verbs()
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = [plain_dashes(arg) for arg in args if arg != "--debug"]
     args = _joined(args) or ["--help"]
     try:
+        reserve_for_products()
         _refuse_empty(args)
         warn(*failures())
         return _run(args)
@@ -160,11 +161,16 @@ class Interrupts:
             frame = frame.f_back
         if not at_once:
             raise KeyboardInterrupt
-        code = _fail(_interrupted(), as_json="--json" in sys.argv)
-        release_all()
-        results().flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_interrupted()
+
+
+def end_interrupted() -> NoReturn:
+    """Report Ctrl-C and end the process without waiting for its threads."""
+    code = _fail(_interrupted(), as_json="--json" in sys.argv)
+    release_all()
+    results().flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _interrupted() -> FinecastError:

@@ -113,12 +113,13 @@ def warn_stale(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def telling_stale(files: CommandFiles) -> Generator[None]:
-    """If what runs inside fails, warn of outputs that an earlier run left."""
+    """If what runs inside fails, name the outputs that it wrote or an earlier run left."""
     try:
         yield
     except OutputBusyError:
         raise  # another command is making them
     except BaseException:
+        warn(*(f"{path} was written whole before what follows" for path in files.replaced()))
         warn_stale(files.stale())
         raise
 

@@ -172,7 +172,9 @@ def check(emulation: Emulation) -> None:
     if emulation.scope is not Scope.NONE:
         engine = target.engine_for(OpKind.MATMUL)
         if engine.computes_in(fmt) is None:
-            known = ", ".join(f.label for f in engine.rates_tflops if f is not Format.FP32)
+            stated = {**engine.rates_tflops, **engine.runs_as}
+            low = (f for f in stated if f is not Format.FP32 and engine.computes_in(f))
+            known = ", ".join(f.label for f in low)
             lacks = (
                 "no such arithmetic"
                 if fmt.runs_on_codes or not fmt.has_scales

@@ -37,7 +37,7 @@ from finecast.engines.base import (
 from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.probe_models import Probe, build
 from finecast.engines.source import ModelSource, ModelStep, read_source, to_run
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, UsageError, not_imported
 from finecast.files.staging import staging
 from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.frontends.onnx.restating import lowered
@@ -259,8 +259,8 @@ class OnnxRuntimeEngine(Engine):
         try:
             present = devices()
         except ImportError as error:
-            raise EngineError(
-                "ONNX Runtime is not installed", fix="pip install onnxruntime"
+            raise not_imported(
+                "ONNX Runtime", error, install="pip install onnxruntime"
             ) from error
         wanted = device.lower().removesuffix(_SUFFIX.lower())
         match = {p.lower(): p for p in present}.get(wanted)

@@ -50,7 +50,7 @@ from finecast.engines.openvino_names import (
     stored_in,
 )
 from finecast.engines.source import ModelSource, to_run
-from finecast.errors import EngineError, FinecastError, UsageError
+from finecast.errors import EngineError, FinecastError, UsageError, not_imported
 from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
 from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
@@ -405,9 +405,7 @@ class OpenVinoEngine(Engine):
         try:
             import openvino
         except ImportError as error:
-            raise EngineError(
-                "OpenVINO is not installed", fix="pip install openvino"
-            ) from error
+            raise not_imported("OpenVINO", error, install="pip install openvino") from error
         warm_up(self.name)
         self._core = openvino.Core()
         self.device = device.upper()

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,20 +103,29 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
     return Speed(gains=found.worthwhile, text=text)
 
 
+NO_GAIN: Final = "no speed is gained here"
+"""What a note on a slow format ends with."""
+
+
 def drop_slow_formats(
     policy: Policy, speed: Callable[[Format], Speed], user_rules: Sequence[object] = ()
 ) -> tuple[Policy, tuple[str, ...]]:
     """The policy without formats that are not faster than fp32 here, and notes on these.
 
-    Law: at least one format stays, as single ops may gain by it. Only scope ``auto`` is
-    narrowed, and without user rules; formats that the user gives to an op stay.
+    Law: at least one format stays, as single ops may gain by it: a note says that it is no
+    faster. Only scope ``auto`` is narrowed, and without user rules; formats that the user
+    gives to an op stay.
     """
-    if policy.scope is not Scope.AUTO or len(policy.formats) == 1 or user_rules:
+    if policy.scope is not Scope.AUTO or user_rules:
         return policy, ()
     speeds = {fmt: speed(fmt) for fmt in policy.formats}
     named = set(policy.op_formats.values())
     kept = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
-    notes = tuple(f"{s.text}: left out" for f, s in speeds.items() if f not in kept)
+    notes = tuple(
+        f"{s.text}: {NO_GAIN if f in kept else 'left out'}"
+        for f, s in speeds.items()
+        if not s.gains and f not in named
+    )
     return replace(policy, formats=kept), notes
 
 

@@ -132,6 +132,13 @@ class CommandFiles:
             and _identity(path) not in read
         )
 
+    def replaced(self) -> tuple[Path, ...]:
+        """Outputs that the command wrote. Each is put at its path in one step, as a whole."""
+        return tuple(p for p in self._outputs if self._is_replaced(p))
+
+    def _is_replaced(self, path: Path) -> bool:
+        return path in self._before and _state(path) not in (None, self._before[path])
+
     @contextmanager
     def locked(self) -> Generator[list[str]]:
         """Keep other commands from the outputs while this one works.
@@ -156,9 +163,7 @@ class CommandFiles:
 
     def _take_back(self) -> None:
         """Remove what was written since it was declared."""
-        for path, before in self._before.items():
-            if _state(path) in (None, before):
-                continue
+        for path in filter(self._is_replaced, self._before):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:

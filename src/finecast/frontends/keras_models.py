@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import ModelError, UsageError, not_imported
 from finecast.files import suffix_in_lower_case
 from finecast.files.staging import staging
 
@@ -78,10 +78,11 @@ def import_keras(where: str) -> Any:
     try:
         return importlib.import_module("keras")
     except ImportError as error:
-        raise EngineError(
-            "Keras's own files are read by Keras, which is not installed",
+        raise not_imported(
+            "Keras, which reads its own files,",
+            error,
             where=where,
-            fix="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
+            install="pip install keras tensorflow-cpu; or write a SavedModel where they are:"
             " model.export(FOLDER)",
         ) from error
 

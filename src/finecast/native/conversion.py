@@ -16,7 +16,7 @@ from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.faults import faults
 from finecast.engines.integers import fuses
-from finecast.engines.probe import drop_slow_formats, speed_of
+from finecast.engines.probe import NO_GAIN, drop_slow_formats, speed_of
 from finecast.engines.usage import in_memory_notes
 from finecast.errors import EngineError, FinecastError, Unfit, UsageError, WrongNumbersError
 from finecast.frontends.collection import paused_collection
@@ -392,7 +392,7 @@ def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[s
     found = speed_of(engine, low) if engine else None
     if found is None or found.gains:
         return ()
-    return (f"{found.text}: no speed is gained here",)
+    return (f"{found.text}: {NO_GAIN}",)
 
 
 def _one_engine_alone(engine: Engine, graph: Graph, plan: Plan) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from finecast.engines.base import feeds_for
 from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
+from finecast.errors import UsageError
 from finecast.naming import (
     Option,
     assignments,
@@ -34,7 +35,7 @@ from finecast.native.lock import (
     load_to_verify,
     observed,
 )
-from finecast.native.opening import lock_beside, opened
+from finecast.native.opening import LOCK, lock_beside, opened
 from finecast.reports.base import Report, TextTable
 from finecast.rules.draws import behind_draws
 
@@ -206,6 +207,12 @@ def verify(
         ModelError: If the model cannot be read.
         EngineError: If the engine is not installed, or cannot run the model.
     """
+    if model.name.endswith(LOCK):
+        raise UsageError(
+            "this is the name of a lock, and not of a model",
+            where=str(model),
+            fix="name the model; --lock names a lock that is not beside it",
+        )
     given = opened(model)
     path = options.lock or lock_beside(model)
     lock = Lock.load(path)

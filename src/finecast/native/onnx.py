@@ -25,7 +25,7 @@ from finecast.engines.emulator import (
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_engine, from_memory
-from finecast.errors import EngineError, ModelError, naming
+from finecast.errors import EngineError, ModelError, UsageError, naming
 from finecast.files import check_writable
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
@@ -150,6 +150,13 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
 
     def with_inputs(self, *, frozen: bool) -> OnnxModel:
         """The model with weights that are inputs, too, as constants, or as inputs alone."""
+        if not any(value.is_initializer() for value in self.file.model.graph.inputs):
+            option = "--freeze-inputs" if frozen else "--no-freeze-inputs"
+            raise UsageError(
+                f"{option}: the model has no weights that are inputs, too",
+                where=self.file.name,
+                fix="leave it out",
+            )
         return OnnxModel(file=frontend.with_inputs(self.file, frozen=frozen), as_ir=self.as_ir)
 
     def source_for(self, plan: Plan) -> OnnxModel:

@@ -207,7 +207,8 @@ def written_with(model: Path, output: Destination) -> Written:
 
 PLAN: Final = ".plan.json"
 STUDY: Final = ".study.db"
-"""How the names of files end that ``tune`` writes beside a model: its plan, and its study."""
+LOCK: Final = ".lock.json"
+"""How the names of files end that ``tune`` writes beside a model: plan, study and lock."""
 
 
 def plan_beside(output: Path) -> Path:
@@ -227,7 +228,7 @@ def study_beside(output: Path) -> Path:
 
 def lock_beside(output: Path) -> Path:
     """Where the lock of a model is written: beside it, with ``.lock.json``, as its plan."""
-    return _beside(output, ".lock.json")
+    return _beside(output, LOCK)
 
 
 def _beside(output: Path, suffix: str) -> Path:

@@ -7,6 +7,7 @@ ends the process where there are no more: that was so with 13 models of 5,000 op
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,13 @@ _STATUS: Final = Path("/proc/self/status")
 _LARGEST_STEP: Final = 256 << 20
 """A process that came so near to its limit failed at it: libraries, and the pools of memory
 that they take for each thread, have up to so many bytes."""
+
+_PRODUCT: Final = 256
+"""Rows of a product that OpenBLAS computes by its buffer; small ones need none."""
+
+_LEAST_BYTES: Final = 192 << 20
+"""What numpy takes (85 MB) with the buffer of its products (36 MB), and as much again
+for Python's own modules."""
 
 _OF_MEMORY: Final = re.compile(
     r"bad[_ ]alloc|cannot allocate|can't alloc|failed to (allocate|map segment)"
@@ -72,7 +80,7 @@ def memory_error(error: BaseException) -> OutOfMemoryError | None:
             return OutOfMemoryError(what, fix=_MORE)
         no_memory = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
         if no_memory or _OF_MEMORY.search(str(cause)):
-            return OutOfMemoryError(f"out of memory: {_what(error)}", fix=_MORE)
+            return OutOfMemoryError(f"out of memory: {_what(cause)}", fix=_MORE)
     limit = _reached_limit()
     if not limit or isinstance(error, UsageError):
         return None
@@ -101,15 +109,41 @@ def _what(error: BaseException) -> str:
 
 def _reached_limit() -> int:
     """The limit in bytes of this process's addresses if it came near to that, else 0."""
-    if resource is None:
+    limit, peak = _limit(), 0
+    if not limit:
         return 0
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    peak = 0
     with suppress(OSError, ValueError):
         for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmPeak:"):
                 peak = int(line.split()[1]) << 10
-    return limit if limit != resource.RLIM_INFINITY and peak > limit - _LARGEST_STEP else 0
+    return limit if peak > limit - _LARGEST_STEP else 0
+
+
+def _limit() -> int:
+    """The limit in bytes of this process's addresses; 0 where there is none."""
+    if resource is None:
+        return 0
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return 0 if limit == resource.RLIM_INFINITY else limit
+
+
+def reserve_for_products() -> None:
+    """Where addresses are limited, take now what numpy's matrix products need.
+
+    OpenBLAS takes a buffer for each of its threads at the first product. Where it gets none it
+    ends the process, with status 1 and nothing cleaned up. With one thread there is one
+    buffer, and a product before all other work has it.
+
+    Raises:
+        OSError: If less is left than numpy and that buffer take.
+    """
+    if _limit():
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        mmap.mmap(-1, _LEAST_BYTES).close()
+        import numpy as np
+
+        square = np.ones((_PRODUCT, _PRODUCT))
+        np.matmul(square, square)
 
 
 def memory_bytes() -> int:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 import finecast
+from finecast.plugin import say
 
 
 def greeting(model: Path) -> str:
@@ -15,4 +16,4 @@ def greeting(model: Path) -> str:
 
 def run(model: Annotated[Path, typer.Argument(help="The model.")]) -> None:
     """Say how many ops a model has."""
-    typer.echo(greeting(model))
+    say(greeting(model))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import signal
 import sys
 from collections.abc import Mapping
@@ -70,7 +71,16 @@ def run(
         raise UsageError("no such folder", where=str(folder), fix="give one that exists")
     import anyio
 
-    anyio.run(_serve, Tools(folder=folder.resolve(), trust=trust))
+    from finecast.cli import end_interrupted
+
+    # It would log a traceback of the interrupt, now and then, where that ends a task.
+    logging.getLogger("asyncio").disabled = True
+    try:
+        anyio.run(_serve, Tools(folder=folder.resolve(), trust=trust))
+    except KeyboardInterrupt:
+        # A thread of the SDK waits for the next line of standard input. Python would join it,
+        # so that the process would stay until its client closes that.
+        end_interrupted()
 
 
 async def _serve(tools: Tools) -> None:

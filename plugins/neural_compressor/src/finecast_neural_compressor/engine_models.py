@@ -206,6 +206,10 @@ class EngineResult(ABC):
     engine: Engine | None = None
     types: ClassVar[Mapping[str, str]] = {}
 
+    def __repr__(self) -> str:
+        """The class and what is low; models' own forms are of any length and depth."""
+        return f"<{type(self).__name__}: {self.lowered} ops in reduced precision>"
+
     @cached_property
     def model(self) -> Any:
         """The model, as an evaluation takes it."""
@@ -252,7 +256,7 @@ class EngineResult(ABC):
         return SessionFunction((self.engine or get_engine("openvino")).load(model))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class OnnxResult(EngineResult):
     """A converted ONNX model; methods with INC's names give parts of ``model``."""
 
@@ -326,7 +330,7 @@ class OnnxResult(EngineResult):
         return [p.name for p in self.graph().output]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TensorFlowResult(EngineResult):
     """A converted model of TensorFlow's."""
 
@@ -351,7 +355,7 @@ class TensorFlowResult(EngineResult):
         self.model.save(root, force=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class OpenVinoResult(EngineResult):
     """A model of TensorFlow's quantized for OpenVINO: TensorFlow has no kernels for int8.
 

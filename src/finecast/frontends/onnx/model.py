@@ -22,6 +22,7 @@ from finecast.files.staging import Stage, staging
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.onnx import native, stream
 from finecast.frontends.onnx.constants import origin
+from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS
 from finecast.frontends.onnx.native import KEEP_BELOW_BYTES, size_bytes
 from finecast.frontends.onnx.verify import (
@@ -44,6 +45,9 @@ POLICY_KEY: Final = "finecast.policy"
 # to a second file.
 EXTERNAL_ABOVE_BYTES: Final = 1_800_000_000
 _LARGEST_MESSAGE_BYTES: Final = 1 << 31
+_MOST_OPSETS: Final = 1000
+"""Versions of ONNX's own operators that are read: it has had 28 in nine years."""
+_LARGEST_VERSION: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +175,7 @@ def load(path: Path) -> OnnxFile:
     with paused_collection():
         proto = _parse(path)
         check_text(proto, path)
+        _check_opsets(proto, path)
         check_ports(proto, path)
         check_dense(proto, path)
         data = check_tensors(proto, path)
@@ -246,6 +251,19 @@ def _parse(path: Path) -> onnx.ModelProto:
         return stream.parse_model(path)
     except (DecodeError, ValueError, OSError) as error:
         raise _unreadable(path, first_line(error)) from error
+
+
+def _check_opsets(proto: onnx.ModelProto, path: Path) -> None:
+    """Raise ModelError for a version of operators that no ONNX has.
+
+    All versions of the default domain up to the stated one are looked at, and the library
+    takes versions of 32 bits.
+    """
+    for stated in chain(proto.opset_import, *(f.opset_import for f in proto.functions)):
+        most = _MOST_OPSETS if normal_domain(stated.domain) == "" else _LARGEST_VERSION
+        if abs(stated.version) > most:
+            domain = stated.domain or "ai.onnx"
+            raise _unreadable(path, f"there is no opset {stated.version} of {domain!r}")
 
 
 def _unreadable(path: Path, what: str) -> ModelError:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import Any, Final, TypeAlias
 
-from finecast.errors import EngineError
+from finecast.errors import not_imported
 from finecast.frontends.dry_run import warm_up
 from finecast.numbers.formats import Format
 
@@ -65,7 +65,7 @@ try:
     definitions: Any = importlib.import_module("tensorflow.python.framework.op_def_registry")
     saved_model_pb2: Any = importlib.import_module("tensorflow.core.protobuf.saved_model_pb2")
 except ImportError as error:
-    raise EngineError("TensorFlow is not installed", fix=INSTALL) from error
+    raise not_imported("TensorFlow", error, install=INSTALL) from error
 
 # Freezing must leave the bodies of control flow as functions. It does so for the ops in this
 # set; a Case that is not in it becomes Switch and Merge.
