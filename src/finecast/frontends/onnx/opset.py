@@ -246,7 +246,7 @@ def _at_an_opset_of_fixed_draws(model: ir.Model) -> tuple[ir.Model, str]:
 
 
 def _draws(node: ir.Node) -> bool:
-    """Whether a node draws at random; a Dropout may in training, which its third input says."""
+    """Whether a node draws at random; a Dropout may in training, by its third input."""
     training = node.inputs[2] if len(node.inputs) > 2 else None
     is_dropout = node.op_type == "Dropout" and training is not None
     return not node.domain and (node.op_type in RANDOM or is_dropout)
