@@ -109,8 +109,10 @@ INTEGERS = {
     "two of them": (
         """(int64[n, 8] ids) => (int64[n, 8] h, int64[n, 8] q) {
         [bucket] h = Mod(ids, m) [part] q = Div(ids, m) }""",
-        f"'bucket' (onnx::Mod): {DIVIDES}; output 'q' differs in 100% of its elements, first"
-        f" at 'part' (onnx::Div): {DIVIDES}",
+        (
+            f"'bucket' (onnx::Mod): {DIVIDES}; output 'q' differs in 100% of its"
+            f" elements, first at 'part' (onnx::Div): {DIVIDES}"
+        ),
     ),
     "Cast of some large numbers": (
         """(float[4, 16] x) => (int64[4, 16] q) {
