@@ -161,9 +161,10 @@ def test_draws_that_cannot_be_fixed_are_said_to_differ(
 def test_classes_of_openvinos_multinomial(log_probs: bool, with_replacement: bool) -> None:
     chances = np.exp(X[:40]) / np.exp(X[:40]).sum(axis=1, keepdims=True)
     rows = np.repeat(chances, 100, axis=0)
-    given = opset13.parameter([-1, 8], np.float32)
-    drawn = opset13.multinomial(given, np.array([3]), "i32", with_replacement, log_probs)
-    session = get_engine("openvino").load(openvino.Model([drawn], [given]))
+    ops: Any = opset13
+    given = ops.parameter([-1, 8], np.float32)
+    drawn = ops.multinomial(given, np.array([3]), "i32", with_replacement, log_probs)
+    session = get_engine("openvino").load(openvino.Model([drawn], [given], "classes"))
     (name,) = (spec.name for spec in session.inputs)
     feeds = {name: np.log(rows) if log_probs else rows}
     (found,), (again,) = (session.run(feeds).values() for _ in range(2))

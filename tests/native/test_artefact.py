@@ -26,7 +26,7 @@ def test_the_worst_output_decides(order: tuple[str, ...]) -> None:
 def test_both_errors_are_of_one_slice() -> None:
     """The largest of all was said beside the relative error of the worst."""
     wanted = np.concatenate([np.full((64, 8, 4), 500.0), np.full((64, 8, 2), 0.5)], axis=2)
-    got = [*wanted, 2, 2, 2, 2, 0.25, 0.25]
+    got = wanted + np.array([2, 2, 2, 2, 0.25, 0.25])
     found = compare("engine", {"y": got}, {"y": wanted})
     assert next(iter(found.outputs)) == "y[:, :, 4:6]"
     assert (found.max_abs_error, found.relative_error) == (0.25, 0.5)

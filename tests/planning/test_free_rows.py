@@ -106,7 +106,8 @@ def test_nan_is_near_nan() -> None:
     got = wanted | {"box": wanted["box"] * np.float32(1.0001)}
     found = matched(BOXES, {n: a[::-1] for n, a in got.items()}, wanted)
     assert found.unmatched("box") == (0, 0)
-    np.testing.assert_allclose(found.got["box"], wanted["box"], rtol=1e-3)
+    boxes: NDArray[Any] = found.got["box"]
+    np.testing.assert_allclose(boxes, wanted["box"], rtol=1e-3)
     spoiled = got | {"box": np.where(np.isnan(got["box"]), np.inf, got["box"])}
     assert matched(BOXES, spoiled, wanted).unmatched("box") == (10, 10)
 

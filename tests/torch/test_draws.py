@@ -12,6 +12,7 @@ import finecast
 from finecast.engines import get_engine
 from finecast.frontends.torch.draws import draws
 from finecast.native.source import AS_IT_IS
+from finecast.native.torch.model import TorchModel
 from finecast.native.torch.workload import ModuleWorkload
 
 X = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
@@ -64,6 +65,7 @@ def test_draws_are_no_error(tmp_path: Path) -> None:
 def test_a_part_of_a_program_draws_as_the_whole(tmp_path: Path) -> None:
     """The first op drew the numbers of the last where the others were left out."""
     model = finecast.load(saved(Noisy(), tmp_path))
+    assert isinstance(model, TorchModel)
     prepared = model.prepare(AS_IT_IS)
     names = [n for n in prepared.observable() if n.startswith("rand")]
     assert len(names) == 2
