@@ -164,7 +164,7 @@ def test_classes_of_openvinos_multinomial(log_probs: bool, with_replacement: boo
     ops: Any = opset13
     given = ops.parameter([-1, 8], np.float32)
     drawn = ops.multinomial(given, np.array([3]), "i32", with_replacement, log_probs)
-    session = get_engine("openvino").load(openvino.Model([drawn], [given], "classes"))
+    session = get_engine("openvino").load(openvino.Model([drawn], [given], "classes"))  # pyright: ignore[reportGeneralTypeIssues]
     (name,) = (spec.name for spec in session.inputs)
     feeds = {name: np.log(rows) if log_probs else rows}
     (found,), (again,) = (session.run(feeds).values() for _ in range(2))
