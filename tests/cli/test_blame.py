@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from benchmarks.blame_nets import to_fp16
 from finecast.errors import ExitCode
 from tests.cli.conftest import Answer
+from tests.frontends.tools import parse
 
 Finecast = Callable[..., Answer]
 
@@ -93,3 +94,67 @@ def test_options_that_do_not_fit(
     done = finecast("blame", str(net), *given, "--data", str(data))
     assert done.code == ExitCode.USAGE
     assert text in done.err
+
+
+CLASSES = """
+net (float[n,16] x) => (OUTPUTS) { h = MatMul(x, w) [product] y = MatMul(h, w) k = ArgMax(y) }
+"""
+
+
+def classifier(folder: Path, outputs: str) -> tuple[str, str, str]:
+    """A model, a low version whose classes are others, and data."""
+    rng = np.random.default_rng(0)
+    model = parse(CLASSES.replace("OUTPUTS", outputs), opset=17)
+    w = rng.standard_normal((16, 16)).astype(np.float32) / 4
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    files = [folder / name for name in ("net.onnx", "low.onnx", "x.npz")]
+    onnx.save(model, files[0])
+    low = to_fp16(model)
+    (weight,) = (t for t in low.graph.initializer if t.name == "w")
+    noisy = w + 0.02 * rng.standard_normal(w.shape)
+    weight.CopyFrom(numpy_helper.from_array(noisy.astype(np.float16), "w"))
+    onnx.save(low, files[1])
+    np.savez(files[2], x=rng.standard_normal((400, 16)).astype(np.float32))
+    return str(files[0]), str(files[1]), str(files[2])
+
+
+def test_integers_that_differ_are_an_error(finecast: Finecast, tmp_path: Path) -> None:
+    """An error of 0 was said, as integers have none."""
+    net, low, data = classifier(tmp_path, "int64[n,1] k")
+    told = finecast("blame", net, low, "--data", data, "--json").json
+    assert told["figure"] == "share of numbers that differ"
+    assert 0.01 < told["value"] < 0.2
+    assert not told["passed"]
+
+
+def test_integers_that_differ_beside_floats_are_told(
+    finecast: Finecast, tmp_path: Path
+) -> None:
+    net, low, data = classifier(tmp_path, "float[n,16] y, int64[n,1] k")
+    told = finecast("blame", net, low, "--data", data, "--json").json
+    assert told["figure"] == "relative output error"
+    (text,) = (w for w in told["warnings"] if "without floats differ" in w)
+    assert "% of k: --metric agreement --of NAME" in text
+
+
+def test_the_worst_slice_is_named(finecast: Finecast, tmp_path: Path) -> None:
+    """Boxes in pixels hide scores; which of them the figure is of was not said."""
+    net, low = (tmp_path / name for name in ("net.onnx", "low.onnx"))
+    text = """net (float[n,16] x) => (float[n,16] y) {
+      a = MatMul(x, w) boxes = Abs(a) b = MatMul(x, v) scores = Sigmoid(b)
+      large = Mul(boxes, k) moved = Add(large, k) y = Concat<axis = 1>(moved, scores) }"""
+    model = parse(text, opset=17)
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((16, 8)).astype(np.float32) for n in ("w", "v")}
+    for name, array in (arrays | {"k": np.array(100, np.float32)}).items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(model, net)
+    onnx.save(to_fp16(model), low)
+    np.savez(tmp_path / "x.npz", x=rng.standard_normal((64, 16)).astype(np.float32))
+    data = ("--data", str(tmp_path / "x.npz"))
+    found = finecast("blame", str(net), str(low), *data)
+    assert "relative output error of y[:, " in found.out.replace("\n  ", " ")
+    snr = finecast(
+        "blame", str(net), str(low), *data, "--metric", "snr_db", "--tolerance", "1"
+    )
+    assert "snr_db of y[:, " in snr.out

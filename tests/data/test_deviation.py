@@ -34,6 +34,7 @@ def test_only_decisions_on_rounded_numbers_count() -> None:
     graph = from_text(CHAIN)
     assert expected(graph, {}).decided == frozenset()
     assert expected(graph, {2: Format.FP16}).decided == {4, 5}
+    assert expected(graph, {2: Format.FP16}).stepped == {4}
     assert expected(graph, {4: Format.FP16}).decided == frozenset()
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 import openvino
 import pytest
+from openvino import opset13
 
 import finecast
 from finecast.engines import get_engine
 from finecast.engines.base import Array
+from finecast.errors import ModelError
 from finecast.frontends.onnx.draws import with_fixed_draws
 from tests.frontends.tools import parse
 
@@ -124,6 +126,52 @@ def test_noise_is_no_error_in_any_verb(suffix: str, tmp_path: Path) -> None:
     blamed = finecast.blame(model, low, data={"x": x}, max_error=0.003, progress=False)
     assert blamed.value < 0.01
     assert blamed.restored < 0.003
+
+
+@pytest.mark.parametrize("opset", [9, 11])
+def test_draws_of_old_opsets_are_no_error(opset: int, tmp_path: Path) -> None:
+    """The error was 1.4: Range and Mod, which number the elements drawn, are of later ones."""
+    model, low = tmp_path / "old.onnx", tmp_path / "low.onnx"
+    proto = onnx.load(noisy(tmp_path, ".onnx"))
+    proto.opset_import[0].version = opset
+    onnx.save(proto, model)
+    x = np.random.default_rng(2).standard_normal((48, 64)).astype(np.float32)
+    done = finecast.convert(model, low, "all:bf16", data={"x": x}, progress=False)
+    assert 0 < done.to_dict()["verified"]["relative_error"] < 0.01
+    assert any(f"at opset {opset}: the model is taken at opset 13" in w for w in done.warnings)
+
+
+def test_draws_that_cannot_be_fixed_are_said_to_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> Any:
+        raise ModelError("no conversion")
+
+    monkeypatch.setattr("finecast.frontends.onnx.opset.raise_opset", refused)
+    proto = onnx.load(noisy(tmp_path, ".onnx"))
+    proto.opset_import[0].version = 9
+    done = finecast.convert(proto, policy="none", progress=False)
+    (note,) = (w for w in done.warnings if "random draws" in w)
+    assert "RandomNormalLike" in note
+    assert note.endswith("other numbers in each run: errors and metrics have that noise")
+
+
+@pytest.mark.parametrize("log_probs", [False, True])
+@pytest.mark.parametrize("with_replacement", [False, True])
+def test_classes_of_openvinos_multinomial(log_probs: bool, with_replacement: bool) -> None:
+    chances = np.exp(X[:40]) / np.exp(X[:40]).sum(axis=1, keepdims=True)
+    rows = np.repeat(chances, 100, axis=0)
+    ops: Any = opset13
+    given = ops.parameter([-1, 8], np.float32)
+    drawn = ops.multinomial(given, np.array([3]), "i32", with_replacement, log_probs)
+    session = get_engine("openvino").load(openvino.Model([drawn], [given], "classes"))  # pyright: ignore[reportGeneralTypeIssues]
+    (name,) = (spec.name for spec in session.inputs)
+    feeds = {name: np.log(rows) if log_probs else rows}
+    (found,), (again,) = (session.run(feeds).values() for _ in range(2))
+    np.testing.assert_array_equal(found, again)
+    shares = np.bincount(found[:, 0], minlength=8) / len(found)
+    np.testing.assert_allclose(shares, chances.mean(axis=0), atol=0.03)
+    assert all(len(set(row)) == 3 for row in found.tolist()) is not with_replacement
 
 
 def test_the_written_model_draws(tmp_path: Path) -> None:

@@ -88,4 +88,7 @@ def test_what_has_no_distance() -> None:
     assert relative_difference(np.ones(3), np.ones(4)) is None
     assert relative_difference(np.array(["a"]), np.array(["b"])) is None
     assert relative_difference(np.full(3, 1e300), np.full(3, -1e300)) is None
-    assert relative_difference(np.array([math.nan, 2.0]), np.array([1.0, 2.0])) == 0.0
+    lost = np.array([math.nan, 2.0])
+    assert relative_difference(lost, lost.copy()) == 0.0
+    assert relative_difference(lost, np.array([1.0, 2.0])) == math.inf
+    assert relative_difference(lost, np.array([math.inf, 2.0])) == math.inf

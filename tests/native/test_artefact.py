@@ -10,6 +10,7 @@ import pytest
 
 from finecast.errors import UsageError
 from finecast.native.artefact import Destination, compare
+from finecast.planning.free_rows import FreeOutput
 
 WANTED = np.full(4, 2.0, np.float32)
 OFF = {"exact": WANTED, "near": WANTED + 0.125, "far": WANTED + 0.5}
@@ -20,6 +21,22 @@ def test_the_worst_output_decides(order: tuple[str, ...]) -> None:
     got, wanted = {n: OFF[n] for n in order}, dict.fromkeys(order, WANTED)
     found = compare("engine", got, wanted)
     assert (found.max_abs_error, found.relative_error) == (0.5, 0.25)
+
+
+def test_both_errors_are_of_one_slice() -> None:
+    """The largest of all was said beside the relative error of the worst."""
+    wanted = np.concatenate([np.full((64, 8, 4), 500.0), np.full((64, 8, 2), 0.5)], axis=2)
+    got = wanted + np.array([2, 2, 2, 2, 0.25, 0.25])
+    found = compare("engine", {"y": got}, {"y": wanted})
+    assert next(iter(found.outputs)) == "y[:, :, 4:6]"
+    assert (found.max_abs_error, found.relative_error) == (0.25, 0.5)
+
+
+def test_a_row_without_a_partner_is_as_large_in_both_errors() -> None:
+    free = (FreeOutput(name="y", axes=(0,), group=0),)
+    wanted = np.array([[3.0, 0.0], [0.0, 4.0]])
+    found = compare("engine", {"y": wanted[:1]}, {"y": wanted}, free)
+    assert (found.max_abs_error, found.relative_error) == (4, 0.8)
 
 
 def test_tensors_of_another_model_are_not_replaced(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import finecast
 from finecast.engines.base import Array
 from finecast.graph import Node
 from finecast.native.artefact import Decisions
-from finecast.native.inner_decisions import _differing, deciding
+from finecast.native.inner_decisions import _compared, _differing, deciding
 from tests.graph.text import from_text
 
 WIDTH, EXPERTS, COUNT = 256, 8, 1024
@@ -239,3 +239,15 @@ def test_what_counts_as_another_decision(
 def test_a_share_is_told_with_its_op() -> None:
     found = Decisions(node="k", op="TopK", changed=44, count=4096, shape=(4096, 2))
     assert found.text == "1.07% of the decisions of k change (TopK, 4096 x 2)"
+
+
+def test_decisions_of_free_number_are_as_many_as_rows() -> None:
+    """Three numbers of each box were said to be decisions: 8 x 3."""
+    node = from_text(
+        "input %0 x fp32[4]\n"
+        "node nms non_max_suppression onnx::NonMaxSuppression fp32 (%0) -> (%1 k int64[n,3])\n"
+        "output %1\n"
+    ).nodes[0]
+    boxes = np.arange(12).reshape(4, 3)
+    found = _compared(node, [(boxes, boxes), (boxes[:3], boxes)])
+    assert (found.changed, found.count, found.shape) == (1, 8, (8,))

@@ -99,6 +99,19 @@ def test_nan_has_no_partner_and_is_seen() -> None:
     assert np.isnan(found.got["box"]).any()
 
 
+def test_nan_is_near_nan() -> None:
+    """Rows with NaN in fp32, too, had no partner unless they were equal."""
+    wanted = detections(30)
+    wanted["box"][::3, 1] = np.nan
+    got = wanted | {"box": wanted["box"] * np.float32(1.0001)}
+    found = matched(BOXES, {n: a[::-1] for n, a in got.items()}, wanted)
+    assert found.unmatched("box") == (0, 0)
+    boxes: NDArray[Any] = found.got["box"]
+    np.testing.assert_allclose(boxes, wanted["box"], rtol=1e-3)
+    spoiled = got | {"box": np.where(np.isnan(got["box"]), np.inf, got["box"])}
+    assert matched(BOXES, spoiled, wanted).unmatched("box") == (10, 10)
+
+
 def test_arrays_of_several_calls_that_were_joined_flat_have_no_rows() -> None:
     free = (FreeOutput(name="y", axes=(1,), group=0, rank=2),)
     assert not matched(free, {"y": np.arange(6)}, {"y": np.arange(8)}).numbers

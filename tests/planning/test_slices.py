@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.errors import UsageError
-from finecast.planning.sensitivity import squared_error
+from finecast.planning.sensitivity import squared_error, squared_errors
 from finecast.planning.slices import WHOLE, Slice, check_axis, slices_of
 
 Array = NDArray[np.generic]
@@ -108,3 +108,16 @@ def test_each_index_of_an_axis_that_is_named_is_a_slice() -> None:
     check_axis(2, [ROWS, dead])
     with pytest.raises(UsageError, match=r"no output has an axis 3.*have 2 or 3 axes"):
         check_axis(3, [ROWS, dead])
+
+
+def test_new_rows_of_a_cache_are_not_hidden_by_large_old_ones() -> None:
+    """Positions may be slices, too: what a model copies says nothing of what it computes."""
+    rng = np.random.default_rng(0)
+    cache = rng.standard_normal((2, 4, 24, 8))
+    cache[:, :, :20] = 300 + 20 * cache[:, :, :20]
+    off = cache.copy()
+    off[:, :, 20:] *= 1.25
+    found = squared_errors([off], [cache])
+    assert {str(part): error for (_, part), error in found.items()} == pytest.approx(
+        {"[:, :, 0:20]": 0.0, "[:, :, 20:24]": 0.0625}
+    )

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 import finecast
+from finecast.engines import get_engine
 from finecast.frontends.torch.draws import draws
+from finecast.native.source import AS_IT_IS
+from finecast.native.torch.model import TorchModel
+from finecast.native.torch.workload import ModuleWorkload
 
 X = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
 
@@ -53,6 +57,31 @@ def test_draws_are_no_error(tmp_path: Path) -> None:
     assert 0 < done.to_dict()["verified"]["relative_error"] < 0.02
     assert any("draws of" in text for text in done.warnings)
     assert max(finecast.verify(low).deviations.values()) == 0
+    # Beside the ops of the fp32 program stand those of the low one, which drew in between.
+    blamed = finecast.blame(model, low, data={"x": X.numpy()}, progress=False)
+    assert 0 < blamed.value < 0.02
+
+
+def test_a_part_of_a_program_draws_as_the_whole(tmp_path: Path) -> None:
+    """The first op drew the numbers of the last where the others were left out."""
+    model = finecast.load(saved(Noisy(), tmp_path))
+    assert isinstance(model, TorchModel)
+    prepared = model.prepare(AS_IT_IS)
+    names = [n for n in prepared.observable() if n.startswith("rand")]
+    assert len(names) == 2
+    sessions = [get_engine("torch").load(prepared.with_outputs(part)) for part in
+                (names, names[1:])]  # fmt: skip
+    whole, part = (session.run({"x": X.numpy()}) for session in sessions)
+    np.testing.assert_array_equal(whole[names[1]], part[names[1]])
+
+
+def test_a_users_evaluation_sees_the_same_draws(tmp_path: Path) -> None:
+    """Each evaluation of one module gave another metric."""
+    session = finecast.load(saved(Noisy(), tmp_path)).reference()
+    workload = ModuleWorkload(
+        function=lambda module: float(module(X).sum()), known=None, examples={"x": X.numpy()}
+    )
+    assert workload.evaluate(session, session) == workload.evaluate(session, session)
 
 
 def test_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None:

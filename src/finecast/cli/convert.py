@@ -31,7 +31,7 @@ from finecast.cli.policy_options import (
 )
 from finecast.devices.choice import choose
 from finecast.files import write_text
-from finecast.naming import left_out
+from finecast.naming import left_out, number_of
 from finecast.progress import shown
 
 if TYPE_CHECKING:
@@ -164,5 +164,7 @@ def _errors(found: Verified) -> str:
     text = f"relative {found.relative_error:.3g}{of}, largest {found.max_abs_error:.3g}"
     taken = found.taken_error
     alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
-    drawn = ", on random inputs" if found.random else ""
-    return f"{text}{drawn}{alone}{note}"
+    on = ", on random inputs" if found.random else ""
+    if found.decisions and not found.random:  # which are of more samples
+        on = f", on the first {number_of(found.samples, 'sample')}"
+    return f"{text}{on}{alone}{note}"

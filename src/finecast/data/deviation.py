@@ -48,7 +48,20 @@ def excused(predicted: float) -> float:
 
 # Ops whose result depends on which of two numbers is larger: a rounding may change all of it.
 _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX, OpKind.QUANTIZE})
-_STEPS: Final = frozenset({"floor", "ceil", "round", "trunc", "sign", "mod", "floor_divide"})
+_STEPS: Final = frozenset({"floor", "ceil", "round", "trunc"})
+"""Ops that move a number by one at most."""
+_JUMPS: Final = frozenset({"sign", "mod", "floor_divide"})
+_MOVES: Final = {
+    "identity",
+    "flatten",
+    "reshape",
+    "slice",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+}
+_KEEPS_STEPS: Final = _STEPS | _MOVES | {"cast", "clip", "relu"}
+"""Ops of which the result is as far off as what they read."""
 
 
 def fp32_error(ops: int) -> float:
@@ -69,7 +82,8 @@ class Deviation:
     the shapes differ; ``nonfinite`` says that y has a NaN or Inf where r is finite.
 
     ``counted`` says that ``relative`` is a share of elements; ``as_numbers`` is
-    ||y - r|| / ||r|| of such integers, and of bools and text that share.
+    ||y - r|| / ||r|| of such integers, and of bools and text that share. ``beyond_step`` is
+    that of floats and integers if each number may be off by one.
     """
 
     largest: float = 0.0
@@ -78,20 +92,7 @@ class Deviation:
     comparable: bool = True
     counted: bool = False
     as_numbers: float = 0.0
-
-    def is_beyond(self, limit: float, *, decided: bool) -> bool:
-        """Whether no rounding explains it.
-
-        Integers are exact: a single one that differs is wrong, unless they are ``decided`` by
-        rounded numbers. Then ranks and steps may differ, but not by all digits.
-
-        Args:
-            limit: The relative error of floats that rounding explains.
-            decided: Whether the output follows from a comparison, a rank or a step.
-        """
-        if self.counted:
-            return self.as_numbers > LIMIT if decided else self.relative > 0
-        return self.nonfinite or self.relative > limit
+    beyond_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +100,32 @@ class Expected:
     """The errors that rounding explains, by the id of the value.
 
     ``relative`` has relative errors. Values in ``decided`` follow from a comparison, a rank or
-    a step of rounded numbers: their errors have no bound.
+    a step of rounded numbers: their errors have no bound. Those in ``stepped`` are among them:
+    they are steps, such as casts to integers, and off by one more than what was rounded.
     """
 
     relative: Mapping[int, float]
     decided: frozenset[int]
+    stepped: frozenset[int]
+
+    def is_beyond(self, value: int | None, one: Deviation, limit: float) -> bool:
+        """Whether no rounding explains a deviation of the value.
+
+        Integers are exact: a single one that differs is wrong, unless they are decided by
+        rounded numbers. Then ranks may differ, but not by all digits, and steps by one.
+
+        Args:
+            value: The id of the value.
+            one: Its deviation.
+            limit: The relative error of floats that rounding explains.
+        """
+        if not one.comparable or one.nonfinite:
+            return True
+        if value in self.stepped:
+            return one.beyond_step > limit
+        if value in self.decided:
+            return max(one.as_numbers, 0.0 if one.counted else one.relative) > LIMIT
+        return one.relative > (0.0 if one.counted else limit)
 
 
 def deviation(got: Array, wanted: Array) -> Deviation:
@@ -127,11 +149,13 @@ def deviations(got: Array, wanted: Array, axis: int | None = None) -> dict[Slice
 
 def _counted(got: Array, wanted: Array) -> Deviation:
     share = differing(got, wanted) / max(wanted.size, 1)
-    found = Deviation(relative=share, counted=True, as_numbers=share)
+    found = Deviation(relative=share, counted=True, as_numbers=share, beyond_step=share)
     if not share or {got.dtype.kind, wanted.dtype.kind} - {"i", "u"}:
         return found
     off = _deviation(got, wanted)
-    return replace(found, largest=off.largest, as_numbers=off.relative)
+    return replace(
+        found, largest=off.largest, as_numbers=off.relative, beyond_step=off.beyond_step
+    )
 
 
 def _deviation(got: Array, wanted: Array) -> Deviation:
@@ -139,12 +163,14 @@ def _deviation(got: Array, wanted: Array) -> Deviation:
     finite = np.isfinite(r)
     y, r = y[finite], r[finite]
     if not np.isfinite(y).all():
-        return Deviation(nonfinite=True, largest=math.inf, relative=math.inf)
+        lost = math.inf
+        return Deviation(nonfinite=True, largest=lost, relative=lost, beyond_step=lost)
     difference = np.abs(y - r)
-    norm = math.sqrt(float(np.sum(r**2)))
-    error = math.sqrt(float(np.sum(difference**2)))
+    norm = math.sqrt(float(np.sum(r**2))) or 1.0
     return Deviation(
-        largest=float(difference.max(initial=0.0)), relative=error / norm if norm else error
+        largest=float(difference.max(initial=0.0)),
+        relative=math.sqrt(float(np.sum(difference**2))) / norm,
+        beyond_step=math.sqrt(float(np.sum(np.maximum(difference - 1, 0) ** 2))) / norm,
     )
 
 
@@ -160,7 +186,7 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
     squared errors add up along a path; a value has the sum of its worst path.
     """
     squared: dict[int, float] = {}
-    decided: set[int] = set()
+    decided, stepped = set[int](), set[int]()
     for node in graph.nodes:
         before = [i for i in node.inputs if i is not None]
         worst = max((squared.get(i, 0.0) for i in before), default=0.0)
@@ -168,21 +194,26 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
         if own is not None and own is not Format.FP32:
             rounding = ROUNDINGS_PER_OP * own.unit_roundoff**2
             worst = max(worst, rounding) if by_name(node.op).exact else worst + rounding
-        hinges = any(i in decided for i in before) or (worst > 0 and _decides(graph, node))
+        hinging = [i for i in before if i in decided]
+        hinges = bool(hinging) or (worst > 0 and _decides(graph, node))
+        steps = hinges and node.op in (_KEEPS_STEPS if hinging else {*_STEPS, "cast"})
+        steps = steps and stepped.issuperset(hinging) and not _gives_truth(graph, node)
         for index in node.outputs:
             if index is not None:
                 squared[index] = worst
                 if hinges:
                     decided.add(index)
+                if steps:
+                    stepped.add(index)
     relative = {i: math.sqrt(s) for i, s in squared.items()}
-    return Expected(relative=relative, decided=frozenset(decided))
+    return Expected(relative=relative, decided=frozenset(decided), stepped=frozenset(stepped))
 
 
 def _decides(graph: Graph, node: Node) -> bool:
     """Whether a rounding of what the node reads may change its result by any amount."""
     if node.op in READS_SHAPE_ONLY:
         return False
-    if by_name(node.op).kind in _DECIDES or node.op in _STEPS:
+    if by_name(node.op).kind in _DECIDES or node.op in _STEPS | _JUMPS:
         return True
     if node.op != "cast":
         return False
@@ -191,6 +222,10 @@ def _decides(graph: Graph, node: Node) -> bool:
         for ports in (node.inputs, node.outputs)
     )
     return any(map(_is_float, read)) and not any(map(_is_float, made))
+
+
+def _gives_truth(graph: Graph, node: Node) -> bool:
+    return any(graph.values[i].dtype == "bool" for i in node.outputs if i is not None)
 
 
 def _is_float(value: Value) -> bool:

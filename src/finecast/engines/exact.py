@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+import numpy as np
+
 from finecast.engines.base import (
     Array,
     Feeds,
@@ -58,7 +60,7 @@ class Exact:
         """Run ``session``; ``of`` are the outputs that the user names, empty for none.
 
         Without names errors are told of the outputs that copy no input. They are of floats, or
-        of free length.
+        of free length; of a model without such outputs all.
         """
         found = [session.run(feeds) for feeds in calls]
         names = tuple(found[0]) if found else ()
@@ -67,6 +69,7 @@ class Exact:
         chosen = {n for n in chosen if n in free or is_float(found[0][names[n]])}
         if found and not chosen:
             chosen = counted_outputs(calls[0].values(), [*found[0].values()]) | free.keys()
+            chosen = chosen or frozenset(range(len(names)))
         check_axis(axis, found[0].values() if found else ())
         each = [[*one.values()] for one in found]
         return cls(
@@ -86,11 +89,26 @@ class Exact:
     @property
     def left_out(self) -> tuple[str, ...]:
         """Names of the float outputs that no error is told of."""
-        return tuple(
-            name
-            for number, (name, array) in enumerate(zip(self.names, self.outputs, strict=True))
-            if is_float(array) and number not in self.counted
-        )
+        return tuple(self.names[n] for n, _ in self._floats() if n not in self.counted)
+
+    @property
+    def counts_differing(self) -> bool:
+        """Whether errors are shares of numbers that differ, as no output has floats."""
+        return not self.each and self.counted.isdisjoint(n for n, _ in self._floats())
+
+    def _floats(self) -> list[tuple[int, Array]]:
+        return [(n, array) for n, array in enumerate(self.outputs) if is_float(array)]
+
+    def differing(self, session: Session) -> dict[str, float]:
+        """The shares of numbers that differ of outputs that no error is told of, by name.
+
+        These are integers, bools and text; of floats see ``left_out``.
+        """
+        floats = {number for number, _ in self._floats()} | self.counted
+        names = [n for n in range(len(self.names)) if n not in floats]
+        outputs = outputs_on(session, self.calls) if names else []
+        shares = {self.names[n]: _differing(outputs[n], self.outputs[n]) for n in names}
+        return worst_first({name: share for name, share in shares.items() if share})
 
     def errors(self, session: Session) -> dict[str, float]:
         """Relative errors of another model's outputs by name, the worst first.
@@ -118,6 +136,10 @@ class Exact:
     def error(self, session: Session) -> float:
         """The largest relative error of another model's outputs; 0 if nothing is compared."""
         return max(self.errors(session).values(), default=0.0)
+
+
+def _differing(got: Array, wanted: Array) -> float:
+    return float(np.mean(got != wanted)) if got.shape == wanted.shape else 1.0
 
 
 def worst_first(errors: Mapping[str, float]) -> dict[str, float]:

@@ -74,7 +74,8 @@ def relative_difference(
 ) -> float | None:
     """The norm of the difference of two arrays, relative to the larger of their norms.
 
-    Numbers that are not finite are left out. With ``turned`` the axes of ``two`` may have
+    Numbers that are not finite in both are left out; infinite if other numbers of one are not
+    finite than of the other. With ``turned`` the axes of ``two`` may have
     another order: the difference is that of the order that fits best. None if the arrays are
     no numbers, or not equally large.
     """
@@ -96,6 +97,8 @@ def _distance(one: NDArray[Any], two: NDArray[Any]) -> float | None:
         for block in _blocks(one.shape):
             a, b = (_real(array[block]).ravel() for array in (one, two))
             finite = np.isfinite(a) & np.isfinite(b)
+            if not (finite | (a == b) | (np.isnan(a) & np.isnan(b))).all():
+                return math.inf
             a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
             squares += [a @ a, b @ b, (a - b) @ (a - b)]
     if not np.isfinite(squares).all():

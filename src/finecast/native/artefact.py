@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.data.deviation import LIMIT, deviation, deviations, differing
+from finecast.data.deviation import LIMIT, deviations, differing
 from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
@@ -129,7 +129,8 @@ class Verified:
 
     Attributes:
         engine: The engine that ran it; None where it was not run.
-        max_abs_error: The largest absolute error of an output; None where nothing was run.
+        max_abs_error: The largest absolute error of the output or slice with the largest
+            relative error, the first of ``outputs``; None where nothing was run.
         relative_error: The largest over outputs y of ||y - r|| / ||r||, where r is the
             output of the reference; None where nothing was run, or no output has floats.
         outputs: The relative error by output, the worst first. Slices of an output that have
@@ -142,6 +143,7 @@ class Verified:
         kernels: Number of kernels of the fp32 model and of the written one, where known.
         apart: Texts on kernels of the fp32 model whose low ops run in several kernels now.
         random: Whether the errors are those on random inputs, and not on data.
+        samples: The number of samples that the errors are of, the first of the data.
         decisions: What changes of the decisions inside the model, those of the largest share
             of changes first; none without data.
         warnings: Why the errors say little of the model: they are large and yet explained,
@@ -159,6 +161,7 @@ class Verified:
     kernels: tuple[int, int] | None = None
     apart: tuple[str, ...] = ()
     random: bool = False
+    samples: int = 0
     decisions: tuple[Decisions, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -209,7 +212,7 @@ def compare(
     free: Sequence[FreeOutput] = (),
     axis: int | None = None,
 ) -> Verified:
-    """Largest absolute and relative error over float outputs, and what else differs.
+    """The errors of float outputs, the absolute one of the worst, and what else differs.
 
     Outputs of ``free`` length are compared row by row; of those that are no floats the error
     is that of having a row or not. ``axis`` is that of the outputs' slices; None to find them.
@@ -223,9 +226,9 @@ def compare(
         if is_float(array)
         for part, one in deviations(got[name], array, axis).items()
     }
-    largest = {n: d.largest for n, d in found.items()} | _between_partners(pairs)
     outputs = worst_first({n: d.relative for n, d in found.items() if d.comparable})
     relative = max(outputs.values(), default=0.0)
+    worst = found[next(iter(outputs))].largest if outputs else 0.0
     notes = [*_lone_rows(pairs), *_apart(got, wanted, every=not found)]
     if all(not one.size for one in wanted.values()):
         notes = ["every output is empty: nothing was compared"]
@@ -235,21 +238,11 @@ def compare(
         )
     return Verified(
         engine=engine,
-        max_abs_error=max(largest.values()) if found else None,
+        max_abs_error=worst if found else None,
         relative_error=relative if found else None,
         outputs=outputs,
         note="; ".join(notes),
     )
-
-
-def _between_partners(pairs: Matched) -> dict[str, float]:
-    """The largest difference by output of free length, of rows that both models have."""
-    return {
-        name: deviation(
-            pairs.got[name][first == second], pairs.wanted[name][first == second]
-        ).largest
-        for name, (first, second) in pairs.numbers.items()
-    }
 
 
 def _lone_rows(pairs: Matched) -> list[str]:

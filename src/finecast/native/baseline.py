@@ -8,18 +8,26 @@ session tells random feeds whose sizes do not fit the model: not every engine ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from finecast.data.deviation import ENGINE_FACTOR, LIMIT, Deviation, deviation, expected
+from finecast.data.deviation import (
+    ENGINE_FACTOR,
+    LIMIT,
+    Deviation,
+    Expected,
+    deviation,
+    expected,
+)
 from finecast.engines.base import Engine, Feeds, Session, each_call, feeds_for
 from finecast.engines.exact import CachedSession
 from finecast.engines.faults import fault_of_integers
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
+from finecast.naming import left_out
 from finecast.native.acceptance import FirstWrong, Outputs, nudge
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
@@ -28,6 +36,9 @@ from finecast.rules.quantized import quantized_notes
 
 _LIMIT: Final = Format.BF16.unit_roundoff
 """Engines approximate some functions, and differ by less than this: one rounding to bf16."""
+
+_MOST_TOLD: Final = 3
+"""Outputs whose first wrong op is sought: each takes several loads and runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,55 +89,56 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         again = session.run(feeds_for(session, nudged))
     except EngineError:
         return ""  # it does not run there, so that there is no second opinion
-    decided = _decided(graph)
+    ids, bounds = {v.name: v.id for v in graph.outputs}, _bounds(graph)
+    wrong: dict[str, tuple[Deviation, float]] = {}
     for name, found in apart.items():
         noise = deviation(again[name], wanted[name])
-        hinges = name in {v.name for v in graph.outputs if v.id in decided}
-        if noise.counted and noise.is_beyond(0.0, decided=hinges):
+        hinges = ids.get(name) in bounds.decided - bounds.stepped
+        if noise.counted and hinges and noise.as_numbers > LIMIT:
             continue  # fp32 does not determine which integers these are
-        limit = max(LIMIT if hinges else _LIMIT, ENGINE_FACTOR * noise.relative)
-        if not found.comparable or found.is_beyond(limit, decided=hinges):
-            return _text(second, feeds, name, found, limit)
-    return ""
+        size = noise.beyond_step if noise.counted else noise.relative
+        limit = LIMIT if noise.counted and hinges else max(_LIMIT, ENGINE_FACTOR * size)
+        if bounds.is_beyond(ids.get(name), found, limit):
+            wrong[name] = found, limit
+    return _text(second, feeds, wrong) if wrong else ""
 
 
-def _decided(graph: Graph) -> frozenset[int]:
-    """Values that hinge on a decision between numbers, in any rounding."""
-    every = {node.id: Format.BF16 for node in graph.float_nodes}
-    return expected(graph, every).decided
+def _bounds(graph: Graph) -> Expected:
+    """Which values hinge on a decision between numbers, in any rounding."""
+    return expected(graph, {node.id: Format.BF16 for node in graph.float_nodes})
 
 
 def _apart(graph: Graph, outputs: Outputs, wanted: Outputs) -> dict[str, Deviation]:
     """The outputs that differ, with their deviations."""
-    decided = _decided(graph)
-    hinge = {v.name for v in graph.outputs if v.id in decided}
-    found: dict[str, Deviation] = {}
+    ids, bounds = {v.name: v.id for v in graph.outputs}, _bounds(graph)
     pairs = matched(free_outputs(graph), outputs, wanted)
-    for name, array in pairs.wanted.items():
-        one, hinges = deviation(pairs.got[name], array), name in hinge
-        limit = LIMIT if hinges else _LIMIT
-        if not one.comparable or one.nonfinite or one.is_beyond(limit, decided=hinges):
-            found[name] = one
-    return found
+    found = {name: deviation(pairs.got[name], array) for name, array in pairs.wanted.items()}
+    return {n: one for n, one in found.items() if bounds.is_beyond(ids.get(n), one, _LIMIT)}
 
 
 def _text(
-    second: SecondOpinion, feeds: Feeds, name: str, found: Deviation, limit: float
+    second: SecondOpinion, feeds: Feeds, wrong: Mapping[str, tuple[Deviation, float]]
 ) -> str:
+    """A sentence on outputs that differ, with their deviations and what noise explains."""
     assert second.other is not None
     engines = (second.engine, second.other)
     engine, other = (one.name for one in engines)
-    what = f"by a relative {found.relative:.3g}"
-    if found.counted:
-        what = f"in {100 * found.relative:.3g}% of its elements"
-    if not found.comparable:
-        what = "in its shape"
-    elif found.nonfinite:
-        what = "by NaN or Inf"
-    first = _first_op(second.source, engines, feeds, name, limit) if found.comparable else ""
+    shown: list[str] = []
+    for name, (found, limit) in [*wrong.items()][:_MOST_TOLD]:
+        what = f"by a relative {found.relative:.3g}"
+        if found.counted:
+            what = f"in {100 * found.relative:.3g}% of its elements"
+        if not found.comparable:
+            what = "in its shape"
+        elif found.nonfinite:
+            what = "by NaN or Inf"
+        searched = found.comparable
+        first = _first_op(second.source, engines, feeds, name, limit) if searched else ""
+        shown.append(f"output {name!r} differs {what}{first}")
+    texts = "; ".join((*shown, *left_out(len(wrong), _MOST_TOLD, " outputs differ")))
     return (
-        f"{engine} and {other} disagree about the fp32 model: output {name!r} differs"
-        f" {what}{first}. Errors here are against {engine}'s; --engine {other} takes the other"
+        f"{engine} and {other} disagree about the fp32 model: {texts}."
+        f" Errors here are against {engine}'s; --engine {other} takes the other"
     )
 
 
@@ -135,7 +147,7 @@ def _first_op(
 ) -> str:
     """The first op that both engines disagree about; empty if it is not found."""
     prepared = source.prepare(AS_IT_IS)
-    decided = _decided(prepared.graph)
+    bounds = _bounds(prepared.graph)
 
     def run(engine: Engine, model: Any) -> Outputs:
         session = load_model(engine, model)
@@ -149,7 +161,7 @@ def _first_op(
         graph=prepared.graph,
         names={index: shown for shown, index in prepared.countable().items()},
         both=both,
-        wrong=lambda value, one: one.is_beyond(limit, decided=value in decided),
+        wrong=lambda value, one: bounds.is_beyond(value, one, limit),
     )
     node = search.op_before(name)
     if node is None:

@@ -427,7 +427,7 @@ def _warnings(
     if policy.scope is not Scope.NONE:
         found += source.kept_notes(applied.graph, policy)
     found += quantized_notes(applied.graph)
-    found += random_notes(applied.graph)
+    found += random_notes(applied.graph, fixed=source.fixes_draws)
     found += source.told
     earlier = source.earlier_notes(policy)
     if earlier:

@@ -125,6 +125,7 @@ def _compared(node: Node, calls: Sequence[tuple[Array, Array]]) -> Decisions:
     shapes = [wanted.shape for _, wanted in calls]
     count = sum(of for _, of in found)
     alike = len({shape[1:] for shape in shapes}) == 1 and all(shapes)
+    alike = alike and not any(_has_free_rows(node, *pair) for pair in calls)
     shape = (sum(s[0] for s in shapes), *shapes[0][1:]) if alike else (count,)
     return Decisions(
         node=node.name,
@@ -142,9 +143,9 @@ def _differing(node: Node, got: Array, wanted: Array) -> tuple[int, int]:
     sends a token to experts. Where the number of decisions depends on the data, a row (a box,
     the place of a number that is not 0) that has no partner counts.
     """
-    sizes = enumerate(zip(got.shape, wanted.shape, strict=True))
-    unlike = [axis for axis, (own, right) in sizes if own != right]
-    if (unlike or node.op in _FREE) and got.ndim:
+    if _has_free_rows(node, got, wanted):
+        sizes = enumerate(zip(got.shape, wanted.shape, strict=True))
+        unlike = [axis for axis, (own, right) in sizes if own != right]
         # ONNX and OpenVINO give the places of numbers that are not 0 as columns.
         columns = node.op == "non_zero" and node.native.startswith(("onnx", "openvino"))
         axis = unlike[0] if unlike else got.ndim - 1 if columns else 0
@@ -158,6 +159,11 @@ def _differing(node: Node, got: Array, wanted: Array) -> tuple[int, int]:
         if not (theirs == np.arange(theirs.shape[-1])).all():
             return int((ours != theirs).any(axis=-1).sum()), len(theirs)
     return differing(got, wanted) or 0, wanted.size
+
+
+def _has_free_rows(node: Node, got: Array, wanted: Array) -> bool:
+    """Whether the number of decisions depends on the data."""
+    return bool(got.ndim) and (node.op in _FREE or got.shape != wanted.shape)
 
 
 def _last(array: Array, axis: object) -> Array:

@@ -31,6 +31,7 @@ from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.native_model import NativeModel
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
+from finecast.frontends.onnx.draws import FIXED_FROM
 from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
@@ -111,6 +112,11 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
     def opset(self) -> int:
         """The version of ONNX's own operation set."""
         return frontend.opset_of(self.file.model)
+
+    @property
+    def fixes_draws(self) -> bool:
+        """Whether its operation set can state fixed draws."""
+        return self.opset >= FIXED_FROM
 
     @property
     def original(self) -> Path | None:

@@ -114,7 +114,7 @@ class BesideLow(LowModel):
                 where=self.name,
                 fix="give the model that it was made from",
             )
-        notes = random_notes(self.graph)
+        notes = random_notes(self.graph, fixed=self.source.fixes_draws)
         left = self._without_partner()
         if left:
             names = listed([v.name for v in left], _LISTED)

@@ -165,6 +165,11 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return one_line(f"<{self.library} model {self.name}, {size}>")
 
     @property
+    def fixes_draws(self) -> bool:
+        """Whether engines load the model with fixed draws in place of random ops."""
+        return True
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all its files."""
         return self.file.size_bytes
@@ -291,7 +296,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             *self.earlier_notes(policy),
             *self.kept_notes(graph, policy),
             *quantized_notes(graph),
-            *random_notes(graph),
+            *random_notes(graph, fixed=self.fixes_draws),
         ]
 
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:

@@ -247,14 +247,17 @@ def _partners(first: Sequence[_Array], second: Sequence[_Array]) -> tuple[_Indic
     floats = [a.astype(np.float64) for a in both if _holds_floats(a)]
     numbers = np.concatenate([*floats, np.zeros((len(both[0]), 0))], axis=1)
     exact = [a for a in both if not _holds_floats(a)]
-    kinds = _codes([column for a in exact for column in a.T], len(both[0]))
+    # A NaN or an infinite number is near its like alone.
+    finite = np.isfinite(numbers)
+    lost = np.where(finite, 0.0, numbers).T
+    kinds = _codes([*(column for a in exact for column in a.T), *lost], len(both[0]))
     every = _codes([kinds, *numbers.T], len(both[0]))
     mine, theirs = _equal(every[:count], every[count:])
     if not numbers.shape[1]:
         return mine, theirs
     left = [np.setdiff1d(np.arange(n), used) for n, used in
             ((count, mine), (len(every) - count, theirs))]  # fmt: skip
-    places = _places(numbers, kinds, count)
+    places = _places(np.where(finite, numbers, np.nan), kinds, count)
     near = _nearest(places[:count], places[count:], left)
     return (*(np.concatenate(pair) for pair in zip((mine, theirs), near, strict=True)),)  # pyright: ignore[reportReturnType]
 
@@ -289,9 +292,12 @@ def _occurrences(codes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _places(numbers: _Floats, kinds: NDArray[np.int64], count: int) -> _Floats:
-    """Points whose distances are shares of the spread; rows of other kinds lie far apart."""
+    """Points whose distances are shares of the spread; rows of other kinds lie far apart.
+
+    Numbers are NaN where they have no distance.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
-        own = np.where(np.isfinite(numbers), numbers, np.nan)[count:]
+        own = numbers[count:]
         own = own if len(own) else np.ones((1, numbers.shape[1]))
         known = np.isfinite(own)
         sums = np.maximum(known.sum(axis=0), 1)
@@ -299,7 +305,7 @@ def _places(numbers: _Floats, kinds: NDArray[np.int64], count: int) -> _Floats:
         square = np.where(known, np.square(own), 0).sum(axis=0) / sums
         spread = np.sqrt(np.maximum(square - np.square(mean), _LEAST_SPREAD**2 * square))
         spread = np.where((spread > 0) & np.isfinite(spread), spread, 1.0)
-        places = (numbers - mean) / spread
+        places = np.where(np.isfinite(numbers), (numbers - mean) / spread, 0.0)
         columns = places.shape[1]
         if columns > _MOST_COLUMNS:
             mixing = np.random.default_rng(0).standard_normal((columns, _MOST_COLUMNS))

@@ -78,19 +78,23 @@ def squared_errors(
 
     Keys are the output's number and the slice. An output whose shape depends on computed
     numbers and differs from the reference's is left out; if all differ they have 1, all lost.
-    ``counted`` are the outputs to look at; None for all. ``axis`` is that of the slices; None
-    to find them.
+    ``counted`` are the outputs to look at; None for all that hold floats. Of others it is the
+    squared share of numbers that differ. ``axis`` is that of the slices; None to find them.
     """
     errors: dict[tuple[int, Slice], float] = {}
     lost: list[tuple[int, Slice]] = []
     if isinstance(counted, Counted):
         outputs, reference = counted.matched(outputs, reference)
     for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
-        ignored = counted is not None and number not in counted
-        if ignored or wanted.dtype.kind != "f" or not wanted.size:
+        wholes = not is_float(wanted)
+        ignored = wholes if counted is None else number not in counted
+        if ignored or not wanted.size:
             continue
         if got.shape != wanted.shape:
             lost.append((number, WHOLE))
+            continue
+        if wholes:
+            errors[number, WHOLE] = float(np.mean(got != wanted)) ** 2
             continue
         for part in slices_of(wanted, axis):
             y, r = (part.of(array).astype(np.float64) for array in (got, wanted))

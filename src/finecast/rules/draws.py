@@ -30,14 +30,20 @@ def draws(graph: Graph, node: Node) -> bool:
     return constant is not None and bool(constant.read().all())
 
 
-def random_notes(graph: Graph) -> list[str]:
-    """A note that names the random ops, if there are any."""
+def random_notes(graph: Graph, *, fixed: bool) -> list[str]:
+    """A note that names the random ops, if there are any.
+
+    ``fixed`` says whether engines load the model with fixed draws.
+    """
     found = (node for node in graph.nodes if draws(graph, node))
     names = [f"{node.name} ({node.native.rpartition('::')[2]})" for node in found]
     if not names:
         return []
-    text = f"random draws of {listed(names, _NAMED)} are replaced by the same fixed numbers"
-    return [f"{text} in all models that are run here; what is written draws anew"]
+    text = f"random draws of {listed(names, _NAMED)} are"
+    if not fixed:
+        return [f"{text} other numbers in each run: errors and metrics have that noise"]
+    text = f"{text} replaced by the same fixed numbers in all models that are run here"
+    return [f"{text}; what is written draws anew"]
 
 
 def behind_draws(graph: Graph) -> frozenset[str]:

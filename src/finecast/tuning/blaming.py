@@ -33,7 +33,7 @@ from finecast.data.workload import Workload, probed, probed_rows
 from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
 from finecast.graph import Graph, Node
-from finecast.naming import left_out, number_of
+from finecast.naming import left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -44,7 +44,7 @@ from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
 from finecast.tuning.emulating import reasons
-from finecast.tuning.judging import Judge, peak_of
+from finecast.tuning.judging import ErrorJudge, Judge, peak_of
 
 _SUSPICIOUS: Final = 0.25
 """Ops are harmful only together if their single errors add up to less than this share of the
@@ -146,6 +146,8 @@ class Blame(Report):
     Attributes:
         low: The low model's name.
         figure: The name of what was judged by.
+        worst: The output or slice with the worst of it in the low model, named as
+            ``y[:, 4:24]``; empty if there is one alone.
         fp32: The fp32 model's figure.
         value: The low model's.
         restored: The figure with the culprits in fp32; that of the low model if it passes.
@@ -169,6 +171,7 @@ class Blame(Report):
 
     low: str
     figure: str
+    worst: str = ""
     fp32: float
     value: float
     restored: float
@@ -189,7 +192,8 @@ class Blame(Report):
     @property
     def verdict(self) -> str:
         """What was found, in a sentence."""
-        against = f"{self.figure} {self.value:.6g}, fp32 {self.fp32:.6g}"
+        of = f" of {self.worst}" if self.worst else ""
+        against = f"{self.figure}{of} {self.value:.6g}, fp32 {self.fp32:.6g}"
         if self.passed:
             return f"nothing to blame: {against}, within the limit of {self.limit:.6g}"
         least = "" if self.is_minimal else " (fewer may do)"
@@ -280,6 +284,7 @@ class Blame(Report):
             "low": self.low,
             "verdict": self.verdict,
             "figure": self.figure,
+            "worst_output": self.worst or None,
             "fp32": self.fp32,
             "value": self.value,
             "restored": self.restored,
@@ -334,6 +339,7 @@ class _Search:
         result = Blame(
             low=low.name,
             figure=self.judge.figure,
+            worst=self.judge.worst,
             fp32=self.judge.baseline,
             value=value,
             restored=value,
@@ -349,8 +355,23 @@ class _Search:
             evaluations=self.evaluations,
             probes=self.probes,
             seconds=time.perf_counter() - start,
-            warnings=(*low.notes, *low.unexplained(self.exact)),
+            warnings=(*low.notes, *low.unexplained(self.exact), *self._not_counted()),
         )
+
+    def _not_counted(self) -> list[str]:
+        """A note on integers that differ, where the model is judged by the error of floats."""
+        if not isinstance(self.judge, ErrorJudge):
+            return []
+        shares = self.exact.differing(self.low.session(frozenset()))
+        if not shares:
+            return []
+        texts = [f"{percent(share)} of {name}" for name, share in shares.items()]
+        return [
+            (
+                f"numbers of outputs without floats differ, which the error leaves out:"
+                f" {listed(texts, _SHOWN_SHARES)}: --metric agreement --of NAME judges by them"
+            )
+        ]
 
     def _searched(self, failed: Blame) -> Blame:
         low = self.low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -116,8 +117,8 @@ class OpDifference:
         after: The op after.
         changes: How it differs.
         weights: The norm of the difference of its weights, relative to the larger of their
-            norms, of those that differ most; None if they are equal, not at hand or of other
-            sizes.
+            norms, of those that differ most; infinite if NaN or Inf are in other places.
+            None if they are equal, not at hand or of other sizes.
         reordered: Whether its other weights have the same numbers in another order.
     """
 
@@ -149,7 +150,9 @@ class OpDifference:
             name = f"{after.node} (was {before.node})"
         told = {Change.TYPE, Change.LOST, Change.REASON, Change.NEW} & {*self.changes}
         parts = [self.shown.why] if told and self.shown.why else []
-        if self.weights is not None:
+        if self.weights == math.inf:
+            parts.append("weights have NaN or Inf in other places")
+        elif self.weights is not None:
             parts.append(f"weights differ by {self.weights:.2g} of their norm")
         parts += ["weights are the same numbers in another order"] if self.reordered else []
         return f"{name}: {'; '.join(parts)}" if parts else name
@@ -160,7 +163,8 @@ class OpDifference:
             "changes": [change.value for change in self.changes],
             "before": self.before and self.before.to_dict(),
             "after": self.after and self.after.to_dict(),
-            "weights_relative_difference": self.weights,
+            # JSON has no infinity: the text says what it is.
+            "weights_relative_difference": None if self.weights == math.inf else self.weights,
         }
 
 

@@ -43,11 +43,13 @@ class Judge(ABC):
         figure: The name of the figure.
         baseline: The fp32 model's.
         limit: The worst figure that passes.
+        worst: The output or slice that the last figure is of; empty if there is one alone.
     """
 
     figure: str
     baseline: float
     limit: float
+    worst: str
 
     @abstractmethod
     def judge(self, session: Session) -> tuple[float, bool]:
@@ -69,25 +71,39 @@ class MetricJudge(Judge):
     figure: str
     baseline: float
     limit: float
+    worst: str = ""
 
     def judge(self, session: Session) -> tuple[float, bool]:
         """The metric, which has to be within the tolerance of the fp32 model's."""
-        value = float(self.workload.evaluate(session, self.reference))
-        return value, self.passes(value)
+        score = self.workload.evaluate(session, self.reference)
+        outputs = getattr(score, "outputs", {})
+        self.worst = "" if len(outputs) < 2 else next(iter(outputs))
+        return float(score), self.passes(float(score))
 
 
 @dataclass(slots=True, kw_only=True)
 class ErrorJudge(Judge):
-    """By the relative error of the outputs on the samples, the worst output's."""
+    """By the relative error of the outputs on the samples, the worst output's.
+
+    Of a model without float outputs it is the share of numbers that differ.
+    """
 
     exact: Exact
     limit: float
     figure: str = "relative output error"
     baseline: float = 0.0
+    worst: str = ""
+
+    def __post_init__(self) -> None:
+        """The figure's name says what the error is of."""
+        if self.exact.counts_differing:
+            self.figure = "share of numbers that differ"
 
     def judge(self, session: Session) -> tuple[float, bool]:
         """The error, which has to be within the limit."""
-        error = self.exact.error(session)
+        errors = self.exact.errors(session)
+        self.worst = "" if len(errors) < 2 else next(iter(errors))
+        error = max(errors.values(), default=0.0)
         return error, error <= self.limit
 
 
@@ -101,6 +117,7 @@ class CheckJudge(Judge):
     figure: str
     baseline: float = 1.0
     limit: float = 1.0
+    worst: str = ""
 
     def judge(self, session: Session) -> tuple[float, bool]:
         """The share of outputs that are accepted."""

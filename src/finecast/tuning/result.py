@@ -583,6 +583,7 @@ def _verified(checked: Verified) -> dict[str, Any]:
         "taken_error": checked.taken_error,
         "sizes": dict(checked.sizes),
         "random_inputs": checked.random,
+        "samples": checked.samples,
         "kernels": checked.kernels,
         "fallen_apart": list(checked.apart),
         "note": checked.note,

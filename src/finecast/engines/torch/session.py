@@ -20,7 +20,7 @@ from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.native_model import OFFSET
 from finecast.frontends.torch.aten import DTYPES, dtype_label
 from finecast.frontends.torch.capture import evaluating, user_ports
-from finecast.frontends.torch.draws import draws, fixed_draws
+from finecast.frontends.torch.draws import draw_numbers, draws, fixed_draws
 from finecast.frontends.torch.runnable import Isolated, RunnableModule
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
@@ -160,7 +160,8 @@ class ModuleSession(Session):
         named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in one.outputs or ()]
         self.outputs = given if one.outputs is None else named
         self.call = Isolated(one.module).leaves if one.is_copy else self._call
-        self._draws = draws(one.program)
+        graph = one.module.graph if one.is_copy else one.program.graph
+        self.draws = draw_numbers(graph) if draws(one.program) else None
 
     @property
     def module(self) -> Any:
@@ -177,7 +178,7 @@ class ModuleSession(Session):
         leaves = self.signature.leaves(feeds if isinstance(feeds, ExampleFeeds) else own)
         place = self.signature.device
         leaves += [_tensor(feeds[name]).to(place) for name in self.runnable.further]
-        with torch.no_grad(), as_engine_error(), fixed_draws(fixed=self._draws):
+        with torch.no_grad(), as_engine_error(), fixed_draws(self.draws):
             found = tree_leaves(self.call(leaves))
         tensors = [x for x in found if isinstance(x, torch.Tensor)]
         specs = zip(self.outputs, tensors, strict=True)

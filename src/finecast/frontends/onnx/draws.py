@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 _TYPED: Final = frozenset({"RandomNormal", "RandomUniform"})
 _LIKE: Final = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli"})
-_OLDEST: Final = 11
-"""The first operation set with Range and Mod, by which the elements drawn are numbered."""
-_OLDEST_MULTINOMIAL: Final = 13
-"""The first in which Softmax is of one axis, and sums take axes as an input."""
+RANDOM: Final = _TYPED | _LIKE | {"Multinomial"}
+"""Ops that draw in any mode."""
+FIXED_FROM: Final = 13
+"""The first operation set in which draws can be stated by other ops: it has Range and Mod, by
+which elements are numbered, Softmax is of one axis, and sums take axes as an input."""
 _CAST_LIKE: Final = 15
 _FLOAT, _INT32, _INT64 = 1, 6, 7
 """ONNX's numbers of types."""
@@ -42,14 +43,14 @@ def _may_draw(nodes: onnx.GraphProto | onnx.FunctionProto) -> bool:
 def with_fixed_draws(model: Path | bytes) -> Path | bytes:
     """The model with tables in place of random ops; as it is where it cannot have them.
 
-    Those are models of an operation set before 11, and larger ones than a protobuf message.
+    Those are models of an operation set before 13, and larger ones than a protobuf message.
     """
     import onnx
 
     given = onnx.load if isinstance(model, Path) else onnx.load_from_string
     proto: onnx.ModelProto = given(model)  # pyright: ignore[reportArgumentType]
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if opset < _OLDEST or proto.ByteSize() > _MOST_BYTES:
+    if opset < FIXED_FROM or proto.ByteSize() > _MOST_BYTES:
         return model
     numbers = count()
     for nodes in (proto.graph, *proto.functions):
@@ -65,9 +66,7 @@ def _fix(
     for node in graph.node:
         for body in _bodies(node):
             _fix(body, opset, numbers)
-        if _draws(node, true) and (
-            node.op_type != "Multinomial" or opset >= _OLDEST_MULTINOMIAL
-        ):
+        if _draws(node, true):
             nodes += _Table(node, next(numbers), opset).nodes()
         else:
             nodes.append(node)
@@ -80,7 +79,7 @@ def _draws(node: onnx.NodeProto, true: frozenset[str]) -> bool:
         return False
     if node.op_type == "Dropout":  # in training: a third input since operation set 12
         return len(node.input) > 2 and node.input[2] in true
-    return node.op_type in _TYPED | _LIKE | {"Multinomial"}
+    return node.op_type in RANDOM
 
 
 def _true_constants(graph: onnx.GraphProto | onnx.FunctionProto) -> frozenset[str]:

@@ -29,6 +29,7 @@ from finecast.frontends.onnx.definitions import (
     opset_of,
     signature,
 )
+from finecast.frontends.onnx.draws import FIXED_FROM, RANDOM
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS, Editor, every_value, is_read
 from finecast.frontends.onnx.miscomputed import confused_weights, untied
 from finecast.frontends.onnx.model import OnnxFile, staged
@@ -207,7 +208,12 @@ def stated_for_engines(file: OnnxFile) -> OnnxFile:
     it is, and where a newer version is needed.
     """
     model, told = file.model, list[str]()
-    for change in (_by_older_versions, _at_an_opset_that_is_read, _with_weights_apart):
+    for change in (
+        _by_older_versions,
+        _at_an_opset_of_fixed_draws,
+        _at_an_opset_that_is_read,
+        _with_weights_apart,
+    ):
         model, text = change(model)
         told += filter(None, [text])
     if not told:
@@ -220,6 +226,30 @@ def _by_older_versions(model: ir.Model) -> tuple[ir.Model, str]:
     """The model by versions that ONNX Runtime reads, and a note of them."""
     stated = _stated(model)
     return (model, "") if stated is None else (stated, _note(model, stated))
+
+
+def _at_an_opset_of_fixed_draws(model: ir.Model) -> tuple[ir.Model, str]:
+    """The model at an opset in which draws can be fixed, and a note of it.
+
+    It stays as it is where it has no random op, or cannot be raised.
+    """
+    opset = opset_of(model)
+    kinds = sorted({n.op_type for n in model.graph.all_nodes() if _draws(n)})
+    if opset >= FIXED_FROM or not kinds:
+        return model, ""
+    try:
+        raised = raise_opset(model.clone(), misread(model, FIXED_FROM)[1])
+    except ModelError:
+        return model, ""
+    text = f"draws of {' and '.join(kinds)} are other numbers in each run at opset {opset}"
+    return raised, f"{text}: the model is taken at opset {opset_of(raised)}"
+
+
+def _draws(node: ir.Node) -> bool:
+    """Whether a node draws at random; a Dropout may in training, by its third input."""
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    is_dropout = node.op_type == "Dropout" and training is not None
+    return not node.domain and (node.op_type in RANDOM or is_dropout)
 
 
 def _at_an_opset_that_is_read(model: ir.Model) -> tuple[ir.Model, str]:

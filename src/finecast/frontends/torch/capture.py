@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from finecast.errors import ModelError, UsageError
+from finecast.frontends.torch.draws import number_draws
 from finecast.frontends.torch.expand import BIASES, expand
 from finecast.frontends.torch.reader import (
     FxBinding,
@@ -100,6 +101,7 @@ def capture(
         if names_biases():
             expand(unlifted, BIASES)
     read_whole_memory(unlifted)
+    number_draws(unlifted.graph)
     # The numbers as they came: those of folded weights depend on the machine.
     weights = tensors_digest({**program.state_dict, **program.constants})
     graph, binding = read(unlifted, **port_names(program), weights=weights)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 _LOW: Final = (torch.float16, torch.bfloat16)
+_NUMBER: Final = "finecast_draw"
+"""The key of a node's ``meta`` under which its number among the random ops is."""
 
 
 def draws(program: torch.export.ExportedProgram) -> bool:
@@ -20,15 +22,34 @@ def draws(program: torch.export.ExportedProgram) -> bool:
     return any(_draws(node) for m in modules for node in m.graph.nodes)
 
 
+def number_draws(graph: Graph) -> None:
+    """Note the number of each random op, which copies of the graph and parts of it keep.
+
+    Without it a copy that lacks some of the ops, or has those of another model, would draw
+    other numbers than the whole model.
+    """
+    for number, node in enumerate(filter(_draws, graph.nodes)):
+        node.meta[_NUMBER] = number
+
+
+def draw_numbers(graph: Graph) -> tuple[int, ...]:
+    """The numbers of the random ops, in order; those that were not noted have their place."""
+    nodes = filter(_draws, graph.nodes)
+    return tuple(node.meta.get(_NUMBER, place) for place, node in enumerate(nodes))
+
+
 def _draws(node: Node) -> bool:
-    """Whether a node draws: dropout does in training alone, attention if it drops out."""
-    if not _is_random(node.target):
+    return _call_draws(node.target, node.args, node.kwargs)
+
+
+def _call_draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws: dropout does in training alone, attention if it drops out."""
+    if not _is_random(target):
         return False
-    stated: Any = node.target
-    names = [argument.name for argument in stated._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    names = [argument.name for argument in target._schema.arguments]
+    stated = dict(zip(names, args, strict=False)) | dict(kwargs)
     switches = [name for name in ("train", "training", "dropout_p") if name in names]
-    return all(given.get(name) for name in switches)
+    return all(stated.get(name) for name in switches)
 
 
 def _is_random(target: Any) -> bool:
@@ -36,33 +57,39 @@ def _is_random(target: Any) -> bool:
 
 
 @contextmanager
-def fixed_draws(*, fixed: bool = True) -> Generator[None]:
-    """Inside, each random op draws what its number among them stands for, in fp32.
+def fixed_draws(numbers: Sequence[int] | None) -> Generator[None]:
+    """Inside, each random op draws in fp32 what its number among them stands for.
 
-    The generator's state is as before afterwards. Unless ``fixed`` nothing is changed.
+    The generator's state is as before afterwards.
+
+    Args:
+        numbers: The numbers of the calls that draw, in order; a call beyond them has its
+            place. None to leave draws as they are.
     """
-    if not fixed:
+    if numbers is None:
         yield
         return
-    with torch.random.fork_rng(devices=[]), _FixedDraws():
+    with torch.random.fork_rng(devices=[]), _FixedDraws(numbers):
         yield
 
 
 class _FixedDraws(TorchDispatchMode):
     """A seed of its own for each random op; what is low is drawn in fp32, and then cast."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Sequence[int]) -> None:
         super().__init__()
-        self._number = 0
+        self._numbers = numbers
+        self._place = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _is_random(func):
+        if not _call_draws(func, args, kwargs):
             return func(*args, **kwargs)
-        torch.manual_seed(self._number)
-        self._number += 1
+        known = self._place < len(self._numbers)
+        torch.manual_seed(self._numbers[self._place] if known else self._place)
+        self._place += 1
         wide = tree_map_only(torch.Tensor, _widened, (args, kwargs))
         if kwargs.get("dtype") in _LOW:
             wide[1]["dtype"] = torch.float32

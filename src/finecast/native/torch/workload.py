@@ -6,7 +6,7 @@ The calls of the module in it are recorded, and given again without a run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -25,6 +25,7 @@ from finecast.data.functions import (
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds, Session
 from finecast.errors import UserCodeError
+from finecast.frontends.torch.draws import fixed_draws
 from finecast.frontends.torch.reader import tensors_digest
 from finecast.usercode import guarded
 
@@ -33,6 +34,7 @@ Evaluate = Callable[[torch.nn.Module], float]
 
 class _OfModule(Protocol):
     module: torch.nn.Module
+    draws: Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +61,26 @@ class ModuleWorkload(Workload):
         """
         if reference is None and self.known is not None:
             return self.known
-        module = cast("_OfModule", session).module
+        subject = cast("_OfModule", session)
+        module = subject.module
         if reference is not None:
-            return self._called(module)
+            return self._called(subject)
         calls = RecordedCalls(module)
         try:
             with calls.recorded():
-                value = self._called(module)
+                value = self._called(subject)
         except UserCodeError:
             # It may compile the module as one graph, and then needs it as it is.
-            value = self._called(module)
+            value = self._called(subject)
             check_finite(value, self._name)
             return value
         check_baseline(
             value,
             self._name,
             runs=calls.runs > 0,
-            again=lambda: self._within(module, calls.replayed()),
+            again=lambda: self._within(subject, calls.replayed()),
             replaced=lambda how: (
-                self._within(module, calls.replaced(how)) if calls.is_whole else None
+                self._within(subject, calls.replaced(how)) if calls.is_whole else None
             ),
             call="the module",
         )
@@ -87,20 +90,22 @@ class ModuleWorkload(Workload):
     def _name(self) -> str:
         return getattr(self.function, "__qualname__", "evaluate")
 
-    def _within(self, module: torch.nn.Module, calls: AbstractContextManager[None]) -> float:
+    def _within(self, subject: _OfModule, calls: AbstractContextManager[None]) -> float:
         with calls:
-            return self._called(module)
+            return self._called(subject)
 
-    def _called(self, module: torch.nn.Module) -> float:
+    def _called(self, subject: _OfModule) -> float:
+        """The function's value; random ops draw the same numbers for each module."""
         with (
             torch.no_grad(),
+            fixed_draws(subject.draws),
             guarded(
                 "the evaluation function failed",
                 where=self._name,
                 fix="it gets a module and returns a number: try it on the fp32 module",
             ),
         ):
-            found = self.function(module)
+            found = self.function(subject.module)
         return metric_value(found, self._name)
 
     def calibration(self) -> Iterable[Feeds]:
