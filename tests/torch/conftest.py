@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.torch.uncompiled import run_op_by_op
-
 
 @pytest.fixture(autouse=True)
 def _stated_rates(fast_bf16: None) -> None:
@@ -17,4 +15,7 @@ def _stated_rates(fast_bf16: None) -> None:
 @pytest.fixture
 def op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled graphs run op by op: their plans are the same, and no kernel is built."""
+    pytest.importorskip("finecast_training")
+    from plugins.training.tests.uncompiled import run_op_by_op
+
     run_op_by_op(monkeypatch)

@@ -24,6 +24,7 @@ from finecast.native.torch import planning
 from finecast.native.torch.planning import is_wrong
 from finecast.numbers.formats import Format
 from finecast.planning.edits import cast_count
+from finecast.rules.guests import GUESTS
 from tests.torch.errors import first_order, points_of, probed
 from tests.torch.planned import plan_of
 
@@ -201,6 +202,7 @@ def test_formats_of_one_speed_are_mixed_by_range_and_digits(
 
 @pytest.mark.filterwarnings("ignore:fp16 runs at")
 def test_rafs_lists_know_one_format() -> None:
+    pytest.importorskip("finecast_raf")
     with pytest.raises(UsageError, match="takes one format, not all:bf16,fp16"):
         ft.convert(Block().eval(), (torch.randn(4, 32),), "all:bf16,fp16", rule_set="raf")
 
@@ -300,7 +302,7 @@ HALF = torch.float16
 
 
 @pytest.mark.filterwarnings("ignore:fp16 runs at:UserWarning")  # as asked
-@pytest.mark.parametrize("rule_set", ["finecast", "raf"])
+@pytest.mark.parametrize("rule_set", ["finecast", *GUESTS])
 @pytest.mark.parametrize(
     ("function", "casts"),
     [

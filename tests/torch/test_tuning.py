@@ -281,6 +281,7 @@ def test_what_is_no_module_or_no_inputs_is_said(
 
 
 def test_compile_takes_no_path() -> None:
+    pytest.importorskip("finecast_training")
     with pytest.raises(UsageError, match="a str cannot be compiled"):
         ft.compile(cast("Any", "m.pt2"))
 

@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn import functional as F  # noqa: N812
 
 import finecast.torch as ft
-from tests.torch.uncompiled import run_op_by_op
+from plugins.training.tests.uncompiled import run_op_by_op
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from tests.torch.uncompiled import OpByOp
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -26,7 +27,6 @@ from finecast.numbers.formats import Format
 from finecast.planning.problem import Choice
 from finecast.rules.policy import Policy
 from tests.torch.planned import plan_of
-from tests.torch.uncompiled import OpByOp
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
