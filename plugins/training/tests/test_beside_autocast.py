@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.torch.uncompiled import OpByOp
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -26,6 +25,7 @@ from finecast.native.torch.planning import autocast_formats, choose
 from finecast.numbers.formats import Format
 from finecast.planning.problem import Choice
 from finecast.rules.policy import Policy
+from plugins.training.tests.uncompiled import OpByOp
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings(
