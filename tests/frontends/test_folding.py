@@ -337,7 +337,20 @@ def test_the_largest_products_that_stay_exact_are_named() -> None:
     assert not computed_weights(_prepared(_model([], {"v": _matrix(N, N)})).graph)
 
 
-def test_random_ops_and_shapes_are_not_folded() -> None:
+def test_sizes_of_constants_are_constants() -> None:
+    nodes = [
+        _node("Shape", ["u"], ["to"], end=1),
+        _node("Slice", ["w", "from", "to"], ["v"]),
+    ]
+    weights = {"w": _matrix(N + 3, N), "u": _matrix(N, 1), "from": np.array([0])}
+    graph = _prepared(_model(nodes, weights)).graph
+    weight = graph.read(graph.find("product"), 1)
+    assert weight is not None
+    assert weight.constant is not None
+    assert np.array_equal(weight.constant.read(), weights["w"][:N])
+
+
+def test_random_ops_are_not_folded() -> None:
     folding: ConstantFolding[str] = ConstantFolding()
     folding.add("w", 4096, "fp32")
     made = {"v": (4096, "fp32")}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openvino import Core, Model, opset13, save_model
+from openvino import Core, Model, opset13, opset16, save_model
 
 import finecast
 from finecast.frontends import openvino as frontend
@@ -45,8 +45,12 @@ def _weights(kind: str) -> Any:
 
 
 def _saved(kind: str, folder: Path) -> Path:
+    return _saved_behind(_weights(kind), folder, kind)
+
+
+def _saved_behind(weights: Any, folder: Path, kind: str = "behind") -> Path:
     x = opset13.parameter([-1, N], np.float32, name="x")
-    product = opset13.matmul(x, _weights(kind), False, False, name="product")
+    product = opset13.matmul(x, weights, False, False, name="product")
     end = opset13.relu(product, name="end")
     path = folder / f"{kind.replace(' ', '_')}.xml"
     results: Any = [opset13.result(end, name="y")]
@@ -96,3 +100,74 @@ def test_what_no_edit_touches_stays_as_it_was(tmp_path: Path) -> None:
     kinds = [op.get_type_name() for op in Core().read_model(target).get_ordered_ops()]
     assert "Transpose" in kinds
     assert source.with_suffix(".bin").read_bytes() == target.with_suffix(".bin").read_bytes()
+
+
+def _behind(kind: str) -> Any:
+    """Ops on constants of which OpenVINO evaluates the first four kinds in kernels alone."""
+    twice = opset13.constant(np.concatenate([W, W + 1]))
+    match kind:
+        case "identity behind an op":
+            turned = opset13.transpose(opset13.constant(np.ascontiguousarray(W.T)), [1, 0])
+            return opset16.identity(turned)
+        case "elu":
+            return opset13.elu(opset13.constant(W), 1.0)
+        case "roll":
+            return opset13.roll(opset13.constant(W), _ints(3), _ints(0))
+        case "gather by tuples":
+            return opset13.gather_nd(opset13.constant(W[None]), _ints([0]))
+        case "slice":
+            return opset13.slice(twice, _ints([0]), _ints([N]), _ints([1]), _ints([0]))
+        case "slice from onnx":  # whose steps have the shape of its starts
+            starts = _ints([0])
+            steps = opset13.broadcast(_ints(1), opset13.shape_of(starts))
+            return opset13.slice(twice, starts, _ints([N]), steps, _ints([0]))
+        case _:
+            raise ValueError(kind)
+
+
+def _ints(numbers: Any) -> Any:
+    return opset13.constant(np.array(numbers, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("identity behind an op", W),
+        ("elu", np.where(W > 0, W, np.expm1(W))),
+        ("roll", np.roll(W, 3, axis=0)),
+        ("gather by tuples", W),
+        ("slice", W),
+        ("slice from onnx", W),
+    ],
+)
+def test_numbers_of_ops_that_openvino_evaluates_in_kernels_alone_or_shapes(
+    kind: str, wanted: Any, tmp_path: Path
+) -> None:
+    source = _saved_behind(_behind(kind), tmp_path)
+    graph = frontend.prepare(frontend.load(source), Policy.parse("all:bf16")).graph
+    assert [node.name for node in graph.float_nodes] == ["product", "end"]
+    weights = graph.read(graph.find("product"), 1)
+    assert weights is not None
+    assert weights.constant is not None
+    assert np.allclose(weights.constant.read(), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_weights_behind_identity_are_quantized(tmp_path: Path) -> None:
+    source = _saved_behind(_behind("identity behind an op"), tmp_path)
+    target = tmp_path / "low.xml"
+    done = finecast.convert(
+        source, target, policy="all:int8_weights", data={"x": X}, engine="openvino"
+    )
+    assert Format.INT8_WEIGHTS in done.plan.formats.values()
+    exact, low = _outputs(source), _outputs(target)
+    assert 0 < np.linalg.norm(low - exact) < 0.03 * np.linalg.norm(exact)
+
+
+def test_a_large_constant_of_few_bytes_stays_an_op(tmp_path: Path) -> None:
+    """Its numbers would take far more memory than the model."""
+    rows = opset13.broadcast(opset13.constant(np.float32(0.5)), _ints([N, 1 << 20]))
+    file = frontend.load(_saved_behind(rows, tmp_path))
+    graph = frontend.prepare(file, Policy.parse("all:bf16")).graph
+    weights = graph.read(graph.find("product"), 1)
+    assert weights is not None
+    assert weights.constant is None

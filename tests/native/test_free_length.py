@@ -160,3 +160,8 @@ def test_a_model_of_free_length_is_tuned(tmp_path: Path) -> None:
     assert found.improved
     assert 0.95 <= found.accuracy["tuned"] <= 1
     assert 0 < found.measured_error < 0.5
+    # Errors of rows do not add up: an op named by a predicted share may make the output worse.
+    said = found.report().to_dict()["summary"]
+    assert said["limits"] == []
+    assert said["heading"].startswith("Which ops limit precision is not known")
+    assert "most of the squared error" not in str(found)

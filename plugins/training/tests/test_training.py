@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import finecast.torch as ft
 from finecast import rules
 from finecast.planning.plan import Plan
+from tests.torch.uncompiled import kernels_that_compute_nothing
 
 pytestmark = [
     pytest.mark.slow,
@@ -206,6 +207,56 @@ def test_a_large_head_takes_no_more_memory_than_under_autocast() -> None:
     # Gradients in fp32 stay; between the ways are the logits' gradient and copies of weights.
     assert all(peak <= autocasts for peak in peaks.values()), (autocasts, peaks)
     assert peaks["least"] < autocasts
+
+
+class _Layer(nn.Module):
+    """One of BERT, on [batch, length, 256]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(256, 256) for _ in range(4))
+        self.first, self.second = nn.LayerNorm(256), nn.LayerNorm(256)
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layers = (self.query, self.key, self.value)
+        q, k, v = (of(x).unflatten(-1, (4, 64)).transpose(1, 2) for of in layers)
+        read = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = self.first(x + self.output(read))
+        return self.second(x + self.down(F.gelu(self.up(x))))
+
+
+def test_sums_in_fp32_take_no_more_memory_than_autocast() -> None:
+    """A bias's gradient sums a view of values that were stored for it in fp32, too."""
+    net = nn.Sequential(
+        nn.Embedding(1000, 256), nn.LayerNorm(256), _Layer(), nn.Linear(256, 1000)
+    )
+    ids = torch.randint(0, 1000, (8, 128))
+
+    def loss() -> torch.Tensor:
+        return F.cross_entropy(net(ids).flatten(0, 1), ids.flatten())
+
+    def autocast() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss()
+
+    ways: dict[str, Callable[[], Any]] = {
+        "autocast": lambda: torch.compile(autocast),
+        "raf": lambda: ft.compile(loss, rule_set="raf"),
+        "raf, least": lambda: ft.compile(loss, rule_set="raf", memory="least"),
+        "matmult": lambda: ft.compile(loss, "matmult:bf16"),
+    }
+    peaks: dict[str, int] = {}
+    with kernels_that_compute_nothing():
+        for way, prepare in ways.items():
+            torch._dynamo.reset()
+            call = prepare()
+            call().backward()
+            net.zero_grad()
+            peaks[way] = ft.peak_bytes(lambda c=call: c().backward())
+            net.zero_grad()
+    autocasts = peaks.pop("autocast")
+    assert all(peak <= autocasts for peak in peaks.values()), (autocasts, peaks)
 
 
 @pytest.mark.usefixtures("op_by_op")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from torch.fx import GraphModule
 
@@ -38,3 +40,19 @@ def run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
         from finecast_training import inductor
 
     monkeypatch.setattr(inductor, "compile_inner", compile_op_by_op)
+
+
+@contextmanager
+def kernels_that_compute_nothing() -> Generator[None]:
+    """A block in which Inductor's kernels do nothing; memory is allocated as for real ones."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.utils import fresh_cache
+
+    def nothing(*_: object) -> None: ...
+
+    def made(*_: object) -> Callable[..., None]:
+        return nothing
+
+    # Other tests must not meet these kernels in a cache.
+    with fresh_cache(), patch.object(AsyncCompile, "cpp_pybinding", made):
+        yield

@@ -63,6 +63,7 @@ _MATMUL_ENGINE = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind
 _FOLDED = frozenset(
     {OpKind.MATMUL, OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.COMPARISON}
     | {OpKind.REDUCTION, OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.CAST, OpKind.CONSTANT}
+    | {OpKind.SHAPE}
 )
 # They draw random numbers in training, write to what they read, or leave memory as it is.
 _NOT_FOLDED = frozenset({"dropout", "bias_dropout", "assign", "scatter_nd", "empty"})

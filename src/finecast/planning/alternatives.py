@@ -12,6 +12,7 @@ import numpy as np
 
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
+from finecast.planning.free_rows import free_outputs
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, build_problem
@@ -216,6 +217,7 @@ def explained(
         label=label,
         flips=flips(problem, label),
         error=evaluate(problem, label).error,
+        adds_up=not free_outputs(graph),
     )
     own = {d.node: r for d in plan.decisions for r in d.reasons if r.rule == DECISION}
     found: dict[str, Reason] = {}
@@ -256,12 +258,18 @@ def labels_of(planner: Planner, analysis: Analysis, problem: LabelProblem, plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compared:
-    """The formats of all units, and what each change of one of them makes."""
+    """The formats of all units, and what each change of one of them makes.
+
+    Attributes:
+        adds_up: Whether the errors of units add up. They do not in outputs that are compared
+            as sets of rows, where a unit in fp32 may cross a threshold that its error hid.
+    """
 
     analysis: Analysis
     label: Ints
     flips: Flips
     error: float
+    adds_up: bool
 
     def reason(self, unit: int, because: str) -> Reason:
         """Why a unit has its format; costs decided where ``because`` is empty."""
@@ -322,7 +330,7 @@ class _Compared:
             known |= {
                 f"casts if {a.fmt.label} us": round(1e6 * a.casts, 3) + 0.0 for a in found
             }
-        for one in found:
+        for one in found if self.adds_up else ():
             known |= {_ERROR_IF.format(one.beside.label): one.error}
             known |= {_ERROR_IF.format(one.fmt.label): one.low_error}
         return known

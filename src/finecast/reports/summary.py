@@ -142,11 +142,15 @@ def _saved(unit: Mapping[str, Any]) -> dict[str, float]:
 
 def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
     if not limiting:
-        return (
-            "No op in reduced precision adds to the predicted error."
+        if any(unit["error"] for unit in content["units"]):
+            return "No op in reduced precision adds to the predicted error."
+        reason = (
+            "the errors of single ops do not add up to the plan's, as where rows are compared"
+            " as a set, or were not predicted; finecast blame measures them"
             if content["units"]
-            else "Which ops limit precision is not known: no search was kept with this plan."
+            else "no search was kept with this plan"
         )
+        return f"Which ops limit precision is not known: {reason}."
     share = sum(map(_share_of, limiting))
     ops = "op" if len(limiting) == 1 else f"{len(limiting)} ops"
     costs = "costs" if len(limiting) == 1 else "cost"

@@ -74,13 +74,20 @@ def _move_up(node: FxNode) -> None:
 
 
 def _compute_apart(graph: Graph, node: FxNode) -> None:
-    """Have a sum compute again what it reads, if others read a low copy of that.
+    """Have a sum compute again what it reads, if all others read a low copy of that.
 
     Otherwise the value would be stored in fp32 for the sum, and low for a product. What is
-    computed again are pointwise ops, which run inside the sum's own kernel.
+    computed again are pointwise ops, which run inside the sum's own kernel. A value that
+    others read in fp32, such as a residual's gradient, is stored in any case.
     """
     source = _argument(node)
-    if source.meta["val"].dtype in _LOW or not any(map(_narrows, source.users)):
+    forms = [source]  # the value, as the views of it that the sum reads
+    while _is_view(forms[-1]):
+        forms.append(_argument(forms[-1]))
+    readers = [user for form in forms for user in form.users if not _is_view(user)]
+    in_fp32 = [user for user in readers if not _narrows(user)]
+    stored = any(user.target not in _SUMS for user in in_fp32)
+    if source.meta["val"].dtype in _LOW or stored or len(in_fp32) == len(readers):
         return
     copies: dict[FxNode, FxNode] = {}
     after = source.next  # the low copy comes later, and the products that read it

@@ -35,7 +35,9 @@ _BROADCASTING: Final = frozenset(
     | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 )
 # numpy computes their results as views: of operands that take no memory they take none.
-_VIEWS: Final = frozenset({"Flatten", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"})
+_VIEWS: Final = frozenset(
+    {"Flatten", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Unsqueeze"}
+)
 _REDUCTIONS: Final = frozenset(
     {"ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
     | {"ReduceSumSquare"}

@@ -231,8 +231,9 @@ def from_model(model: openvino.Model) -> OvFile:
 def fold_reshapes(model: openvino.Model) -> None:
     """Put constants in the place of those that are only reshaped, in place.
 
-    Of an ONNX model OpenVINO gives a bias its shape by that of the convolution's result, and
-    folds it as it compiles. Unfolded neither biases nor weights are known to be constants.
+    Of an ONNX model OpenVINO gives a bias its shape by the rank of the convolution's result.
+    So it is not computed from constants alone, which ``ConstantFolding`` would find, and
+    OpenVINO folds it only as it compiles.
     """
     for op in model.get_ordered_ops():
         shape = op.get_output_partial_shape(0) if op.get_type_name() == "Reshape" else None

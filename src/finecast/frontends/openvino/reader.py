@@ -18,11 +18,11 @@ from finecast import ops
 from finecast.frontends.folding import WIDE, ConstantFolding
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
 from finecast.frontends.openvino.changes import Changes, changes_of
+from finecast.frontends.openvino.computing import computed
 from finecast.frontends.openvino.types import (
     FORMATS,
     SCALAR_NAMES,
     OpTypes,
-    computed,
     label_of,
     numbers_of,
     port_key,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.errors import ModelError
 from finecast.graph import SCALARS
 from finecast.numbers.formats import CODED, Format
 from finecast.planning.adjustments import Adjustment
@@ -81,34 +80,6 @@ def numbers_of(constant: Any) -> NDArray[np.generic]:
     """
     raw: NDArray[np.generic] = constant.data
     fmt = FORMATS.get(label_of(constant.get_element_type()))
-    return raw if fmt is None or raw.dtype == fmt.dtype else raw.view(fmt.dtype)
-
-
-def computed(port: openvino.Output) -> NDArray[np.generic]:
-    """The numbers of a value that is computed from constants alone.
-
-    Raises:
-        ModelError: If OpenVINO cannot compute it.
-    """
-    import openvino
-    from openvino import opset13
-
-    source: Any = port.get_node()
-    result = openvino.Tensor(port.get_element_type(), port.get_shape())
-    try:
-        results: Any = [opset13.result(port)]
-        of_results: Any = openvino.Model  # its stub does not bind this constructor
-        model: Any = of_results(results, [], "computed")
-        done: bool = model.evaluate([result], [])
-    except RuntimeError:
-        done = False
-    if not done:
-        raise ModelError(
-            f"OpenVINO cannot compute {source.get_type_name()} of constants",
-            where=f"op {source.get_friendly_name()!r}",
-            fix="fold constants as the model is exported",
-        )
-    fmt, raw = FORMATS.get(label_of(port.get_element_type())), result.data
     return raw if fmt is None or raw.dtype == fmt.dtype else raw.view(fmt.dtype)
 
 
