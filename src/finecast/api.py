@@ -521,8 +521,10 @@ def _declared(
 
     Raises:
         UsageError: If a file that is read would be written.
+        ModelError: If a conversion made the model.
     """
     found = opened(model, how, output=output.path)
+    found.check_original()
     files = CommandFiles(force=output.force)
     files.read("the model", found.path)
     files.read("the model's external data", *found.external)
