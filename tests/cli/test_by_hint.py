@@ -242,26 +242,24 @@ def test_tune_tries_both_and_says_how_to_run_it(
 ) -> None:
     """What is written runs in OpenVINO by the line that is printed, as it was measured."""
     np.savez(tmp_path / "data.npz", x=np.repeat(FEEDS["x"], 4, axis=0))
-    for options, tried in ((BF16, {True, False}), (["--by-hint"], {True})):
-        out = tmp_path / "tuned.xml"
-        answer = finecast(
-            "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
-            "--tolerance", "0.5", "--study", tmp_path / "study", "--force", *options,
-        )  # fmt: skip
-        # bf16 may be slow on this CPU, and a last race beside other tests tell so first.
-        if re.match(r"unchanged: (no plan is|.* is not) faster", answer.out):
-            continue
-        assert answer.code == 0, answer.err
-        plan = Plan.load(out.with_suffix(".xml.plan.json"))
-        assert plan.by_hint in tried
-        code = answer.out.partition("run it in Python:\n")[2]
-        hint = "bf16" if plan.by_hint else "f32"
-        assert f'"INFERENCE_PRECISION_HINT": "{hint}"' in code
-        names: dict[str, Any] = {}
-        exec(code, names)  # as the user pastes it
-        found = names["model"].get_property("INFERENCE_PRECISION_HINT").to_string()
-        assert found == hint
-        assert names["outputs"]
+    out = tmp_path / "tuned.xml"
+    answer = finecast(
+        "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
+        "--tolerance", "0.5", *BF16,
+    )  # fmt: skip
+    # bf16 may be slow on this CPU, and a last race beside other tests tell so first.
+    if re.match(r"unchanged: (no plan is|.* is not) faster", answer.out):
+        pytest.skip("no plan is faster on this CPU")
+    assert answer.code == 0, answer.err
+    plan = Plan.load(out.with_suffix(".xml.plan.json"))
+    code = answer.out.partition("run it in Python:\n")[2]
+    hint = "bf16" if plan.by_hint else "f32"
+    assert f'"INFERENCE_PRECISION_HINT": "{hint}"' in code
+    names: dict[str, Any] = {}
+    exec(code, names)  # as the user pastes it
+    found = names["model"].get_property("INFERENCE_PRECISION_HINT").to_string()
+    assert found == hint
+    assert names["outputs"]
 
 
 def test_errors_of_plans_by_a_hint_are_in_the_measured_ratio() -> None:

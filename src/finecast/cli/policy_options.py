@@ -139,7 +139,9 @@ class Ranges:
 Rules = Annotated[RunOptions, Only("user_rules")]
 
 
-def narrowed(choice: CompilerChoice, narrowing: Policy, ranges: Ranges) -> CompilerChoice:
+def narrowed(
+    choice: CompilerChoice, narrowing: Policy, ranges: Ranges | None = None
+) -> CompilerChoice:
     """``choice`` with its policy narrowed.
 
     Raises:
@@ -151,7 +153,7 @@ def narrowed(choice: CompilerChoice, narrowing: Policy, ranges: Ranges) -> Compi
         if getattr(narrowing, field.name) != default_of(Policy, field.name)
     }
     policy = choice.policy
-    if ranges.calibration is not None:
+    if ranges is not None and ranges.calibration is not None:
         policy = policy.calibrated(ranges.calibration)
     if "adjust" in stated and not (policy.adjusts or policy.open_formats):
         from finecast.errors import UsageError

@@ -7,15 +7,12 @@ comes from a model is escaped.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any, Final
 
-from finecast.files import write_text
 from finecast.reports.summary import only_uncertified
 from finecast.terminal import safe
 
@@ -58,30 +55,6 @@ class PlotPoint:
     speed: float
     kind: str
     name: str
-
-
-def write_frontier(found: Mapping[str, Any], title: str, path: Path) -> None:
-    """Write the picture of a search to an ``.svg``, or its figures to a ``.json``.
-
-    Args:
-        found: What ``tune --json`` prints.
-        title: The line above the picture, such as the model's name.
-        path: The file.
-    """
-    if path.suffix.lower() == ".svg":
-        write_text(path, picture(found, title))
-        return
-    parts = (
-        "verdict",
-        "conditions",
-        "baseline",
-        "tuned",
-        "frontier",
-        "candidates",
-        "anchors",
-        "trials",
-    )
-    write_text(path, json.dumps({name: found[name] for name in parts}, indent=1) + "\n")
 
 
 def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
