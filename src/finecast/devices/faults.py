@@ -25,6 +25,8 @@ class KnownFault:
         engine: The engine or library; the name of its package, too.
         seen: The last release that was seen to have the fault.
         mended: The first release that has not; empty if there is none yet.
+        met: In how many of the nets that were counted it is met, as ``3 of 41``, by
+            ``scripts/faults_met.py``; empty where nothing finds it in a graph.
         upstream: The address of the report, or the file of a text for one.
         test: The test that shows the fault, or what is done about it.
         fault: What is wrong.
@@ -34,6 +36,7 @@ class KnownFault:
     engine: str
     seen: str
     mended: str
+    met: str
     upstream: str
     test: str
     fault: str

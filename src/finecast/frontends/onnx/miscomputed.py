@@ -125,16 +125,18 @@ _MISCOMPUTED: Final[Sequence[_Miscomputed]] = (
 
 def miscomputed(graph: onnx.GraphProto | ir.Graph) -> str:
     """What OpenVINO computes wrongly in a model and its bodies; empty if nothing is known."""
-    ops = _of_file(graph) if isinstance(graph, ir.Graph) else _of_message(graph)
-    for op in ops:
+    for op, fault in miscomputed_ops(graph):
+        what = known_faults()[fault].fault
+        return f"it computes {op} wrongly, a known fault ({fault}): {what}"
+    return ""
+
+
+def miscomputed_ops(graph: onnx.GraphProto | ir.Graph) -> Iterator[tuple[str, str]]:
+    """The ops that OpenVINO computes wrongly, bodies included, each with the fault's name."""
+    for op in _of_file(graph) if isinstance(graph, ir.Graph) else _of_message(graph):
         for row in _MISCOMPUTED:
             if op.kind in row.ops and row.when(op) and is_here(row.fault):
-                what = known_faults()[row.fault].fault
-                return (
-                    f"it computes {op.kind} {op.name!r} wrongly, a known fault ({row.fault}):"
-                    f" {what}"
-                )
-    return ""
+                yield f"{op.kind} {op.name!r}", row.fault
 
 
 _ASKED: Final = frozenset().union(*(row.ops for row in _MISCOMPUTED))
